@@ -8,7 +8,7 @@
 - Each test file has a head that says what the file shows (tools/list-tests.py).
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches (tools/lists.py).
 - docs/features.md names tests that exist.
-- docs/papers.md names files and tests that exist, and the counts of its rows are right.
+- docs/papers.md names files and tests that exist, and the counts of its states are right.
 - docs/decisions/README.md has each number once, and a link to each decision. A record has a status, a date, and the usual
   headings.
 """
@@ -25,17 +25,17 @@ WORDS = 2500
 LOOKED_UP = ("docs/papers.md", "docs/protocol/control-port.md", "docs/protocol/data-path.md")
 PATH = re.compile(r"`([\w.{},*/-]+)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
-ROW = re.compile(r"^\| `([^`]+)` \| .* \| (\d+) \|$", re.M)
+ROW = re.compile(r"^- `([^`]+)`(?: \((\d+)\))?: ", re.M)
 TOTALS = re.compile(r"\*\*(\d+) files, (\d+) questions\*\*")
-DECISION = re.compile(r"^\| \d[\d, ]* \|.*\|$", re.M)
+DECISION = re.compile(r"^- (\d[\d, ]*): (.*)$", re.M)
 RECORD = re.compile(r"# (\d+)\. (.*)\n\nStatus: (accepted|superseded by \d+)\. Date: (\d{4}-\d\d-\d\d)\.\n")
 PARTS = ["Context", "Decision", "Why", "What it costs", "What was measured", "What would change it"]
-STEP = re.compile(r"^\| \d \| `([^`]+)` \| `([^`]+)` \|", re.M)
-PAPER = re.compile(r"^\| ([A-Z]\d+) \|(.*)\|$", re.M)
+STEP = re.compile(r"^- \d: `([^`]+)` `([^`]+)`: ", re.M)
+PAPER = re.compile(r"^- ([A-Z]\d+)\b(.*?) \*(\w+)\*(.*(?:\n  .*)*)", re.M)
 STATES = ("done", "otherwise", "missing")
 TEST = re.compile(r"#\[(?:tokio::)?test\b.*\](?:\s*(?:#\[.*\]|//.*))*\s*(?:async )?fn (\w+)|^ *def (test_\w+)", re.M)
 # A section in the form of docs/papers.md, with a wrong count, number, state, file and test, to test the check.
-WRONG_PAPER = "\n## A\n**0 done, 0 otherwise, 0 missing.**\n| A2 | 1 | x | perhaps | `no/file.rs` | `no_test`, `no/file.svg` |"
+WRONG_PAPER = "\n## A\n**0 done, 0 otherwise, 0 missing.**\n- A2, 1: x *perhaps*; `no/file.rs`, `no_test`, `no/file.svg`"
 
 
 def expand(path):
@@ -83,7 +83,7 @@ def path_of_a_chunk():
     """Yields the faults of the list of files on the path of a chunk."""
     section = (ROOT / "docs/path-of-a-chunk.md").read_text().split("\n## The files\n")[1].split("\n## ")[0]
     rows = ROW.findall(section)
-    totals = (str(len(rows)), str(sum(int(questions) for _, questions in rows)))
+    totals = (str(len(rows)), str(sum(int(questions or 0) for _, questions in rows)))
     print(f"the path of a chunk: {totals[0]} files, {totals[1]} questions for other modes")
     if TOTALS.findall(section) != [totals]:
         yield f"the totals of the path of a chunk must be **{totals[0]} files, {totals[1]} questions**"
@@ -110,28 +110,28 @@ def features(tracked):
 
 
 def papers(text, tracked, tests):
-    """Yields the faults of the rows of docs/papers.md: their numbers, states, counts of states, files and tests."""
+    """Yields the faults of the lines of docs/papers.md: their numbers, states, counts of states, files and tests."""
     for section in text.split("\n## ")[1:]:
-        rows = [(name, [cell.strip() for cell in re.split(r"(?<!\\)\|", cells)]) for name, cells in PAPER.findall(section)]
-        states = [re.match(r"\w*", cells[2])[0] for _, cells in rows]
+        rows = PAPER.findall(section)
+        states = [state for _, _, state, _ in rows]
         counts = "**" + ", ".join(f"{states.count(state)} {state}" for state in STATES) + ".**"
         if counts not in section.replace("\n", " ") or len(rows) != sum(map(states.count, STATES)):
-            yield f"the head of {section.splitlines()[0]} must say {counts}, and each row one of these"
-        if [name[1:] for name, _ in rows] != [str(number) for number in range(1, len(rows) + 1)]:
-            yield f"the rows of {section.splitlines()[0]} must have the numbers from 1 on"
-        for name, (*_, where, checked) in rows:
-            seen = re.findall(r"`([^`]+)`", where) + [word for word in re.findall(r"`([^`]+)`", checked) if word not in tests]
-            yield from (f"{name}: no file or test {word}" for word in seen if word not in tracked)
+            yield f"the head of {section.splitlines()[0]} must say {counts}, and each line one of these"
+        if [name[1:] for name, *_ in rows] != [str(number) for number in range(1, len(rows) + 1)]:
+            yield f"the lines of {section.splitlines()[0]} must have the numbers from 1 on"
+        for name, *_, where in rows:
+            words = re.findall(r"`([^`\s]*[/_][^`\s]*)`", where)
+            yield from (f"{name}: no file or test {word}" for word in words if word not in tracked | tests)
 
 
 def decisions():
-    """Yields the faults of the table of decisions, and of the records."""
+    """Yields the faults of the lists of decisions, and of the records."""
     folder = ROOT / "docs/decisions"
-    table = [[cell.strip() for cell in row.split("|")[1:-1]] for row in DECISION.findall((folder / "README.md").read_text())]
+    table = DECISION.findall((folder / "README.md").read_text())
     rows = {int(number): where for numbers, where in table for number in numbers.split(", ")}
     numbers = sorted(int(number) for numbers, _ in table for number in numbers.split(", "))
     if numbers != list(range(1, len(numbers) + 1)):
-        yield f"the tables must have each number from 1 on once, and have {numbers}"
+        yield f"the lists must have each number from 1 on once, and have {numbers}"
     for file in sorted(folder.glob("[0-9]*.md")):
         record = RECORD.match(file.read_text())
         parts = re.findall(r"^## (.*)$", file.read_text(), re.M)
@@ -140,10 +140,10 @@ def decisions():
         if not record:
             yield f"{file.name} must begin with its number and title, and a line 'Status: accepted. Date: 2026-11-20.'"
         elif (row := rows.pop(int(record[1]), None)) != f"[{record[2]}]({file.name})":
-            yield f"{file.name} has the title {record[2]}, and its row in the table is {row}"
+            yield f"{file.name} has the title {record[2]}, and its line in the list is {row}"
     for number, where in rows.items():
         if "](../design/" not in where and not where.startswith(("withdrawn", "never used")):
-            yield f"decision {number} has no record, and its row must lead to a page of docs/design, or say why not"
+            yield f"decision {number} has no record, and its line must lead to a page of docs/design, or say why not"
 
 
 def main():

@@ -18,7 +18,7 @@ FREE = re.compile(r"^docs/|^[^/]*\.md$|(^|/)(tests|examples|tools)/|/tests\.rs$"
 SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.M | re.S)
 PATTERN = re.compile(r"^The pattern is `([^`]+)`", re.M)
 USERS = re.compile(r"^Only use it: (.*)\.$", re.M)
-ROW = re.compile(r"^\| (`.*?) \| .* \|$", re.M)
+ROW = re.compile(r"^- (`.*?`): ", re.M)
 QUOTED = re.compile(r"`([^`]+)`")
 
 
@@ -42,7 +42,7 @@ def wrong(section, files):
     entries = [entry for row in ROW.findall(section) for entry in QUOTED.findall(row)]
     seen = found(pattern[1], files)
     complaints = [
-        f"{file} has the example ({pattern[1]}), and no row: add a row, or the file to those that only use it"
+        f"{file} has the example ({pattern[1]}), and no line: add a line, or the file to those that only use it"
         for file in seen
         if not is_in(file, entries + users) and not FREE.search(file)
     ]

@@ -8,7 +8,7 @@
 //! but neither a token nor the secret. The server, or someone who reads the request, can repeat this request, but cannot
 //! make another one.
 //!
-//! This crate must never know the content of requests, nor hubs, nor jobs.
+//! This crate must never depend on the content of requests, nor hubs, nor jobs.
 
 #![forbid(unsafe_code)]
 

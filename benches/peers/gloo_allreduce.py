@@ -18,7 +18,7 @@ Choices that make gloo as fast as possible:
   - Buffers are in huge pages, and are touched before the first round.
   - Each rank has one torch thread if there are no more cores than ranks.
 
-Prints one JSON object. Must not know hubs.
+Prints one JSON object. Must not depend on hubs.
 """
 
 import argparse

@@ -131,7 +131,7 @@ fn every_element_is_of_the_round(count: usize) {
         }
         last
     });
-    // All hubs of a job at rest are in one round.
+    // The worker pushes nothing now, so all hubs of the job are in the same round.
     assert!(session.next_round().0 >= last);
     let (origin, weights) = source(&hubs, false).fetch().unwrap();
     assert_eq!(origin.round, session.next_round().0);

@@ -58,7 +58,7 @@ pub struct Join {
     pub reached: Option<Round>,
     /// The difference between the worker's terms and the job's.
     pub differs: Option<Differs>,
-    /// The place from which the request came.
+    /// The client that sent the request.
     pub from: Option<Asker>,
     /// A new token for the worker, which no member has had.
     pub token: Token,

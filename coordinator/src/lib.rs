@@ -17,8 +17,8 @@
 //! | `refused` | the reason why a job refuses a member |
 //! | `tokens` | the tokens of members, and the use of each |
 //!
-//! This crate must never know threads, locks, clocks, files or sockets (`clippy.toml` lists what it refuses). Time is an argument. The effects of an event are
-//! returned to the driver.
+//! This crate must never depend on threads, locks, clocks, files or sockets (`clippy.toml` lists what it
+//! refuses). Time is an argument. The effects of an event are returned to the driver.
 
 #![forbid(unsafe_code)]
 // Tests give the time that they begin at.

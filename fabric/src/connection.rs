@@ -1,7 +1,7 @@
 //! A connection: the socket of one handshake, which lives as long as its links.
 //!
-//! The watch shares the connection with the ports that have a link of the connection. A connection knows
-//! neither transport nor link: the end of the socket ends all links.
+//! The watch shares the connection with the ports that have a link of the connection. A connection does
+//! not depend on the transport or on a link: the end of the socket ends all links.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};

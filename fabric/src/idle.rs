@@ -1,6 +1,6 @@
 //! The waiting of a thread without work: it spins, then yields, then sleeps.
 //!
-//! The hub's core threads and the workers use it. It knows a port, and not the meaning of the port's
+//! The hub's core threads and the workers use it. It depends on a port, but not on the meaning of the port's
 //! arrivals.
 
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! The small values that cross every transport: spans, immediates, link numbers.
 //!
-//! This module has only data. It knows neither what a span holds nor what an immediate means.
+//! This module has only data. It does not depend on what a span holds, or on what an immediate means.
 
 /// A byte range of a window. The same span names the same bytes at both ends of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,8 +5,8 @@
 //! at the same span of the peer's window. Then it shows the peer an immediate.
 //!
 //! [`shm`], [`tcp`], [`verbs`] and [`sim`] are transports: they have the same traits, the same contract and the same
-//! conformance suite. [`any`] is one port over the first three. This crate must never know tensors, optimizers or
-//! rounds.
+//! conformance suite. [`any`] is one port over the first three. This crate must never depend on tensors, optimizers
+//! or rounds.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 

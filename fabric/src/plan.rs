@@ -8,12 +8,12 @@
 
 use crate::ranges::Ranges;
 
-/// A port of a group, by its place in the group.
+/// A port of a group, by its index in the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u16);
 
 impl PortId {
-    /// Returns the place as an index into per-port tables.
+    /// Returns the index into per-port tables.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }

@@ -94,7 +94,7 @@ pub trait FrameRule: Send + fmt::Debug {
     /// Returns the reason, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String>;
 
-    /// Checks that `bytes` bytes may arrive with this immediate, over a transport that does not report their place.
+    /// Checks that `bytes` bytes may arrive with this immediate, over a transport that does not report their span.
     ///
     /// # Errors
     /// Returns the errors of [`check`](Self::check).

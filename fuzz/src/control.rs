@@ -1,7 +1,7 @@
 //! Bodies of the control port. The first byte chooses the kind of the body.
 //!
 //! A body that parses is checked as the hub checks it. If it is valid, it must parse to the same value after
-//! it is written again. This module must not know HTTP.
+//! it is written again. This module must not depend on HTTP.
 
 use pbox_core::control::{
     Answer, ArrivedRequest, BeginsRequest, CheckpointRequest, CompareRequest, ErrorReply, FailedReply,

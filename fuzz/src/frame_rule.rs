@@ -2,7 +2,7 @@
 //! job and the end. Each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
 //!
 //! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec, a
-//! frame has the whole chunk at its place, or no bytes. Each notice allows one pull, each chunk's first
+//! frame has the whole chunk at its span, or no bytes. Each notice allows one pull, each chunk's first
 //! weights are left out once, and bytes that came ahead are not sent again with their push.
 
 use std::collections::{HashMap, HashSet};

@@ -1,6 +1,6 @@
 //! The path from a member to the data path of each hub: the choice of the transport, and the links over it.
 //!
-//! Used once, at the join. Knows the hubs' offers and this member's settings, and nothing of rounds.
+//! Used once, at the join. Depends on the hubs' offers and this member's settings, but not on rounds.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -165,7 +165,7 @@ fn make_rdma(
     let offered =
         |hub: &LetIn| hub.reply.transports.iter().any(|offer| offer.transport() == Transport::Verbs);
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
-        return Err("no hub of the job needs RDMA and offers it".into());
+        return Err("no hub of the job that must be reached by RDMA offers RDMA".into());
     }
     let nccl = Nccl::of_environment(&nics.paths, nics.list.is_some());
     if nccl.disabled && transport.is_none() && nics.list.is_none() {

@@ -1,4 +1,5 @@
-//! The failure of a request: its reason, and whether the request is retried. Must not know how requests are sent.
+//! The failure of a request: its reason, and whether the request is retried. Must not depend on how requests are
+//! sent.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ pub(crate) const RETRY: Duration = Duration::from_millis(100);
 pub(crate) enum Cause {
     /// The hub itself refuses the request, and a retry would not help.
     Refused,
-    /// The hub knows no such job or member. The membership is over, for example because the hub was restarted.
+    /// The hub has no such job or member. The membership is over, for example because the hub was restarted.
     Gone,
     /// The hub itself refuses the request for now.
     Busy,

@@ -1,6 +1,6 @@
 //! The download of a job's state from a hub. It is read piece by piece, and is never in memory as a whole.
 //!
-//! Runs on the caller's thread. Must not know the content of the state.
+//! Runs on the caller's thread. Must not depend on the content of the state.
 
 use std::io::{self, Read};
 use std::time::Duration;

@@ -130,7 +130,11 @@ pub fn meet(
         _ => Err(MemberError::Nonsense {
             hub: mesh.meet.clone(),
             what: "meet",
-            saw: format!("{} hubs, not all different, of {} machines", hubs.len(), mesh.machine.of),
+            saw: format!(
+                "{} addresses of hubs, for {} machines: expected a different address for each machine",
+                hubs.len(),
+                mesh.machine.of
+            ),
         }),
     }
 }
@@ -323,10 +327,14 @@ impl LetIn {
         }
         let nodes = self.cores();
         if nodes.cores() != cores.len() {
-            return Err(nonsense(format!("NUMA nodes for {} cores, of {}", nodes.cores(), cores.len())));
+            return Err(nonsense(format!(
+                "the NUMA nodes of {} cores, for {} cores",
+                nodes.cores(),
+                cores.len()
+            )));
         }
         if reply.above.is_some() && !share.is_whole() {
-            return Err(nonsense("hubs above a hub that is one of several".into()));
+            return Err(nonsense("hubs above, for a job over several hubs".into()));
         }
         Ok(nodes)
     }
@@ -344,8 +352,9 @@ impl LetIn {
     fn agreed(&self, placement: Placement) -> Result<Placement, MemberError> {
         let (theirs, ours) = (&self.reply.placement, placement.digest());
         if *theirs != ours {
-            return Err(self
-                .nonsense(format!("a placement of its share with digest {theirs}, which has {ours} here")));
+            return Err(self.nonsense(format!(
+                "a placement of its share with digest {theirs}, where this member has computed {ours}"
+            )));
         }
         Ok(placement)
     }

@@ -8,7 +8,7 @@
 //!                                   +--keep--> [Hub] (control port, heartbeat, news of the job)
 //! ```
 //!
-//! This crate must never know sessions, gradients, or the content of links.
+//! This crate must never depend on sessions, gradients, or the content of links.
 
 #![forbid(unsafe_code)]
 

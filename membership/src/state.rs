@@ -4,7 +4,8 @@
 //!   values --> | key 0 of hub 0 | key 0 of hub 1 | key 1 of hub 1 | ... --pipe--> a request to each hub
 //! ```
 //!
-//! Runs on the thread that brings the state, and on one more thread for each hub. Must not know the source of the values.
+//! Runs on the thread that brings the state, and on one more thread for each hub. Must not depend on the source of the
+//! values.
 
 use std::io::{self, PipeWriter, Read, Write};
 
@@ -72,7 +73,8 @@ pub fn bring(
     })
 }
 
-/// Returns all parts of keys, in the order of the values of a tensor.
+/// Returns the parts of all keys, one for each hub that has some of the key's elements. They are in the order in which a
+/// state has the elements.
 fn parts(hubs: u32, layout: &Layout, schedule: Schedule, split_above: u64) -> Vec<Part> {
     let of_hub = |hub: u32| {
         let share = Share { hub, hubs, split_above };

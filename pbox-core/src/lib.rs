@@ -1,7 +1,8 @@
 //! The processing of a chunk: keys and their layout, arrivals, sum, optimizer step, and the turn of the core (PHub,
 //! section 2).
 //!
-//! This crate must never know files, time, the environment, thread creation, or the transport on which it runs.
+//! This crate must never depend on files, time, the environment, thread creation, or the transport on which it
+//! runs.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 

@@ -1,7 +1,7 @@
 //! Checks of settings from outside that serde does not make. They refuse fields of a variant that has no fields, and fields
 //! that are given twice.
 //!
-//! Knows JSON's objects, but no settings.
+//! Depends on JSON's objects, but not on settings.
 
 use std::fmt;
 

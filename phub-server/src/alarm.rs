@@ -6,8 +6,8 @@
 //!   panic --> the hook of this process --> the hub of that thread --> phub-alarm: writes checkpoints, notifies workers, stops the hub
 //! ```
 //!
-//! The hook also sees panics of threads that nobody joins, and the place of each panic. Must not know what a
-//! hub is.
+//! The hook also sees panics of threads that nobody joins, and the source line of each panic. Must not depend on
+//! what a hub is.
 
 use std::cell::RefCell;
 use std::panic::{PanicHookInfo, set_hook, take_hook};
@@ -26,7 +26,7 @@ static ALL: Mutex<Vec<Weak<Sender<Rung>>>> = Mutex::new(Vec::new());
 /// A message of an alarm.
 #[derive(Debug)]
 pub(crate) enum Rung {
-    /// A thread panicked: its name, the place and the reason.
+    /// A thread panicked: its name, the source line and the reason.
     Panicked(String),
     /// The hub stops by itself, so there is nothing more to wait for.
     Ends,

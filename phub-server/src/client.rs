@@ -1,7 +1,7 @@
 //! A client of a hub's control port: for another hub of a job, or for the doctor.
 //!
 //! Each request has a connection of its own, because hubs ask each other seldom. Runs on the caller's runtime. Must not
-//! know jobs.
+//! depend on jobs.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -38,7 +38,7 @@ pub struct Address {
     pub name: String,
     /// The origin of the name.
     named: Named,
-    /// The place, once it was found.
+    /// The IP address and the port, once they were looked up.
     found: Arc<OnceCell<SocketAddr>>,
     /// The permits to look up an address. All addresses that were named together share them.
     lookups: Arc<Semaphore>,
@@ -60,7 +60,7 @@ impl Address {
         names.into_iter().map(address).collect()
     }
 
-    /// Looks up the place. A thread for blocking calls waits for the name server.
+    /// Looks up the IP address. A thread for blocking calls waits for the name server.
     async fn resolve(&self) -> Result<SocketAddr, String> {
         let look_up = || async {
             let permit =

@@ -9,7 +9,7 @@
 //!          +------> Registry <------+---- commands ---------+      reports ---> Registry
 //! ```
 //!
-//! This crate must never know a worker's schedule.
+//! This crate must never depend on a worker's schedule.
 
 #![forbid(unsafe_code)]
 

@@ -309,7 +309,7 @@ impl Driver<'_> {
         if !finished && error == "ended without a word" {
             self.tally.wrong(format!("{name}: {error}"));
         }
-        if error.contains("no round is at all hubs") {
+        if error.contains("no round has the parts of all hubs") {
             self.take_away(name, past);
         }
         self.tally.life(self.number, name, (!finished).then_some(&error));

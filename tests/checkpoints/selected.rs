@@ -1,4 +1,4 @@
-//! A snapshot of one tensor, while rounds pass: the bits that a snapshot of all has of the tensor, and no others.
+//! A snapshot of a single tensor, while rounds pass. It has exactly the bits of this tensor in a snapshot of all tensors.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn layout() -> Arc<Layout> {
     Arc::new(Layout::new(keys, 64).unwrap())
 }
 
-/// Returns the parts of a snapshot before round 4. It is asked for before a round, when no chunk, or every chunk has come to it.
+/// Returns the parts of a snapshot before round 4. The cores get the request when the job is in round `asked`.
 fn parts(selection: Selection, asked: u32) -> Vec<SnapshotPart> {
     let layout = layout();
     let mut terms = Terms::new(1, CORES, ADAM);

@@ -71,8 +71,8 @@ fn has_them_alone(hubs: usize) {
     has_them_until(&training, &dirs, 7);
 }
 
-/// Trains until a round has ended, on from the checkpoint if there is one, and reads. The last worker leaves, and so
-/// the next checkpoint has the state that was read.
+/// Trains until round `last` has ended, from the checkpoint on if there is one, and reads the weights. Then the last
+/// worker leaves, so the next checkpoint has the state that was read.
 fn has_them_until(training: &Training, dirs: &[tempfile::TempDir], last: u32) {
     let all: Vec<_> = dirs.iter().map(|dir| hub_every(dir.path(), None)).collect();
     let address = addresses(&all);

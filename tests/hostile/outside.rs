@@ -135,7 +135,7 @@ fn one_of_several_hubs_has_no_hubs_above() {
         let answer = answer.clone();
         Recorder::start(move |_| json(answer.clone())).address()
     });
-    says(refused(config_at(&hubs.join(","), "job", 0, 1)), &["hubs above a hub that is one of several"]);
+    says(refused(config_at(&hubs.join(","), "job", 0, 1)), &["hubs above, for a job over several hubs"]);
 }
 
 #[test]

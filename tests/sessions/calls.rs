@@ -127,7 +127,7 @@ fn numbers_of_another_optimizer_are_refused() {
     let nesterov = Optimizer::Nesterov { learning_rate, weight_decay, momentum };
     let keys = session.keys().count();
     for (optimizer, of_keys, words) in [
-        (nesterov, None, "the job's optimizer is sgd, and these numbers are of nesterov"),
+        (nesterov, None, "the job's optimizer is sgd, and the new hyperparameters are of nesterov"),
         (Optimizer::Sgd { learning_rate, weight_decay: -1.0 }, None, "sgd: weight_decay is -1"),
         (SGD, Some(vec![[1.0; 2]; keys + 1]), "pairs of multipliers; expected one for each of the job's"),
         (SGD, Some(vec![[1.0, f32::NAN]; keys]), "wd_mult of key"),

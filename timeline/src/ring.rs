@@ -4,14 +4,14 @@
 #[derive(Debug)]
 pub struct Ring<E> {
     events: Box<[E]>,
-    /// The place of the next event.
+    /// The index of the next event.
     next: usize,
     /// The number of times that the ring was filled.
     laps: u64,
 }
 
 impl<E: Copy> Ring<E> {
-    /// Creates a ring for `capacity` events, at least one. `filler` is the value of unused places, so that all memory is
+    /// Creates a ring for `capacity` events, at least one. `filler` is the value of unused entries, so that all memory is
     /// allocated at the start.
     pub fn new(capacity: usize, filler: E) -> Self {
         Ring { events: vec![filler; capacity.max(1)].into(), next: 0, laps: 0 }

@@ -1,4 +1,4 @@
-"""The tasks and their network, in NumPy. Must not know hubs and workers."""
+"""The tasks and their network, in NumPy. Must not depend on hubs and workers."""
 
 import sysconfig
 from pathlib import Path

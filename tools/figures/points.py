@@ -1,4 +1,4 @@
-"""The points that are measured for each figure. Plain data; must not know how a run is made."""
+"""The points that are measured for each figure. Plain data; must not depend on how a run is made."""
 
 from dataclasses import dataclass, fields, replace
 

@@ -1,4 +1,4 @@
-"""The look of figures, and their files. Must not know the contents of a figure."""
+"""The look of figures, and their files. Must not depend on the contents of a figure."""
 
 import matplotlib.pyplot as plt
 

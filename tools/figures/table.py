@@ -72,7 +72,7 @@ def read(path):
                 raise ValueError(f"more than {len(COLUMNS)} values")
             numbers = [float(row[name]) for name in COLUMNS if name not in WORDS]
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}, line {number}: {error}; mend or remove the line") from None
+            raise ValueError(f"{path}, line {number}: {error}; correct or remove the line") from None
         if not all(map(math.isfinite, numbers)):
-            raise ValueError(f"{path}, line {number}: a value that is no number; mend or remove the line")
+            raise ValueError(f"{path}, line {number}: a value that is no number; correct or remove the line")
     return rows

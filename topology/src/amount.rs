@@ -1,6 +1,6 @@
 //! Amounts in units that people read.
 //!
-//! This module must not know what is measured.
+//! This module must not depend on what is measured.
 
 /// Writes bytes as `97.5 MiB`: three significant digits, binary units.
 pub fn bytes(bytes: u64) -> String {

@@ -1,6 +1,6 @@
 //! Linux's list format for cpu numbers: `0-3,8,10-11`.
 //!
-//! This module must not know which file has the list.
+//! This module must not depend on which file has the list.
 
 /// The most numbers of a list. No real machine has more cpus, and a typo such as `0-4000000000` must not cost
 /// memory.

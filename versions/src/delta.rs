@@ -3,7 +3,7 @@
 //! Bits that did not change become zeros, which compress to almost nothing. The frame has the length of its content. Both
 //! directions work block by block, so that a block is read, changed and digested while it is in the cache.
 //!
-//! Plain functions, for any thread. Must not know files.
+//! Plain functions, for any thread. Must not depend on files.
 
 use std::io::{self, Read, Write};
 

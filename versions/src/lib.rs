@@ -18,8 +18,8 @@
 //! | `disk.rs` | files and directories that exist completely or not at all |
 //! | `work.rs` | work on many tensors, on all cores of the machine |
 //!
-//! The layout of the directory is that of slime, miles and SGLang's `/pull_weights`; `docs/formats.md` describes it. Must not know hubs, jobs' protocols or
-//! the network.
+//! The layout of the directory is that of slime, miles and SGLang's `/pull_weights`; `docs/formats.md`
+//! describes it. Must not depend on hubs, jobs' protocols or the network.
 
 #![forbid(unsafe_code)]
 

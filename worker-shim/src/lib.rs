@@ -23,7 +23,7 @@
 //! # Ok::<(), worker_shim::SessionError>(())
 //! ```
 //!
-//! This crate must never know how gradients are summed.
+//! This crate must never depend on how gradients are summed.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 

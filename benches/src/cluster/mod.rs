@@ -7,7 +7,7 @@
 //!   pulled layer by layer -> profile -> batches -> pulled in batches -> time of an iteration
 //! ```
 //!
-//! The caller owns the simulation, which must not know sessions, transports, or a real clock.
+//! The caller owns the simulation, which must not depend on sessions, transports, or a real clock.
 
 mod args;
 mod network;

@@ -1,4 +1,4 @@
-//! The rates of flows that share links. This module only computes, and knows neither layers nor workers.
+//! The rates of flows that share links. This module only computes, and does not depend on layers or workers.
 //!
 //! A flow uses several links at once, each by a share of the flow's rate. For example, a batch from four hubs
 //! uses each of their links by a quarter of its rate. It uses the worker's link by all of its rate. Rates are

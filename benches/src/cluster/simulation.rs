@@ -8,7 +8,8 @@
 //!   a batch's layers compute forward when the batch has arrived and the batch before is computed
 //! ```
 //!
-//! Sums and steps take no time. The simulation is deterministic. It must not know how batches are chosen.
+//! Sums and steps take no time. The simulation is deterministic. It must not depend on how batches are
+//! chosen.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};

@@ -1,6 +1,6 @@
 //! The shortest iteration that a link allows, whatever the schedule.
 //!
-//! The bound is a pure function of plan, sizes and link. It must not know what was measured.
+//! The bound is a pure function of plan, sizes and link. It must not depend on what was measured.
 //!
 //! ```text
 //!    backward                           forward

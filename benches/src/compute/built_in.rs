@@ -3,7 +3,7 @@
 //! The shares of the layers in a trace come from the network's real shapes and the device's roofline. The
 //! length of a trace, as samples per second, is a figure in this file, with its source. A roofline only says
 //! what a device could do at best, so the length needs a measurement. `docs/compute.md` has the table. This
-//! module must not know a job.
+//! module must not depend on a job.
 
 mod device;
 mod maps;

@@ -8,7 +8,7 @@
 //!
 //! The first line has the name of the trace, and the number of samples in a worker's batch. Each other line
 //! is a layer, in the order of the forward pass. A layer without weights has no keys. Empty lines are
-//! skipped. This module must not know a job: [`Trace::plan`] checks whether the keys are the job's.
+//! skipped. This module must not depend on a job: [`Trace::plan`] checks whether the keys are the job's.
 
 use std::collections::HashSet;
 use std::fs::File;

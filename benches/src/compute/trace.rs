@@ -1,6 +1,6 @@
 //! A trace, and the plan that it gives for a job's keys.
 //!
-//! This module has only data, which its reader owns. It must not know where a trace comes from.
+//! This module has only data, which its reader owns. It must not depend on where a trace comes from.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The guard has its own process group, so Ctrl-C ends only phub-peers, and the closed pipe notifies the
-//! guard. Orphans become children of the guard. The guard has one thread, and must not know what a peer is.
+//! guard. Orphans become children of the guard. The guard has one thread, and must not depend on what a peer
+//! is.
 
 use std::ffi::OsString;
 use std::io::Read;

@@ -2,7 +2,7 @@
 //!
 //! A peer is a command that prints one JSON object with `goodput_gb_per_s`, which is workers x model / median
 //! round. Runs of all systems alternate, because machines are shared. Only the ratio within one repeat
-//! counts, and its spread over the repeats. This module must not know how a peer does its work.
+//! counts, and its spread over the repeats. This module must not depend on how a peer does its work.
 
 mod args;
 mod guard;

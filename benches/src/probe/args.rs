@@ -107,7 +107,7 @@ pub struct Args {
     #[arg(long, default_value_t, value_name = "bsp|ssp:S|asp", help_heading = JOB)]
     pub consistency: Consistency,
 
-    /// The place where workers read weights: in place, or in their own copy.
+    /// Where workers read weights: in the hub's window, or in their own copy.
     #[arg(long, default_value = "shared", value_enum, help_heading = JOB)]
     pub weights: WeightsChoice,
 
@@ -253,10 +253,10 @@ fn dtype(name: &str) -> Result<Dtype, String> {
     all.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| "expected f32, f16 or bf16".to_owned())
 }
 
-/// The place where workers read weights.
+/// The memory from which workers read weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum WeightsChoice {
-    /// The weights are read in place.
+    /// Workers read the weights in the hub's window.
     Shared,
     /// The weights are read in a copy.
     Private,

@@ -1,6 +1,6 @@
 //! The doctor's output: a line for each check when it is done, or one JSON object at the end.
 //!
-//! This module must not know the checks.
+//! This module must not depend on the checks.
 
 use std::io::{IsTerminal, Write as _};
 

@@ -1,7 +1,7 @@
 //! The rounds of a job before which versions are wanted: the multiples of a number.
 //!
-//! A hub makes one copy of the state at a time. A reader that waits for a round has the copy to come, and other readers
-//! wait until it has it. So a publisher asks for a round only when the job is near it, by its pace.
+//! A hub makes one copy of the state at a time. While a reader waits for a future round, the next copy is reserved for
+//! this reader, and other readers wait. So a publisher asks for a round only when the job is near it.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -11,27 +11,28 @@ use pbox_core::Round;
 /// The time before a wanted round in which a hub is asked for it. A hub looks at its jobs' rounds every few seconds.
 const NEAR: Duration = Duration::from_secs(4);
 
-/// The most that the next wanted round is ahead on purpose, in rounds: half of what a hub takes.
+/// The highest value of [`EachRounds::lead`]: half of the distance that a hub accepts.
 const MOST_AHEAD: u32 = 512;
 
-/// The multiples of a number of rounds, and the job's way to the next one.
+/// The multiples of a number of rounds, and the progress of the job towards the next multiple.
 #[derive(Debug)]
 pub(super) struct EachRounds {
     each: NonZeroU32,
-    /// No earlier round is wanted.
+    /// The lowest round that is wanted.
     from: Round,
     /// The furthest known round of the job, and when it was known.
     known: Option<(Round, Instant)>,
-    /// A round that was known some seconds before, from which the pace is measured.
+    /// A round that was known some seconds before, for the measurement of the speed.
     former: Option<(Round, Instant)>,
     /// Rounds a second.
     pace: f64,
-    /// The rounds that the next wanted round is ahead of the job after it has passed one: twice as many each time.
+    /// The least distance of the next wanted round from the job's round, after the job has passed a wanted round. The
+    /// distance doubles each time.
     lead: u32,
 }
 
 impl EachRounds {
-    /// The multiples of `each`.
+    /// Creates the multiples of `each`.
     pub fn new(each: NonZeroU32) -> Self {
         EachRounds { each, from: Round(0), known: None, former: None, pace: 0.0, lead: 2 }
     }
@@ -60,7 +61,7 @@ impl EachRounds {
         self.from = Round(front.0.saturating_add(self.lead));
     }
 
-    /// Forgets the job's way: a job that comes back may be in an earlier round.
+    /// Forgets the job's progress: a job that comes back may be in an earlier round.
     pub fn forget(&mut self) {
         *self = EachRounds::new(self.each);
     }

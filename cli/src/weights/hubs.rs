@@ -82,7 +82,7 @@ impl From<NoWeights> for NoPart {
 }
 
 impl NoPart {
-    /// Returns the place of the reason among the reasons of several hubs. The user sees the first one.
+    /// Returns the order of the reason among the reasons of several hubs. The user sees the reason with the lowest number.
     fn place(&self) -> u8 {
         match self {
             NoPart::Because(NoWeights::Never(_) | NoWeights::Lost(_)) => 0,
@@ -102,7 +102,7 @@ impl Hubs {
         Hubs { named: addresses.to_owned(), all, found: None, known: None }
     }
 
-    /// Returns from hubs above to the named ones: there the job may have other hubs above it now.
+    /// Forgets the hubs above, and begins again with the hubs that the user named: the job may have other hubs above now.
     pub fn start_over(&mut self, ask: &Ask) {
         if self.found.as_ref().is_some_and(|job| *job != ask.job) {
             *self = Hubs::new(&self.named);
@@ -199,7 +199,7 @@ impl Hubs {
                 },
                 Err(NoPart::Because(why)) => return Err(why),
                 Err(NoPart::Passed(front)) => front,
-                // A job that rests reaches no further round, so its hubs are all in one round.
+                // The workers push nothing, so the job reaches no further round, and all hubs are in the same round.
                 Err(NoPart::Far(_)) if before.take().is_some() => continue,
                 Err(NoPart::Far(why)) => return Err(NoWeights::NotYet(why)),
             };
@@ -343,7 +343,7 @@ impl HubOf {
     }
 }
 
-/// Returns the length of a job's weights as f32, or twice that: a model of 16 bits has half of it.
+/// Returns a bound for the length of a job's weights as f32. A model in 16 bits has half of that length.
 fn of_weights(job: &JobReply) -> u64 {
     2 * job.model_bytes
 }

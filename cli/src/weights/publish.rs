@@ -106,7 +106,7 @@ impl PublishArgs {
 /// A publisher at work.
 struct Publishing {
     publisher: Publisher,
-    /// The source, and the wanted rounds if not the time decides; `None` while a thread uses them.
+    /// The source, and the wanted rounds if versions are published by rounds and not by time. `None` while a thread uses them.
     source: Option<(Source, Option<EachRounds>)>,
     out: Out,
     /// The reason for waiting that was last printed.

@@ -19,7 +19,7 @@ use super::whole::whole_keys;
 /// The longest file of names.
 const NAMES_BYTES: u64 = 64 << 20;
 
-/// The time that a reader waits for a hub that is away, if it does not say another.
+/// The default of the time that a reader waits for a hub that is away.
 pub const HUB_WAIT: Duration = Duration::from_secs(300);
 
 /// Settings about the job whose weights are wanted.
@@ -29,7 +29,7 @@ pub struct SourceArgs {
     #[arg(value_name = "JOB")]
     pub job: String,
 
-    /// The control port of the job's hub; of several hubs, all of them with commas between them. If the job has hubs above, the
+    /// The control port of the job's hub, or of all its hubs with commas between them. If the job has hubs above, the
     /// hub of any machine.
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT,...")]
     hubs: String,
@@ -65,7 +65,7 @@ pub struct Source {
     patience: Patience,
 }
 
-/// The result of a fetch for which a job may have to come to a round.
+/// The result of a fetch of the weights before a wanted round, which the job may not have reached yet.
 #[derive(Debug)]
 pub(super) enum Fetched {
     /// The job's weights before one round.
@@ -76,7 +76,7 @@ pub(super) enum Fetched {
     Passed { before: Round, front: Round },
 }
 
-/// The time for which a hub is away, or is back without the job that it had, or with this job before it runs.
+/// The time without weights: the hub is away, or is back without its job, or the job does not run yet.
 #[derive(Debug)]
 struct Patience {
     limit: Duration,
@@ -199,7 +199,7 @@ impl Source {
         }
     }
 
-    /// Waits so long for a hub that is away. The reader then gets [`NoWeights::Lost`].
+    /// Sets the time limit of the wait for a hub that is away. After this time the reader gets [`NoWeights::Lost`].
     pub fn with_hub_wait(mut self, limit: Duration) -> Self {
         self.patience.limit = limit;
         self

@@ -1,7 +1,7 @@
 //! The agreement of one job's hubs, as plain state. It has the cuts that hold each hub, the workers with links at all hubs,
 //! and the checkpoints of which all hubs have files.
 //!
-//! Knows no thread, no connection and no file, so that its tests can try any order of events.
+//! Does not depend on threads, connections or files, so that its tests can try any order of events.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -118,13 +118,13 @@ impl Request for EndJoin {
 pub struct Begin {
     /// The job. Its number is the one for which its name was reserved.
     pub spec: JobSpec,
-    /// The place of this hub among the job's hubs.
+    /// This hub's number and share, among the job's hubs.
     pub hub: HubOf,
     /// The round that the job begins with, and the optimizer's hyperparameters at that round.
     pub from: (Round, NumbersByRound),
 }
 
-/// The place of this hub among the hubs of a job that begins.
+/// This hub's number and share, among the hubs of a job that begins.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HubOf {

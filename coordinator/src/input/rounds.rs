@@ -41,7 +41,7 @@ impl Request for Judge {
 pub struct Crossed {
     /// The job.
     pub job: JobId,
-    /// The links: of each, the rank, the place of its core, and the bytes sent and received.
+    /// The links: of each, the rank, the index of its core, and the bytes sent and received.
     pub links: Vec<(u32, usize, (u64, u64))>,
 }
 

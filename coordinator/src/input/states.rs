@@ -158,7 +158,7 @@ pub struct WantState {
     pub job: JobId,
     /// The use of the state.
     pub purpose: Use,
-    /// The place of the cut.
+    /// The round of the cut, and the hubs that are cut.
     pub at: CutAt,
     /// The time limit for the round in flight to end.
     pub limit: Duration,

@@ -116,8 +116,8 @@ enum WaitsFor {
 }
 
 impl Wants {
-    /// Whether another client may have the state that a client waits for: it is no older than one that would be taken for it alone.
-    /// Until its cut is taken the state is that of the furthest chunk, and a job that is held for the cut has no later one.
+    /// Whether another client may share the state for which the client of this want waits. It may before the
+    /// cut is taken, and always if both clients name the same round. So no client gets a state that is older than its request.
     pub fn may_share(&self, id: WantId) -> bool {
         let is_ahead = |want: &Want| match want.waits_for {
             WaitsFor::Turn | WaitsFor::Cut(_) => true,

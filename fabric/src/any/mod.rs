@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A link's id consists of its transport and its id at that transport. A transport without links costs
-//! nothing. This module must not know who connects, or why a transport was chosen.
+//! nothing. This module must not depend on who connects, or on why a transport was chosen.
 
 mod connect;
 mod machine;

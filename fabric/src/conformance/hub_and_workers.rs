@@ -77,7 +77,7 @@ pub enum Role {
     Worker,
 }
 
-/// The place where the peers run.
+/// The kind of the peers: threads, or processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Far {
     /// The peers run on threads of this process.
@@ -93,7 +93,7 @@ pub struct HubAndWorkers<T> {
     pub transport: T,
     /// The role of the end under test.
     pub near: Role,
-    /// The place where its peers run.
+    /// The kind of its peers.
     pub far: Far,
 }
 

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! The near end is under test, and the test controls the peers. No test asserts a time. Every test that could
-//! hang has a [`Watchdog`]. The suite knows no transport.
+//! hang has a [`Watchdog`]. The suite does not depend on the transport.
 
 mod alone;
 mod arrivals;

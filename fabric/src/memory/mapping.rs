@@ -151,7 +151,7 @@ impl Mapping {
         let start = start.map_err(|errno| MapError::new(what, len.get(), errno))?.cast::<u8>();
         let before = start.align_offset(HUGE_PAGE);
         let aligned = start.wrapping_add(before);
-        // The mapping takes the place of `len` bytes of the reservation from `aligned` on.
+        // The mapping replaces `len` bytes of the reservation from `aligned` on.
         let mapped = map(aligned.cast(), MapFlags::FIXED);
         let pages = len.get().next_multiple_of(rustix::param::page_size());
         let after = reserved.next_multiple_of(rustix::param::page_size()) - before - pages;

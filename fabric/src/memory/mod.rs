@@ -1,6 +1,6 @@
 //! Memory: mappings, and the windows that links mirror.
 //!
-//! This module knows pages and descriptors, and not what the bytes mean.
+//! This module depends on pages and descriptors, but not on what the bytes mean.
 
 mod amount;
 #[allow(unsafe_code)]

@@ -1,7 +1,7 @@
 //! The window that an end writes and its peer reads.
 //!
-//! A window is split once. Its spans are disjoint, and each has one owner. This module must not know what the
-//! bytes mean.
+//! A window is split once. Its spans are disjoint, and each has one owner. This module must not depend on
+//! what the bytes mean.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 //!   post -> [held] -- launch: rules, due tick --> [in flight, by due tick] -- take --> arrival
 //! ```
 //!
-//! This module knows one direction of one link, and not the port that polls it.
+//! This module has one direction of one link. It does not depend on the port that polls the link.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,7 +1,7 @@
 //! Congestion control: which of the kernel's algorithms a connection of the data path has.
 //!
 //! Each end chooses the algorithm for the bytes that it sends, once per connection, at the handshake. This
-//! module knows sockets, and not the meaning of their bytes.
+//! module depends on sockets, but not on the meaning of their bytes.
 //!
 //! Between the machines of a rack, many connections share the queue of one switch port. Algorithms that pace
 //! by a model of the path (BBR) leave a part of such a link unused. Algorithms that send faster until a

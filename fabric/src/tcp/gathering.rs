@@ -2,7 +2,7 @@
 //! when all have arrived.
 //!
 //! The threads that do handshakes share this state. The thread of a worker's first connection refuses the
-//! worker if not all connections arrive within a time limit. This module knows tokens, and not their owners.
+//! worker if not all connections arrive within a time limit. This module depends on tokens, but not on their owners.
 
 use std::collections::HashMap;
 use std::net::TcpStream;

@@ -15,7 +15,7 @@
 //!
 //! The kernel accepts bytes only while its buffers have room. If a [`Port::flush`](crate::Port::flush) cannot
 //! hand over all frames, the rest stays queued in the link, and later polls and waits send it. So the owner
-//! of a port must poll it while anything is in flight. This module must not know what the bytes mean.
+//! of a port must poll it while anything is in flight. This module must not depend on what the bytes mean.
 
 mod congestion;
 mod connect;

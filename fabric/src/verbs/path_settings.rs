@@ -279,7 +279,7 @@ impl PathSettings {
     }
 
     /// Returns these settings, after a check that the port's table has the partition key. If NCCL's variable
-    /// names a key that is not in the table, the default takes its place. The table has `keys` entries. `key`
+    /// names a key that is not in the table, the default is used instead. The table has `keys` entries. `key`
     /// returns an entry, if the driver shows it.
     pub fn with_pkey(
         self,

@@ -28,8 +28,8 @@
 //! | all states with a lost hub | the step failed for good, or for too long | `Over` | give up |
 //!
 //! Every other event changes nothing, because the current step fails by itself if its hub is gone. A member that leaves
-//! needs no state: its program drops the state machine. No I/O, no clock, no threads: time is an argument. Must not know
-//! errors, hubs' addresses, or the content of links.
+//! needs no state: its program drops the state machine. No I/O, no clock, no threads: time is an argument. Must not
+//! depend on errors, hubs' addresses, or the content of links.
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// Counts pairs of upper four bits: of neighbours in a sequence, and of the same place in neighbouring draws.
+    /// Counts pairs of upper four bits: of neighbours in a sequence, and of the same index in neighbouring draws.
     #[test]
     fn numbers_are_independent_of_their_neighbours() {
         let first = key(0, 1, 0);

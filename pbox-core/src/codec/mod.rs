@@ -1,7 +1,7 @@
 //! Codecs: they write the values of a chunk in fewer bytes.
 //!
 //! Pure functions of a chunk's values, the encoder's state and a [`Draw`]. They run on the worker's thread for gradients,
-//! and on the core's thread for answers. Every instruction set gives the same bytes and the same sums. Must not know
+//! and on the core's thread for answers. Every instruction set gives the same bytes and the same sums. Must not depend on
 //! transports, schedules, frames, or the number of hubs.
 //!
 //! | codec | bytes of `n` values | f32 kept | error of a value | paper |
@@ -80,7 +80,7 @@ pub enum Codec {
         /// The share of the values that is sent: above 0, at most 1.
         ratio: f32,
     },
-    /// Values at random places. With error feedback.
+    /// The values of random elements. With error feedback.
     RandomK {
         /// The share of the values that is sent: above 0, at most 1.
         ratio: f32,

@@ -53,7 +53,7 @@ fn rounds(rounds: impl IntoIterator<Item = Round>) -> Result<(), String> {
 fn files(of: &[Round]) -> Result<(), String> {
     at_most("files", of.len(), MAX_FILES)?;
     if !of.is_sorted_by(|round, next| round < next) {
-        return Err("rounds of files: expected them ascending".into());
+        return Err("rounds of files: expected ascending rounds".into());
     }
     rounds(of.iter().copied())
 }

@@ -1,6 +1,6 @@
 //! The description of a hub and of its jobs: the reply to `GET /v1/hub`.
 //!
-//! Plain data. `docs/protocol/control-port.md#hub` has the table.
+//! Plain data. `docs/protocol/control-port.md#hub` has an example.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -82,7 +82,7 @@ impl fmt::Display for RefusalReply {
     }
 }
 
-/// Describes the place of a client: `10.0.0.5 (node7)`.
+/// Describes a client by its address and machine name: `10.0.0.5 (node7)`.
 fn place(address: Option<&str>, host: Option<&str>) -> String {
     let address = address.unwrap_or("nowhere");
     host.map_or_else(|| address.to_owned(), |host| format!("{address} ({host})"))

@@ -1,7 +1,7 @@
 //! Parsing of requests from bytes. The hub parses a body before it uses the content.
 //!
 //! The body comes from outside. The parser needs at most a small multiple of the body's size as memory, and an error
-//! repeats only the beginning of a faulty text. This module must not know HTTP.
+//! repeats only the beginning of a faulty text. This module must not depend on HTTP.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

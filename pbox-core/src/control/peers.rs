@@ -1,5 +1,5 @@
 //! The messages between the hubs of one job. A worker carries some of them from the first hub to the others; the hubs send
-//! the rest to each other. `docs/protocol/hub-to-hub.md` has the table of requests.
+//! the rest to each other. `docs/protocol/hub-to-hub.md` has the list of requests.
 //!
 //! Hub 0 leads. It gives each worker a [`Pass`], and the worker shows this pass to the other hubs. So all hubs of a job
 //! know the job's secret. They refuse requests without it.

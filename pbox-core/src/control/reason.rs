@@ -1,7 +1,7 @@
 //! The reason why a worker fails, as its program reports it: one line that other workers can print.
 //!
-//! The text comes from outside, and appears in errors, logs and pages of all other workers. This module must not know its
-//! meaning.
+//! The text comes from outside, and appears in errors, logs and pages of all other workers. This module must not depend
+//! on its meaning.
 
 /// The length limit of a [reason](reason), in bytes.
 pub const MAX_REASON_BYTES: usize = 256;

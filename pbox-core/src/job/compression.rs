@@ -1,7 +1,7 @@
 //! Compression: the ways in which a job's workers and its hub send fewer bytes.
 //!
-//! It is a setting, the same at all ends, which a worker states in its join. This module knows codecs by name. `wire`
-//! defines the places of their bytes; the stages in `weights` and the worker's `coder` use them.
+//! It is a setting, the same at all ends, which a worker states in its join. This module names the codecs. `wire`
+//! defines the positions of their bytes; the stages in `weights` and the worker's `coder` use them.
 
 use std::fmt;
 use std::str::FromStr;

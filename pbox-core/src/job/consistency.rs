@@ -1,6 +1,6 @@
 //! Consistency: how many rounds workers may be apart, and so which pushes are in a worker's weights.
 //!
-//! Plain data and one rule, used at both ends. Knows rounds, but no ranks and no memory.
+//! Plain data and one rule, used at both ends. Depends on rounds, but not on ranks or memory.
 
 use std::fmt;
 use std::str::FromStr;

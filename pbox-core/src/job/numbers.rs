@@ -36,8 +36,8 @@ pub enum InvalidRate {
 pub enum InvalidNumbers {
     /// The hyperparameters are those of another optimizer.
     #[error(
-        "the job's optimizer is {ours}, and these numbers are of {theirs}: the kind cannot change, because the \
-         hub's state of each parameter depends on it; give numbers of {ours}, or begin another job"
+        "the job's optimizer is {ours}, and the new hyperparameters are of {theirs}: the kind cannot change, because the \
+         hub's state of each parameter depends on it; give hyperparameters of {ours}, or begin another job"
     )]
     Kind {
         /// The job's optimizer.
@@ -218,7 +218,7 @@ mod tests {
             (check(vec![MOMENTUM; 256], vec![0, 1]), "256 groups: expected at most 255"),
             (check(vec![MOMENTUM], vec![0]), "1 group numbers; expected one for each of the job's 2 keys"),
             (check(vec![MOMENTUM], vec![0, 2]), "key \"b\" is in group 2; expected a group from 1 to 1"),
-            (check(vec![other], vec![0, 1]), "these numbers are of nesterov"),
+            (check(vec![other], vec![0, 1]), "the new hyperparameters are of nesterov"),
             (check(vec![wild], vec![0, 1]), "momentum is 1.5"),
         ] {
             let seen = refused.unwrap_err();
@@ -242,7 +242,7 @@ mod tests {
         };
         let sgd = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
         for (refused, words) in [
-            (check(sgd, None), "the job's optimizer is momentum, and these numbers are of sgd"),
+            (check(sgd, None), "the job's optimizer is momentum, and the new hyperparameters are of sgd"),
             (check(of(f32::NAN, 0.0, 0.9), None), "learning rate NaN: expected a finite number"),
             (check(of(-0.1, 0.0, 0.9), None), "learning rate -0.1: expected a finite number, at least 0"),
             (

@@ -1,4 +1,4 @@
-//! Terms that exclude each other because of their meaning. The tables of this file are the only place that refuses a combination.
+//! Terms that exclude each other because of their meaning. Only the tables of this file refuse a combination.
 //!
 //! | term | with | why |
 //! | --- | --- | --- |

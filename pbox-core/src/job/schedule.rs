@@ -1,6 +1,6 @@
 //! Schedules: the order in which the parts of a model are sent, at both ends of a link.
 //!
-//! Plain data. Knows no links and no time.
+//! Plain data. Does not depend on links or time.
 //!
 //! | schedule | unit | order | weights come back |
 //! | --- | --- | --- | --- |

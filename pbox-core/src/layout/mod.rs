@@ -1,4 +1,4 @@
-//! The layout of a window: the place of each key and of each of its chunks. Pure functions, the same at both ends.
+//! The layout of a window: the span of each key and of each of its chunks. Pure functions, the same at both ends.
 //!
 //! ```text
 //!   key 0                      key 1      key 2
@@ -35,7 +35,7 @@ const KEY_ALIGN: usize = 64;
 pub struct Chunk {
     /// The key.
     pub key: KeyId,
-    /// The bytes of the chunk, at the same place in every window of the job.
+    /// The bytes of the chunk, at the same offset in every window of the job.
     pub span: Span,
 }
 
@@ -116,7 +116,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Lays `keys` out. The places of keys do not depend on the chunk size.
+    /// Lays `keys` out. The spans of keys do not depend on the chunk size.
     pub fn of_keys(keys: Vec<Key>) -> Result<Self, LayoutError> {
         Self::new(keys, 1 << 30)
     }
@@ -219,7 +219,7 @@ impl Layout {
         self.groups.get(id.index().checked_sub(self.chunks.len())?).cloned()
     }
 
-    /// Returns the place of a chunk or group. Panics if there is none.
+    /// Returns the span of a chunk or group. Panics if there is none.
     pub fn span(&self, id: ChunkId) -> Span {
         match self.chunks.get(id.index()) {
             Some(chunk) => chunk.span,

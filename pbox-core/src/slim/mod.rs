@@ -68,7 +68,7 @@ fn default_q() -> u32 {
     20_000
 }
 
-/// The limit on the elements of a chunk: a place has 16 bits.
+/// The limit on the elements of a chunk: an index has 16 bits.
 pub const MAX_ELEMENTS: usize = 1 << 16;
 
 /// Settings that Slim-DP cannot work with.
@@ -107,7 +107,7 @@ pub enum InvalidSlimDp {
     },
     /// A chunk has more elements than 16 bits can number.
     #[error(
-        "Slim-DP with chunks of {elements} elements: a place has 16 bits, so a chunk has at most {MAX_ELEMENTS}; use smaller chunks"
+        "Slim-DP with chunks of {elements} elements: an index has 16 bits, so a chunk has at most {MAX_ELEMENTS}; use smaller chunks"
     )]
     Chunk {
         /// The number of elements of the largest chunk.

@@ -44,12 +44,12 @@ pub enum SlimPayloadError {
         /// The kind in the header.
         seen: u32,
     },
-    /// A place is not in order, beyond the chunk, or in the significant set.
+    /// The number of an explored element is not in order, beyond the chunk, or in the significant set.
     #[error(
-        "a Slim-DP payload explores place {place}: expected places below {elements}, ascending, outside the significant set"
+        "a Slim-DP payload explores element {place}: expected numbers of elements below {elements}, ascending, outside the significant set"
     )]
     Place {
-        /// The first wrong place.
+        /// The first wrong number.
         place: u16,
         /// The number of elements of the chunk.
         elements: usize,

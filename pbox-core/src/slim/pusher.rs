@@ -1,6 +1,7 @@
 //! One worker's end of Slim-DP: the significant set of each chunk, and the elements that the worker pushed last.
 //!
-//! Owned by the worker's windows. Knows chunks and rounds, but no keys or links. Allocates nothing after [`Pusher::new`].
+//! Owned by the worker's windows. Depends on chunks and rounds, but not on keys or links. Allocates nothing after
+//! [`Pusher::new`].
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! A core's part of a snapshot, while the part is taken. Each chunk is copied right after its last step before the cut,
 //! while it is in the cache.
 //!
-//! Owned by the core. Knows chunks by their place in the shard, and knows no file.
+//! Owned by the core. Names chunks by their index in the shard, and does not depend on files.
 
 use std::num::NonZeroU32;
 use std::ops::Range;

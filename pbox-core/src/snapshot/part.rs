@@ -5,7 +5,8 @@
 //!   of one tensor:    [ chunk 7: weights ][ chunk 9: weights ] ...
 //! ```
 //!
-//! Plain data. The core that owns the chunks fills a part, and the writer of the checkpoint reads it. Knows no file.
+//! Plain data. The core that owns the chunks fills a part, and the writer of the checkpoint reads it. Does not
+//! depend on files.
 
 use std::fmt;
 use std::sync::Arc;
@@ -55,15 +56,15 @@ pub struct Snapshot {
     numbers: Vec<(Round, Numbers)>,
     ended: Option<String>,
     parts: Vec<SnapshotPart>,
-    /// The place of each chunk of the layout.
+    /// The position of each chunk of the layout.
     places: Vec<Option<Place>>,
 }
 
-/// The place of a chunk's values in the parts.
+/// The position of a chunk's values in the parts.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     part: usize,
-    /// The chunk's place among the part's chunks.
+    /// The chunk's index among the part's chunks.
     index: usize,
     /// The start of the chunk's values.
     start: usize,
@@ -222,7 +223,7 @@ impl Snapshot {
     }
 }
 
-/// Returns the place of each chunk's values. Each chunk has `tensors` tensors. Every chunk of the pieces must be in exactly
+/// Returns the position of each chunk's values. Each chunk has `tensors` tensors. Every chunk of the pieces must be in exactly
 /// one part, and every part must have the length of its chunks.
 fn places(
     layout: &Layout,

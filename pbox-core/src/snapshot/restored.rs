@@ -1,4 +1,4 @@
-//! A job's whole state from a checkpoint, for the hub's cores. Plain data; knows no file.
+//! A job's whole state from a checkpoint, for the hub's cores. Plain data; does not depend on files.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub struct Restored {
     norm_mean: NormMean,
 }
 
-/// The places of one key's tensors among the values.
+/// The positions of one key's tensors among the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredKey {
     /// The key's elements that this hub has: all elements, unless the job is spread over several hubs.
@@ -102,7 +102,7 @@ impl Restored {
         self.tensor(key, Tensor::Weights, elements)
     }
 
-    /// Returns a range of one state of a key. `which` is the state's place in
+    /// Returns a range of one state of a key. `which` is the state's index in
     /// [`Tensors::state_names`](crate::Tensors::state_names). Panics if the range ends beyond the last element, or if the
     /// job has no such state.
     pub fn state(&self, key: KeyId, which: usize, elements: Range<usize>) -> &[f32] {

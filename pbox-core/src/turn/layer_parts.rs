@@ -1,7 +1,7 @@
 //! Layer parts: a key's chunks on one core, in schedules that answer them together or not at all.
 //!
-//! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to the worker. Knows no link and no
-//! weights.
+//! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to the worker. Does not depend on
+//! links or weights.
 //!
 //! A worker pushes its keys whole, and gets one answer for a push. So the chunks of a part that may be sent to a worker are
 //! all of one round: the worker's own. Neither other workers that join or leave nor the worker's lead change this.

@@ -17,7 +17,8 @@ pub trait Onlooker {
     /// Reports that a poll has brought arrivals. A call of [`arrived`](Self::arrived) for each arrival follows.
     fn polled(&mut self) {}
 
-    /// Names an arrival after its posts have been reported. Its [`done`](Self::done) follows, if it caused work.
+    /// Reports which arrival has caused the posts that were reported before. [`done`](Self::done) follows if the arrival
+    /// caused work.
     fn arrived(&mut self, _: JobId, _rank: u32, _: Immediate) {}
 
     /// Reports that an answer is about to be posted.

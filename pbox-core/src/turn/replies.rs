@@ -1,7 +1,7 @@
 //! Replies: the finished chunks of a job's shard go to its workers, in the order of the job's schedule.
 //!
-//! Owned by the core's thread. Knows the links of one job's workers and the queue of each link, but not the workers'
-//! pushes.
+//! Owned by the core's thread. Has the links of one job's workers and the queue of each link. Does not depend on
+//! the workers' pushes.
 //!
 //! ```text
 //!   finished -> (whole layer? pulled?) -> post -- Full, and the link has a credit --> queue -> next turns' posts

@@ -1,6 +1,6 @@
 //! The queue of items that wait for a link, at both ends.
 //!
-//! Owned by the thread that owns the link. Knows neither links nor time.
+//! Owned by the thread that owns the link. Does not depend on links or time.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

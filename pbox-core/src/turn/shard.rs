@@ -1,7 +1,7 @@
 //! A shard: one core's part of one job, and its work when a push arrives.
 //!
-//! Owned by the core's thread. The same thread made it: its memory lies on the core's NUMA node. Knows no link;
-//! `core` brings arrivals, and `replies` sends the answers.
+//! Owned by the core's thread. The same thread made it: its memory lies on the core's NUMA node. Does not
+//! depend on links; `core` brings arrivals, and `replies` sends the answers.
 //!
 //! A shard is *held* while the hub looks for a cut. Arrivals are noted, but no chunk is stepped and no worker gets an
 //! answer. So no chunk can pass the rounds in flight (`docs/modes.md`, Cuts).
@@ -491,7 +491,11 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             {
                 Ok(())
             }
-            _ => Err(self.wrong_content(place, (round, content), "this hub's sum asks for weights")),
+            _ => Err(self.wrong_content(
+                place,
+                (round, content),
+                "the answer to this hub's sum must have weights",
+            )),
         }
     }
 

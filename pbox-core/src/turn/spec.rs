@@ -69,7 +69,7 @@ pub(super) enum SumForm {
         /// window themselves.
         shown: Option<Spans>,
     },
-    /// Frames. [`ShardSpec::weights`] are the places of the frames in the window of sums.
+    /// Frames. [`ShardSpec::weights`] are the spans of the frames in the window of sums.
     Coded(CodedWays),
 }
 

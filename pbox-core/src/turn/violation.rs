@@ -1,6 +1,6 @@
 //! Violations: errors of a worker in an immediate, described for its job.
 //!
-//! Made by a shard on its core's thread. Knows no link.
+//! Made by a shard on its core's thread. Does not depend on links.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! The chunks of a shard: where each lies in the windows, in the memory that the hub keeps for it, and in a snapshot.
 //!
-//! Plain data, made once. Knows no values.
+//! Plain data, made once. Does not depend on values.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub(crate) struct Chunk {
     pub dtype: Dtype,
     /// The start of the chunk's kept values: its master weights and state, in f32.
     pub kept: usize,
-    /// The elements among those of the shard: a snapshot has the selected tensors of each.
+    /// The range of the chunk's elements among all elements of the shard. A snapshot has the selected tensors of each element.
     pub of_shard: Range<usize>,
     /// The multipliers of the job's terms.
     pub lr_mult: f32,

@@ -121,7 +121,9 @@ pub(crate) trait Read {
     /// have.
     fn takes(content: Content, _is_first: bool) -> Result<(), &'static str> {
         match content {
-            Content::Ahead => Err("only bytes of bare gradients are sent ahead: send these with the push"),
+            Content::Ahead => Err(
+                "only plain gradients, which are not coded and no sums, are sent ahead: send the bytes with the push",
+            ),
             Content::Gradient | Content::Nothing | Content::Weights => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! Weights in f32 that only the hub sees. Also room for means that are not kept.
 //!
-//! Owned by the core, and laid out by place. Knows no frames and no rounds.
+//! Owned by the core, and laid out by place. Does not depend on frames or rounds.
 
 use std::ops::Range;
 

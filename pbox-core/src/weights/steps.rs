@@ -259,7 +259,7 @@ impl Steps {
         values: &mut [f32],
     ) {
         let elements = chunk.elements;
-        // Kept values are laid out as in a snapshot of all. Weights without a master come before them.
+        // Kept values are laid out as in a snapshot of all tensors. Without master weights, the weights come before them.
         let before_kept = 1 - self.tensors.optimizer().master_per_element(E::DTYPE);
         let values = values.chunks_exact_mut(elements.max(1));
         for (tensor, values) in self.tensors.selected(selection).zip(values) {

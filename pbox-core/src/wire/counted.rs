@@ -18,7 +18,7 @@ pub(super) fn window_bytes(layout: &Layout) -> usize {
     layout.window_bytes() + layout.chunks().len() * LINE
 }
 
-/// Returns a chunk's place in a gradient window for sums: its values, and the line after them.
+/// Returns a chunk's span in a gradient window for sums: its values, and the line after them.
 pub(super) fn span(layout: &Layout, chunk: ChunkId) -> Span {
     let values = layout.chunk(chunk).span;
     let before = chunk.index() * LINE;

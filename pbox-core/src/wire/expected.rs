@@ -1,19 +1,19 @@
 //! The bytes that may arrive over a link: for each chunk, only the span that the chunk has in the layout. TCP asks before
-//! it writes a byte ([`FrameRule`]). RDMA asks after the NIC has written, and knows only the length.
+//! it writes a byte ([`FrameRule`]). RDMA asks after the NIC has written, when only the length is known.
 //!
 //! | bytes of | must be |
 //! | --- | --- |
-//! | bare values, or a sum with its count | all bytes of the chunk or group, at its place |
-//! | a raw frame of a compressed job | all bytes of the chunk, at the frame's place |
-//! | a coded frame | at most the frame's room, at its place |
+//! | bare values, or a sum with its count | all bytes of the chunk or group, at its offset |
+//! | a raw frame of a compressed job | all bytes of the chunk, at the frame's offset |
+//! | a coded frame | at most the frame's room, at its offset |
 //! | a gradient or its answer without bytes | a pull, with the immediate of a notice; or their bytes must have been sent ahead for the round |
 //! | a hub's part of the whole gradient | that hub's whole line; a hub sends only its own line, and gets only those of other hubs |
 //! | a push or answer with nothing | empty; from a hub below, the count of its workers |
 //!
 //! If a hub below others broadcasts first weights, only those of the first machine count. Another machine sends no values.
 //!
-//! Each link has one such value, on the thread of its port. The value knows no rounds. It keeps at most one notice, and one
-//! round of bytes ahead, for each chunk.
+//! Each link has one such value, on the thread of its port. The value does not depend on rounds. It keeps at most one
+//! notice, and one round of bytes ahead, for each chunk.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -166,7 +166,7 @@ impl Expected {
         let is_line = bytes == line.bytes && offset.is_none_or(|offset| offset == line.offset);
         match is_line && is_allowed && immediate.content == Content::Gradient {
             true => Ok(()),
-            false => Err(format!("a line of hub {hub} over a link that has none, or at another place")),
+            false => Err(format!("a line of hub {hub} over a link without lines, or at another offset")),
         }
     }
 
@@ -191,7 +191,7 @@ impl Expected {
             }
             (Content::Nothing, _) => return Err("no bytes".into()),
             (Content::Ahead, _) if !of_hubs && self.wire.framing().is_none() => {}
-            (Content::Ahead, _) => return Err("bytes with their push, in this job".into()),
+            (Content::Ahead, _) => return Err("in this job the bytes together with the push".into()),
             (Content::Gradient | Content::Weights, _) => {}
         }
         if let Some(framing) = self.wire.framing() {

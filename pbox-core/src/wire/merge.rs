@@ -1,8 +1,8 @@
 //! Merging: the way in which an answer changes a worker's weights. The worker merges, and so does the hub in its shadow of
 //! the weights.
 //!
-//! Both ends must get the same bits, so both call these functions. Pure functions of memory: they know no frames and no
-//! rounds.
+//! Both ends must get the same bits, so both call these functions. Pure functions of memory: they do not depend on
+//! frames or rounds.
 
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -1,4 +1,4 @@
-//! The wire: the place and the form of each chunk in a job's windows. Pure functions, the same at both ends.
+//! The wire: the span and the form of each chunk in a job's windows. Pure functions, the same at both ends.
 //!
 //! Without compression, a window has the layout of the model, and the bare values of chunks cross. With compression, each
 //! chunk has room for two frames in both windows:
@@ -59,7 +59,7 @@ const LINES: usize = 4;
 /// The rank that the hub uses for the random numbers of its answers. No worker has this rank.
 const HUB: u32 = u32::MAX;
 
-/// The places of chunks in the windows of a job, and their form.
+/// The spans of chunks in the windows of a job, and the form of their bytes.
 #[derive(Clone, Debug)]
 pub struct Wire {
     layout: Arc<Layout>,
@@ -70,7 +70,7 @@ pub struct Wire {
     broadcasts: bool,
     /// The first chunk of each hub that steps and owns chunks. Empty if steps wait only for the pushes of their own chunk.
     hubs: Arc<[ChunkId]>,
-    /// Whether members pass on parts of the whole gradient from hub to hub.
+    /// Whether members pass each hub's part of the norm on to the other hubs.
     passes_on: bool,
     /// The rounds that are skipped because of their norm.
     skips: Skips,
@@ -248,7 +248,7 @@ impl Wire {
         chunks.iter().map(|&chunk| self.gradient_span(chunk)).chain(lines).collect()
     }
 
-    /// Whether members pass on parts of the whole gradient from hub to hub. They do if they have links to several hubs,
+    /// Whether members pass each hub's part of the norm on to the other hubs. They do if they have links to several hubs,
     /// which have no links to each other.
     pub fn passes_on(&self) -> bool {
         self.passes_on
@@ -299,7 +299,7 @@ impl Wire {
         }
     }
 
-    /// Returns the place of a chunk, or of a group of bare chunks, in weights windows. Panics beyond the last chunk.
+    /// Returns the span of a chunk, or of a group of bare chunks, in weights windows. Panics beyond the last chunk.
     pub fn weights_span(&self, chunk: ChunkId) -> Span {
         match &self.framing {
             None => self.layout.span(chunk),
@@ -307,7 +307,7 @@ impl Wire {
         }
     }
 
-    /// Returns the place of a chunk, or of a group of bare chunks, in gradient windows.
+    /// Returns the span of a chunk, or of a group of bare chunks, in gradient windows.
     pub fn gradient_span(&self, chunk: ChunkId) -> Span {
         let counted = |chunk| counted::span(&self.layout, ChunkId(chunk));
         match (self.has_counts(), self.layout.group(chunk)) {
@@ -437,7 +437,7 @@ impl Frames {
         self.elements * self.dtype.bytes()
     }
 
-    /// Returns the place of the frame of a kind in a window, if its payload has this many bytes.
+    /// Returns the span of the frame of a kind in a window, if its payload has this many bytes.
     pub fn frame(&self, kind: Kind, payload_bytes: usize) -> Span {
         let before = if kind == Kind::Raw { self.coded_bytes } else { 0 };
         Span { offset: self.span.offset + before, bytes: HEADER_BYTES + payload_bytes }
@@ -471,7 +471,7 @@ impl Frames {
         });
     }
 
-    /// Begins a raw frame among the chunk's bytes. Returns the place of its values.
+    /// Begins a raw frame among the chunk's bytes. Returns the bytes for its values.
     pub fn begin_raw<'a>(&self, bytes: &'a mut [u8]) -> &'a mut [u8] {
         let frame = &mut bytes[self.coded_bytes..];
         frame::write_header(frame, Kind::Raw, self.value_bytes());

@@ -3,7 +3,7 @@
 //! In tests each change is noted in the [`journal`](super::crash::journal), which may let it fail. After a
 //! simulated loss of power nothing changes any more. The shipped program contains no part of the journal.
 //!
-//! Called from any thread that may wait for a disk. Must not know what is in a file.
+//! Called from any thread that may wait for a disk. Must not depend on what is in a file.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -46,7 +46,7 @@ impl NewFile {
         }
     }
 
-    /// Writes bytes at a place in the file.
+    /// Writes bytes at an offset of the file.
     pub fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         #[cfg(test)]
         note(Change::WriteAt(&self.0, bytes, at))?;

@@ -1,7 +1,7 @@
 //! Errors of checkpoints, their files and their directory.
 //!
 //! Each message names the file or directory, and the next step. Text from a file is quoted and cut short, because it comes
-//! from outside. Must not know how files are read or written.
+//! from outside. Must not depend on how files are read or written.
 
 use std::io;
 use std::path::PathBuf;
@@ -81,7 +81,7 @@ pub enum CheckpointError {
     Mismatch { path: PathBuf, error: Mismatch },
 
     #[error(
-        "the checkpoint {path} is of this job over other hubs, and this is {}; start the job with the hubs that it had, \
+        "the checkpoint {path} is of this job over other hubs, and now this hub is {}; start the job with the hubs that it had, \
          in the same order; {ANEW}",
         if share.is_whole() { "its only hub".to_owned() } else { share.to_string() }
     )]

@@ -1,6 +1,6 @@
 //! A trained model as a plain safetensors file, which any program can read.
 //!
-//! Runs on the caller's thread. Must not know directories of checkpoints.
+//! Runs on the caller's thread. Must not depend on directories of checkpoints.
 
 use std::io::{self, Write};
 use std::path::Path;

@@ -7,10 +7,10 @@
 //!                weights of key 0, 1, ...; first state of key 0, 1, ...; second state ... -+
 //! ```
 //!
-//! The digest has a fixed place, so that it can be written last, and be replaced by zeros when it is
+//! The digest has a fixed position, so that it can be written last, and be replaced by zeros when it is
 //! computed.
 //!
-//! Plain functions; any thread. Must not know files.
+//! Plain functions; any thread. Must not depend on files.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -35,14 +35,14 @@ pub(super) const START: &str = "{\"__metadata__\":{\"digest\":\"";
 /// The number of bytes before the header, which contain its length.
 pub(super) const PREFIX_BYTES: usize = 8;
 
-/// The place of the digest in the file.
+/// The position of the digest in the file.
 pub(super) const DIGEST_AT: usize = PREFIX_BYTES + START.len();
 const _: () = assert!(DIGEST_AT == 35, "docs/formats.md says so");
 
 /// The digest's length: 128 bits in hexadecimal digits.
 pub(super) const DIGEST_BYTES: usize = 32;
 
-/// The digits that stand in the digest's place while the digest is computed.
+/// The digits that stand for the digest while the digest is computed.
 pub(super) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
 
 /// The prefix of the names of state tensors.
@@ -320,7 +320,7 @@ pub(super) fn entries(
 /// A file that will be written: everything except its values and its digest.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// The beginning of the file, up to the first value, with [`NO_DIGEST`] in the digest's place.
+    /// The beginning of the file, up to the first value, with [`NO_DIGEST`] for the digest.
     pub header: Vec<u8>,
     /// The tensors that follow the header.
     pub entries: Vec<Entry>,

@@ -12,7 +12,7 @@
 //! A job's name never has an `@`. So no job continues from the last two files, and no job's own file has such
 //! a name.
 //!
-//! Shared by the threads that save and load. Must not know the values in a file.
+//! Shared by the threads that save and load. Must not depend on the values in a file.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 //! The digest comes before the values, and bytes that were sent cannot be changed. So the whole file is made
 //! before its first byte is sent.
 //!
-//! Owned by the thread that makes it. Must not know the clients.
+//! Owned by the thread that makes it. Must not depend on the clients.
 
 use pbox_core::{Share, Snapshot};
 

@@ -1,7 +1,7 @@
 //! The jobs that have checkpoints, and which of them are the oldest. Each run without a chosen name is a separate job, and
 //! most of these jobs are never continued.
 //!
-//! Shared by the threads that save and load. Must not know which jobs the hub has now.
+//! Shared by the threads that save and load. Must not depend on which jobs the hub has now.
 
 use std::collections::HashMap;
 use std::io;

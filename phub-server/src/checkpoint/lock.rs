@@ -5,11 +5,12 @@
 //!   .phub-lock             flock on this file, too: a network file system shows this lock to hubs of other machines
 //! ```
 //!
-//! The lock file is empty, and only the hub's user can open it. A symbolic link in its place is an error. The
+//! The lock file is empty, and only the hub's user can open it. A symbolic link with its name is an error. The
 //! kernel names the process that has a lock. A process id written into the file would not do, because it
 //! stays when its process ends.
 //!
-//! Owned by the thread that opens the directory, and by the threads that save. Must not know checkpoints.
+//! Owned by the thread that opens the directory, and by the threads that save. Must not depend on
+//! checkpoints.
 
 use std::fs::{File, OpenOptions};
 use std::io;

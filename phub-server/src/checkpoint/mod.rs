@@ -9,8 +9,8 @@
 //! files a loss of power leaves. `docs/formats.md` has the format, `docs/decisions/0010-checkpoint-files.md`
 //! the reasons.
 //!
-//! Called from any thread that may wait for a disk, never from a core's. Must not know cores, workers, or how
-//! a snapshot was made.
+//! Called from any thread that may wait for a disk, never from a core's. Must not depend on cores, workers,
+//! or on how a snapshot was made.
 
 #[cfg(test)]
 mod crash;

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A job's name never has an `@`, so no job's own file has such a name. This module has plain functions, and
-//! must not know files.
+//! must not depend on files.
 
 use pbox_core::control::check_job_name;
 use pbox_core::{Round, Share};

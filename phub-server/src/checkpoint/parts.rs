@@ -3,7 +3,7 @@
 //! A round is *whole* when every hub of the job has its part of the round. A single hub cannot know whether a
 //! round is whole. So a hub keeps each part until it is notified that the part is not needed any more.
 //!
-//! Shared by the threads that save and load. Must not know other hubs.
+//! Shared by the threads that save and load. Must not depend on other hubs.
 
 use std::fs::File;
 use std::path::PathBuf;

@@ -4,7 +4,7 @@
 //! for the values. No value is returned before the digest is checked. The memory needed is the length of the
 //! file, and a small multiple of its header while the header is read.
 //!
-//! Owned by the thread that loads. Must not know directories.
+//! Owned by the thread that loads. Must not depend on directories.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -110,7 +110,7 @@ pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), D
 }
 
 /// Returns the error for a file with another version. The version may be newer, or one of its digits damaged;
-/// the digest tells. Every version has the same digest in the same place.
+/// the digest tells. Every version has the same digest at the same position.
 fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file_bytes: u64) -> DecodeError {
     let written = header.get(DIGEST_AT..DIGEST_AT + DIGEST_BYTES).unwrap_or_default();
     let written = String::from_utf8_lossy(written).into_owned();
@@ -475,7 +475,7 @@ impl Decoded {
         self.numbers.iter().map(of).collect()
     }
 
-    /// Returns, for each key, the places in the values where its tensors begin. The file must have exactly
+    /// Returns, for each key, the indices of the values at which its tensors begin. The file must have exactly
     /// the job's tensors.
     fn starts(&self, keys: usize, entries: &[Entry]) -> Result<Vec<RestoredKey>, Mismatch> {
         let elements = |key: &Key| key.elements().expect("checked with the header") as usize;

@@ -11,7 +11,7 @@
 //! files of jobs `.` and `..` are `..safetensors` and `...safetensors`.
 //!
 //! Shared by the threads that save and load. If two saves of one job end at the same time, the later state
-//! stays. Must not know the contents of a file.
+//! stays. Must not depend on the contents of a file.
 
 use std::fs::File;
 use std::io;
@@ -168,10 +168,10 @@ impl CheckpointStore {
         }
     }
 
-    /// Makes `snapshot` the checkpoint of a job, or the share's part for its round. Returns the length of the
-    /// file. On return, the file is on the disk. An error says whether the previous file was replaced: only
-    /// the very last step can fail after that. A state that is not finite replaces no file, and is kept under
-    /// another name.
+    /// Saves `snapshot` as the newest checkpoint of a job. In a job over several hubs, saves it as this hub's
+    /// part for its round. Returns the length of the file. On return, the file is on the disk. An error says
+    /// whether the previous file was replaced: only the very last step can fail after that. A state that is
+    /// not finite replaces no file, and is kept under another name.
     pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
         let path = self.file_of(job, share, snapshot.round())?;
         if snapshot.selection() != Selection::All {

@@ -7,7 +7,7 @@
 //!                                  a value that is not finite: renamed to another file, previous file untouched
 //! ```
 //!
-//! Owned by the thread that saves. Must not know the cores.
+//! Owned by the thread that saves. Must not depend on the cores.
 
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};

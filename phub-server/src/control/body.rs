@@ -1,6 +1,6 @@
 //! Reads the body of a request within the limits, or refuses the request with an error.
 //!
-//! Runs on the control thread. Must not know the meaning of a body.
+//! Runs on the control thread. Must not depend on the meaning of a body.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! The connections of the control port: accepted up to a bound, and closed when a client exceeds the limits. Runs on the
-//! control thread. Must not know the requests.
+//! control thread. Must not depend on the requests.
 
 use std::io;
 use std::sync::Arc;

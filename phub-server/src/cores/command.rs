@@ -1,7 +1,8 @@
 //! Commands: work that a core thread does between two turns, as data that can be printed.
 //!
 //! A command names its job by number, and a worker by its rank. Windows, links and shards have no numbers
-//! yet, so a command carries them. This module knows no core: [`obey`](super::obey) carries commands out.
+//! yet, so a command carries them. This module does not depend on cores: [`obey`](super::obey) carries
+//! commands out.
 
 use std::fmt;
 use std::sync::Arc;

@@ -33,7 +33,7 @@ pub(crate) struct Meters {
 #[derive(Debug)]
 pub(crate) struct Unheard {
     begun: Instant,
-    /// The time in nanoseconds plus one; 0 if no command waits.
+    /// The time from `begun` to the first waiting command, in nanoseconds, plus one; 0 if no command waits.
     since: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! The refusal of a request. Must not know HTTP.
+//! The refusal of a request. Must not depend on HTTP.
 
 use coordinator::{JobEnded, Refused};
 use pbox_core::Round;

@@ -1,4 +1,4 @@
-//! A thread of its own for work that waits for the disk or for other hubs. Must not know the work.
+//! A thread of its own for work that waits for the disk or for other hubs. Must not depend on the work.
 
 use pbox_core::control::RefusalCode;
 use tokio::sync::oneshot;

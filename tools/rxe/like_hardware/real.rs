@@ -12,7 +12,7 @@ const REAL: [&str; 4] = [
     "/usr/lib/libibverbs.so.1",
 ];
 const RTLD_NOW: c_int = 2;
-/// Drivers find the real library's private functions among the global ones.
+/// The flag of `dlopen` that makes the library's symbols global. The drivers of NICs look up its private functions there.
 const RTLD_GLOBAL: c_int = 0x100;
 
 unsafe extern "C" {

@@ -1,6 +1,6 @@
 //! Newtype numbers of the machine's parts, so that a cpu number is never used as a node number.
 //!
-//! This module must not know what the parts are made of.
+//! This module must not depend on what the parts are made of.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The machine as plain data.
 //!
-//! This module must not know where the data came from, apart from its name ([`Source`]), or what it is used
-//! for.
+//! This module must not depend on where the data came from, apart from its name ([`Source`]), or on what it
+//! is used for.
 //!
 //! ```text
 //!   Host ── sockets ── nodes (NUMA) ── cpus (one per hardware thread; CoreId tells siblings apart)

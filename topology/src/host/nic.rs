@@ -1,7 +1,7 @@
 //! A network interface as placement sees it: its locality, its speed, its names.
 //!
 //! One [`Nic`] is one device, not one port. An RDMA device and its net devices are one NIC with all their
-//! names. This module must not know how a NIC was found, and has no addresses and peers.
+//! names. This module must not depend on how a NIC was found, and has no addresses and peers.
 
 use super::ids::{NodeId, SocketId};
 use super::pci::PciAddress;

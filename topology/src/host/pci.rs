@@ -1,6 +1,6 @@
 //! The address of a PCI function.
 //!
-//! This module must not know which devices exist.
+//! This module must not depend on which devices exist.
 
 use std::fmt;
 use std::str::FromStr;

@@ -3,7 +3,7 @@
 //!
 //! Every claimant gets its first seat before any claimant gets a second, so that no NIC is idle. Each further
 //! seat goes to the claimant with the greatest weight / (2 * seats + 1). This favours neither large claimants
-//! nor small ones. This module must not know what the claimants are.
+//! nor small ones. This module must not depend on what the claimants are.
 
 use std::cmp::Ordering;
 

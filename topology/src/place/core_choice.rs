@@ -1,7 +1,7 @@
 //! The choice of the cpus that become owners.
 //!
-//! This module must not know items, or which NIC a core will get. It knows only the speed of the NICs near
-//! each node.
+//! This module must not depend on items, or on which NIC a core will get. It uses only the speed of the NICs
+//! near each node.
 
 use super::nic_choice::UsedNic;
 use super::wiring::{NodeCores, groups, home_groups};

@@ -1,6 +1,6 @@
 //! Longest processing time first: the rule that balances items over cores.
 //!
-//! This module must not know cores: it knows only weights, bins and shares.
+//! This module must not depend on cores: it uses only weights, bins and shares.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

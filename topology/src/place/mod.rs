@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Placement is a pure function without clock, randomness or hash order: equal inputs give equal plans on
-//! every machine and build. This module must not know what an item is, and must not read the machine itself.
+//! every machine and build. This module must not depend on what an item is, and must not read the machine
+//! itself.
 
 mod apportion;
 mod core_choice;
@@ -82,7 +83,7 @@ pub enum PlaceError {
     /// The request was for 0 cores.
     #[error("placement: asked for 0 cores, expected at least 1; omit the choice to use every core")]
     NoCores,
-    /// The process may run on no cpu of this host.
+    /// The process is not allowed to run on any cpu of this host.
     #[error(
         "placement: none of the host's {cpus} cpus is allowed to this process; widen its cpuset or affinity mask"
     )]

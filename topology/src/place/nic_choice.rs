@@ -1,6 +1,6 @@
 //! The choice of the NICs that a placement uses, and the weight of each.
 //!
-//! This module must not know cores.
+//! This module must not depend on cores.
 
 use super::{NicChoice, PlaceError};
 use crate::host::{Host, Nic, NicId, NodeId, SocketId};

@@ -1,6 +1,6 @@
 //! The result of a placement: the owner and the NIC of each item, the balance, and the reasons.
 //!
-//! This module must not know how the plan was decided.
+//! This module must not depend on how the plan was decided.
 
 use super::lpt::lpt_by_share;
 use super::nic_choice::UsedNic;

@@ -7,7 +7,7 @@
 //!   cores whose node has no NIC      use NICs of their socket, otherwise any NICs
 //! ```
 //!
-//! This module must not know items.
+//! This module must not depend on items.
 
 use super::nic_choice::UsedNic;
 use super::{apportion, lpt};

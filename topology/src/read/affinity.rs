@@ -1,8 +1,8 @@
 //! The cpus on which this process may run, read from `/proc/self/status`.
 //!
 //! The mask is read as text, because the system call would need `unsafe`. The file shows the mask of the main
-//! thread, even if the calling thread is already pinned to one cpu. This module must not know the rest of the
-//! machine.
+//! thread, even if the calling thread is already pinned to one cpu. This module must not depend on the rest
+//! of the machine.
 
 use crate::cpulist;
 use std::path::Path;

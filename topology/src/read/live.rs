@@ -1,7 +1,7 @@
 //! The machine this process runs on, from hwloc and sysfs together.
 //!
 //! hwloc is better for the tree and for PCI locality, and sysfs for net devices, port speeds and soft-RoCE.
-//! This module must not know how either reader works.
+//! This module must not depend on how either reader works.
 
 use super::survey::Survey;
 use super::{HostError, affinity, sysfs};

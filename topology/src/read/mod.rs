@@ -6,7 +6,7 @@
 //!   synthetic                        ┘
 //! ```
 //!
-//! This module must not know what the host is used for.
+//! This module must not depend on what the host is used for.
 
 mod affinity;
 #[cfg(feature = "hwloc")]

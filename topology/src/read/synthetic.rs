@@ -1,7 +1,7 @@
 //! A machine from a short description; the grammar is in [`Host::from_synthetic`](crate::Host::from_synthetic).
 //!
 //! hwloc also has synthetic strings, but without NICs, so this crate has its own grammar. This module must
-//! not know any real machine.
+//! not depend on any real machine.
 
 use crate::host::{CpuId, Nic, NicKind, NodeId, SocketId, Source, Speed, SpeedSource};
 use crate::read::survey::{FoundCpu, FoundNode, Survey};

@@ -1,6 +1,6 @@
 //! Host and plan as text for a terminal.
 //!
-//! This module must not know how the plan was made.
+//! This module must not depend on how the plan was made.
 
 use crate::amount::{self, count};
 use crate::cpulist;

@@ -191,7 +191,7 @@ pub unsafe extern "C" fn phub_config_place(
         let layout = layout.map_err(|error| Failure::invalid(error.to_string()))?;
         if key as usize >= layout.keys().len() {
             return Err(Failure::invalid(format!(
-                "key {key} does not exist; there are {}",
+                "key {key} does not exist; the job has {} keys, numbered from 0",
                 layout.keys().len()
             )));
         }

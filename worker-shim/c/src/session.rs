@@ -94,7 +94,10 @@ impl PhubSession {
     fn memory(&self, key: u32) -> Result<KeyMemory, Failure> {
         let keys = self.background.keys();
         let none = || {
-            Failure::invalid(format!("key {key} does not exist; there are {}, numbered from 0", keys.len()))
+            Failure::invalid(format!(
+                "key {key} does not exist; the job has {} keys, numbered from 0",
+                keys.len()
+            ))
         };
         keys.get(key as usize).copied().ok_or_else(none)
     }

@@ -1,6 +1,6 @@
 //! Exceptions: a class for each cause. The message has the whole chain of reasons.
 //!
-//! Knows every error of sessions and hubs, and none of their calls.
+//! Depends on every error of sessions and hubs, but not on their calls.
 
 use std::error::Error as Cause;
 

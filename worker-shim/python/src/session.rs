@@ -344,8 +344,11 @@ impl Session {
     fn key(&self, key: u32) -> PyResult<(&Key, &worker_shim::KeyMemory)> {
         let mut keys = self.background.layout().keys().iter().zip(self.background.keys());
         let count = keys.len();
-        keys.nth(key as usize)
-            .ok_or_else(|| OrderError::new_err(format!("key {key} does not exist; there are {count}")))
+        keys.nth(key as usize).ok_or_else(|| {
+            OrderError::new_err(format!(
+                "key {key} does not exist; the job has {count} keys, numbered from 0"
+            ))
+        })
     }
 }
 

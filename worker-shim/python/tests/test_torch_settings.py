@@ -203,7 +203,7 @@ def test_multipliers_of_a_session_are_those_of_all_its_keys(hub):
         for wrong, words in (({"a": (1, 1)}, "'b' is missing"), ({"a": (1, 1), "b": (1, 1), "c": (1, 1)}, "'c' is not one of")):
             with pytest.raises(phub.SettingsError, match=words):
                 session.set_optimizer(phub.Momentum(1.0, 0.0), wrong)
-        with pytest.raises(phub.SettingsError, match="optimizer is momentum, and these numbers are of sgd"):
+        with pytest.raises(phub.SettingsError, match="optimizer is momentum, and the new hyperparameters are of sgd"):
             session.set_optimizer(phub.Sgd(1.0))
         with pytest.raises(phub.SettingsError, match="momentum is 1; expected a finite number from 0 to below 1"):
             session.set_optimizer(phub.Momentum(1.0, 1.0))

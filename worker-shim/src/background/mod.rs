@@ -12,7 +12,7 @@
 //!             ---> notes        ---> times of the forward pass, for the planner
 //! ```
 //!
-//! Must not know tensors' types, nor what its callers compute.
+//! Must not depend on tensors' types, or on what its callers compute.
 
 mod notes;
 mod shared;
@@ -73,7 +73,7 @@ impl From<SessionError> for BackgroundError {
     }
 }
 
-/// The place of a key in this process's memory. It is valid while its [`Memory`] is held.
+/// The addresses of a key in this process's memory. It is valid while its [`Memory`] is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyMemory {
     /// The address of the gradient. The caller may write it while the key is not in flight. `None` if the
@@ -296,7 +296,7 @@ impl Background {
         self.shared.times()
     }
 
-    /// Returns the place of each key in memory. The addresses are valid while [`memory`](Self::memory) is
+    /// Returns the addresses of each key in memory. The addresses are valid while [`memory`](Self::memory) is
     /// held.
     pub fn keys(&self) -> &[KeyMemory] {
         &self.joined.keys

@@ -1,7 +1,7 @@
 //! The session's thread: takes the callers' orders, drives the exchange, and sleeps in the port until
 //! something arrives or a caller wakes it. An idle thread wakes twice a second.
 //!
-//! Owns the session. Knows no caller.
+//! Owns the session. Does not depend on its callers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -16,7 +16,7 @@
 //! save nothing. Frames with checksums must not be rewritten while they are sent, and a codec encodes only
 //! once a push. In these cases nothing is sent ahead.
 //!
-//! Part of the exchange, on the worker's thread. Knows no transport.
+//! Part of the exchange, on the worker's thread. Does not depend on the transport.
 
 use fabric::{LinkId, Port, Span};
 use pbox_core::{ChunkId, Content, Immediate, KeyId, Round};

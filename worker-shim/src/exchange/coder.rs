@@ -1,7 +1,7 @@
 //! The coder. It holds a worker's gradients, encodes them into frames, and decodes frames into the worker's
 //! weights.
 //!
-//! Owned by the worker's windows. Knows chunks, codecs and rounds; neither keys nor links. Allocates nothing after
+//! Owned by the worker's windows. Depends on chunks, codecs and rounds, but not on keys or links. Allocates nothing after
 //! [`Coder::new`].
 //!
 //! ```text

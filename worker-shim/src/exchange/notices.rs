@@ -1,7 +1,7 @@
 //! Arrivals that are not plain answers. They are notices of a schedule that pulls, requests to push a chunk again,
 //! answers before the first known round, and violations of the protocol.
 //!
-//! Part of the exchange, on the worker's thread. Knows that keys are pulled, but not which keys together.
+//! Part of the exchange, on the worker's thread. Does not depend on which keys are pulled together.
 
 use fabric::{LinkId, Port};
 use pbox_core::{ChunkId, Content, Immediate, KeyId};

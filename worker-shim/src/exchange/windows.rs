@@ -1,8 +1,8 @@
 //! A worker's windows: gradients that it writes, and weights that it reads. In a compressed job both windows
 //! hold frames. Gradients and weights then lie in private memory, and `coder` translates between the two.
 //!
-//! On the `unsafe` list: reading the weights window while the protocol forbids the hub to write. Knows spans,
-//! but no rounds; `exchange` decides when a key may be touched.
+//! On the `unsafe` list: reading the weights window while the protocol forbids the hub to write. Depends on spans, but not on
+//! rounds; `exchange` decides when a key may be touched.
 
 use std::sync::Arc;
 

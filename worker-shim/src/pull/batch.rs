@@ -1,7 +1,7 @@
 //! Batches of layers: the layers whose weights are pulled together, so that pulling overlaps the forward pass
 //! (iBatch).
 //!
-//! Pure functions of a profile. They know neither keys nor links nor clocks.
+//! Pure functions of a profile. They do not depend on keys, links or clocks.
 //!
 //! ```text
 //!   pulls    [Ts| batch 1 ][Ts| batch 2      ][Ts| batch 3 ]        back to back

@@ -1,8 +1,8 @@
 //! Plans batches from the measured times of pulls and of the caller's computing. A profile gives a plan. When
 //! the plan's prediction fails, a new profile is made.
 //!
-//! Owned by the session, which reports each event with its time. Reads no clock, and knows neither links nor
-//! bytes.
+//! Owned by the session, which reports each event with its time. Reads no clock, and does not depend on links
+//! or bytes.
 //!
 //! ```text
 //!   round:  due(batch) there(batch) ... asked(key) used(key) ...     end_of_round -> new batches?

@@ -1,6 +1,6 @@
 //! Pushes that are not a plain gradient: no gradient, new weights, or a gradient that leaves before its push.
 //!
-//! Runs on the caller's thread. Must not know what the hub does with the pushes.
+//! Runs on the caller's thread. Must not depend on what the hub does with the pushes.
 
 use pbox_core::{Compression, Consistency, Content, KeyId, LevelTerms};
 

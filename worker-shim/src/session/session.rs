@@ -2,7 +2,7 @@
 //! wait for an answer. `drive` has other ways to drive the exchange, `join` has the first call, and `hubs`
 //! has the calls over the control port.
 //!
-//! Runs on the caller's thread. Decides when to give up; does not know how answers arrive. Must not know how
+//! Runs on the caller's thread. Decides when to give up; does not depend on how answers arrive, or on how
 //! gradients are summed.
 
 use std::sync::Arc;

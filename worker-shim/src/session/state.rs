@@ -1,6 +1,6 @@
-//! The state with which a job begins: weights and optimizer state from another place, which rank 0 brings.
+//! The state with which a job begins: weights and optimizer state from outside the job, which rank 0 brings.
 //!
-//! Read on the thread that joins. Must not know where the state comes from.
+//! Read on the thread that joins. Must not depend on where the state comes from.
 
 use std::io::Read;
 

@@ -1,6 +1,7 @@
 //! The time of a session by activity: computing, pushing, or waiting for the hub.
 //!
-//! Runs on the session's thread, or under the lock of a background session's callers. Knows no links.
+//! Runs on the session's thread, or under the lock of a background session's callers. Does not depend on
+//! links.
 //!
 //! ```text
 //!   computing | push | computing | push | wait: spins, sleeps | computing

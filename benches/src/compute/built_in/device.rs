@@ -1,5 +1,5 @@
 //! The device that a built-in trace imitates, as a roofline. Arithmetic and memory traffic overlap, so a
-//! layer takes as long as the slower of the two. This module must not know a network.
+//! layer takes as long as the slower of the two. This module must not depend on a network.
 
 use super::network::LayerWork;
 

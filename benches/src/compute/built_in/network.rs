@@ -3,7 +3,7 @@
 //! A layer is one product (a convolution or a linear layer) with the normalization and the activation after
 //! it. Its keys are one of two or more dimensions, and the keys of one dimension that follow. Pooling,
 //! concatenation and residual additions are left out, because they are a few percent of the traffic. This
-//! module must not know a particular network, or a device.
+//! module must not depend on a particular network, or a device.
 
 use pbox_core::Key;
 

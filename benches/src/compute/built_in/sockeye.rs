@@ -2,7 +2,7 @@
 //!
 //! A layer is a group of keys that are needed at the same time. The decoder's step needs its recurrent
 //! layers, the attention's query and the hidden projection before the first word. It has their gradients only
-//! when the backward pass has reached the first word. This module must not know a device.
+//! when the backward pass has reached the first word. This module must not depend on a device.
 
 use pbox_core::Key;
 

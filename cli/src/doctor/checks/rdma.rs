@@ -64,7 +64,7 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
         ),
         Err(error) => need.missing(NAME, format!("the kernel has {in_kernel}; {error}"), uverbs),
         Ok(devices) if devices.is_empty() && !found.kernel.for_programs => {
-            need.missing(NAME, format!("the kernel has {in_kernel}, and no program gets at them: no ib_uverbs"), uverbs)
+            need.missing(NAME, format!("the kernel has {in_kernel}, but programs cannot use them: ib_uverbs is not loaded"), uverbs)
         }
         Ok(devices) => {
             let is_shown = |name: &&String| devices.iter().any(|device| device.name == **name);
@@ -75,11 +75,11 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
             match (names.is_empty(), hidden.is_empty()) {
                 (_, true) => Check::pass(NAME, names.join(", ")),
                 (true, _) => {
-                    need.missing(NAME, format!("the kernel has {in_kernel}, and no provider of libibverbs knows them"), fix)
+                    need.missing(NAME, format!("the kernel has {in_kernel}, and no provider of libibverbs supports them"), fix)
                 }
                 (false, _) => Check::warn(
                     NAME,
-                    format!("{}; no provider of libibverbs knows {}", names.join(", "), hidden.join(", ")),
+                    format!("{}; no provider of libibverbs supports {}", names.join(", "), hidden.join(", ")),
                     fix,
                 ),
             }

@@ -51,7 +51,7 @@ pub enum Purpose {
     Follow(u64),
 }
 
-/// The place of a cut for a snapshot.
+/// The round of a cut for a snapshot, and the hubs that are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum CutAt {

@@ -17,8 +17,8 @@
 //! | each of these states | the member leaves a job that keeps its rank taken | `Left` |
 //! | `Leaving` | a core has removed the member | `Leaving`; after the last core the rank is free |
 //!
-//! Every other event changes nothing, because a core's report may be late. Owned by the job. Knows no job, no core and no
-//! news.
+//! Every other event changes nothing, because a core's report may be late. Owned by the job. Does not depend on jobs,
+//! cores or news.
 
 use std::time::{Duration, Instant};
 

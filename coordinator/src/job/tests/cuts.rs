@@ -16,7 +16,7 @@ enum Event {
     Admit,
     /// A hub takes its next step. Its chunks have reached this round.
     Step(usize, u32),
-    /// A request of hub 0 is delivered. The number is its place among the requests that were not delivered.
+    /// A request of hub 0 is delivered. The number is its index among the requests that were not delivered.
     Deliver(usize),
     /// A request of hub 0 is delivered a second time. Nobody waits for this answer.
     Repeat(usize),

@@ -1,7 +1,7 @@
 //! libibverbs. It is loaded once, when RDMA is first requested, so the same program runs on machines without
 //! it.
 //!
-//! This file is on the `unsafe` list. Any thread may use the library. This module knows no device.
+//! This file is on the `unsafe` list. Any thread may use the library. This module does not depend on devices.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::io;

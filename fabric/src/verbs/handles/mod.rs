@@ -1,7 +1,7 @@
 //! The handles of libibverbs. Each kind of handle has its own type, which destroys the handle and holds its
 //! parent.
 //!
-//! Most files are on the `unsafe` list. This module knows nothing of links.
+//! Most files are on the `unsafe` list. This module does not depend on links.
 
 #[allow(unsafe_code)]
 pub(super) mod chain;

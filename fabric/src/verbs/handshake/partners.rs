@@ -5,11 +5,11 @@
 //!   1. a map of the user           mlx5_0=mlx5_2
 //!   2. else a common subnet        10.0.3.4/24 -- 10.0.3.9/24
 //!   3. several NICs in the subnet: the same name, mlx5_3 -- mlx5_3
-//!   4. the remaining NICs: by their place in the order of names
+//!   4. the remaining NICs: by their position in the order of names
 //! ```
 //!
 //! By default, all InfiniBand is in fe80::/64, and rails of /31 have no common subnet. In both cases names
-//! and places decide.
+//! and positions decide.
 
 use std::cmp::Ordering;
 
@@ -75,7 +75,7 @@ fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
 }
 
 /// Pairs NICs of the hub with NICs of the joiner, so that each NIC has a partner. NICs with the same name are
-/// paired first, and then the others by their places.
+/// paired first, and then the others by their positions.
 fn deal(
     hub: &[&Address],
     of_hub: &[usize],

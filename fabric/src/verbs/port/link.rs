@@ -1,7 +1,7 @@
 //! A link's queue pair with its requests and counts.
 //!
-//! A handshake's thread makes and connects it; then the port's thread owns it. It knows its windows as
-//! addresses and keys, and not the state of the link in its port.
+//! A handshake's thread makes and connects it; then the port's thread owns it. It has its windows as
+//! addresses and keys, and does not depend on the state of the link in its port.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Depths {
         self.sends * self.each + FENCES
     }
 
-    /// Returns the most completions after a queue pair failed: then each request in its queues completes.
+    /// Returns the highest number of completions that can come when the queue pair fails: one for each request in its queues.
     fn completions(self) -> u32 {
         self.send_requests().saturating_add(self.receives)
     }

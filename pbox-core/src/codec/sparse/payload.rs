@@ -1,4 +1,4 @@
-//! The payload of `topk` and `dgc`: some of a chunk's values, and their places.
+//! The payload of `topk` and `dgc`: some of a chunk's values, and the indices of their elements.
 //!
 //! ```text
 //!   count: u32 | indices, ascending: u16 or u32 each | values: f32 each      for few values
@@ -17,7 +17,7 @@ use crate::codec::number::finite;
 /// The length of the count, in bytes.
 const COUNT: usize = 4;
 
-/// The form in which a payload has the places of its values.
+/// The form in which a payload says which elements have a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Indices,
@@ -111,7 +111,7 @@ impl<'a> Parts<'a> {
         Some(Parts { shape, places, values: values.as_chunks().0 })
     }
 
-    /// Returns the places in the order of the payload. A place may lie beyond the last element.
+    /// Returns the indices of the elements with a value, in the order of the payload. An index may be beyond the last element.
     fn places(&self) -> impl Iterator<Item = usize> {
         let bits = if self.shape.form == Form::Bits { self.places } else { &[] };
         let indices = if self.shape.form == Form::Indices { self.places } else { &[] };
@@ -131,8 +131,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Calls `act` with the place and the value of each value of a payload. The place is always below `elements`. Does nothing
-/// if the payload's length is wrong.
+/// Calls `act` with the index and the value of each element that has a value in a payload. The index is always below
+/// `elements`. Does nothing if the payload's length is wrong.
 pub(super) fn for_each(elements: usize, payload: &[u8], mut act: impl FnMut(usize, f32)) {
     let Some(parts) = Parts::parse(elements, payload) else { return };
     for (place, value) in parts.places().zip(parts.values) {
@@ -176,7 +176,7 @@ pub(super) fn check_payload(
     }
 }
 
-/// Checks that there are as many places as values, and that they ascend and exist.
+/// Checks that there are as many indices as values, and that the indices ascend and exist.
 fn check_places(parts: &Parts) -> Result<(), PayloadError> {
     let Shape { elements, count, .. } = parts.shape;
     let (mut places, mut least) = (0, 0);

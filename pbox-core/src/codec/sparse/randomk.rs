@@ -1,4 +1,4 @@
-//! `randomk`: sends values at random places, unchanged. The other values are kept and added to the next values (Stich et
+//! `randomk`: sends the values of random elements, unchanged. The other values are kept and added to the next values (Stich et
 //! al., "Sparsified SGD with Memory", 2018). Values are not scaled up to make them unbiased, because the kept values are
 //! sent later.
 //!
@@ -6,10 +6,10 @@
 //!   key of the random numbers: u64 | values: f32 each
 //! ```
 //!
-//! Both ends draw the places from the key, so the payload has no places. The chunk is cut into one run for each value that
+//! Both ends draw the elements from the key, so the payload has no indices. The chunk is cut into one run for each value that
 //! is sent. The runs start at a random element, and continue from the chunk's end to its start. One element of each run is
 //! drawn. The paper draws any set of that size. Here, too, each element is sent with the same probability, and the paper's
-//! proof needs no more. Places are distinct and nearly ascending without a table.
+//! proof needs no more. The indices are distinct and nearly ascending without a table.
 
 use super::topk::{add_to_state, count};
 use crate::codec::draw::Key;
@@ -62,7 +62,7 @@ pub fn add(ratio: f32, payload: &[u8], sum: &mut [f32]) {
     }
 }
 
-/// Draws `count` distinct places below `elements`.
+/// Draws `count` distinct indices below `elements`.
 fn places(key: Key, elements: usize, count: usize) -> impl Iterator<Item = usize> {
     let below = |random: u32, bound: usize| ((u64::from(random) * bound as u64) >> 32) as usize;
     let start = below(key.at(u32::MAX), elements);

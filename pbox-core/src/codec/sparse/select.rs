@@ -43,7 +43,7 @@ impl Chosen {
         Chosen { threshold, equal: count - above as usize }
     }
 
-    /// Calls `act` with the place and the value of each selected value, in order.
+    /// Calls `act` with the index and the value of each selected element, in order.
     #[inline(always)]
     pub(super) fn for_each(self, values: &[f32], mut act: impl FnMut(usize, f32)) {
         let mut equal = self.equal;
@@ -68,7 +68,7 @@ impl Chosen {
     }
 }
 
-/// The places of the one bits in a number, ascending.
+/// The indices of the one bits in a number, ascending.
 pub(super) struct Ones(pub(super) u64);
 
 impl Iterator for Ones {

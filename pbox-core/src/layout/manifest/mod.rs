@@ -2,7 +2,7 @@
 //!
 //! Functions that check a list ([`check`]), find where two lists differ ([`first_difference`]), and read a list from the
 //! header of a safetensors file ([`from_safetensors`]). Lists come from workers and files, so everything is checked and has
-//! a limit. Any thread may call these functions. Must not know files, sockets, chunks or values.
+//! a limit. Any thread may call these functions. Must not depend on files, sockets, chunks or values.
 
 mod difference;
 mod error;

@@ -11,7 +11,7 @@
 //! same files, and the tests compare them.
 //!
 //! The header comes from outside. Every field is checked, and memory stays a small multiple of the header's size. Must not
-//! know files: the caller reads the bytes.
+//! depend on files: the caller reads the bytes.
 
 use std::fmt;
 

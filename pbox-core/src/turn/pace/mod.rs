@@ -89,7 +89,7 @@ pub(crate) trait Pace: Sized {
     /// Returns the round in flight of the chunk at a place.
     fn round(&self, place: usize) -> Round;
 
-    /// Whether the chunk at a place is in the state for a snapshot before a round.
+    /// Whether the chunk at a place can now be copied into a snapshot before a round.
     fn has_come_to(&self, place: usize, round: Round) -> bool {
         self.round(place) == round
     }

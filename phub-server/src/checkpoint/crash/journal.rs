@@ -9,7 +9,7 @@
 //! A rename is one change of two names, as on every journaling file system. On ext4 and XFS the order is kept: if
 //! a change of a name is on the disk, all earlier changes are, too. The sync of a file does not sync its name.
 //!
-//! Must not know checkpoints.
+//! Must not depend on checkpoints.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};

@@ -8,7 +8,7 @@
 //!   the job fails there  --heartbeat-->       it fails here, for the same reason
 //! ```
 //!
-//! This module must not know single workers.
+//! This module must not depend on single workers.
 
 mod follow;
 mod joined;

@@ -95,7 +95,7 @@ impl Registry {
             (id, rank, words, stops && !is_worker && !state.spec.goes_on())
         };
         if ends && let Err(why) = self.end_at_cut(id, &why).await {
-            tracing::warn!(job, why, "the job could not be ended between two rounds");
+            tracing::warn!(job, why, "the job's last round could not be completed and saved");
         }
         let cause = if hub_lost { Cause::HubLost } else { Cause::Other };
         self.lose(&mut self.lock(), id, rank, cause, &why);

@@ -248,7 +248,7 @@ fn check_offer(
     }
     if !(Round(1)..Round::LIMIT).contains(&before) {
         return Err(format!(
-            "a state before round {}: expected 1, the round after the broadcast, or more, below {}",
+            "a state before round {}: expected a round from 1, which follows the broadcast, to below {}",
             before.0,
             Round::LIMIT.0
         ));
@@ -256,8 +256,8 @@ fn check_offer(
     let (keys, seen) = (job.spec.terms.keys.len(), steps.map_or(0, <[u32]>::len));
     if steps.is_some() && seen != keys {
         return Err(format!(
-            "a state with the steps of {seen} keys: expected those of the job's {keys}, or none if all keys \
-             have made one in each round"
+            "a state with numbers of steps for {seen} keys: expected a number for each of the job's {keys} keys, or \
+             none if every key has made a step in each round"
         ));
     }
     if !optimizer.keeps_weights() {

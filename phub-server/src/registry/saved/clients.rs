@@ -94,12 +94,12 @@ impl Registry {
         Ok(Arc::new(StateFile::new(file, turn, gone)))
     }
 
-    /// Makes room for the copy of clients that wait while the newest copy is read: the newest one becomes the older one, and
-    /// gives up its turn. If there is an older one, the clients who read it must be faster. The caller has no lock.
+    /// Makes room for a new copy, if clients wait for one. Without an older copy, the newest copy becomes the older one, and the
+    /// waiting clients have their turn. Otherwise the readers of the older copy must be faster. Call it without the lock.
     fn make_room(&self, id: JobId) {
         let read = self.of_job(id, |_, job| {
             let copies = &mut job.checkpoints.copies;
-            // Each file that is upgraded leaves the lock: this may be its last owner.
+            // The files leave this critical section, because a file that is dropped takes the lock.
             let newest = if copies.waiting.is_empty() { None } else { copies.newest.upgrade() }?;
             let older = copies.older.upgrade();
             if older.is_none() {

@@ -6,12 +6,12 @@
 //!   client d, while all read --> want ------------------------------------------------------ its turn <----'--> cut --> ...
 //! ```
 //!
-//! So one slow client holds up no other client. While a client waits for memory, those of the older copy must be faster.
+//! So one slow client delays no other client. While a client waits for memory, the clients of the older copy must be faster.
 //!
 //! This module does not depend on the registry: `clients` makes the copies.
 //!
-//! A client never gets a state that is older than its request: once the cut of a want is taken, no client joins the want, unless
-//! they name the same round.
+//! A client never gets a state that is older than its request. So no client joins a want whose cut is taken, unless both name the
+//! same round.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,25 +30,25 @@ pub(super) struct What {
     pub at: CutAt,
     /// The hub's share.
     pub share: Share,
-    /// The job of the name, if the share is a part.
+    /// The name that distinguishes jobs of one name, if the share is a part.
     pub run: Option<String>,
 }
 
-/// A checkpoint file in memory. When it is dropped, the next clients have their turn. No one drops it who has the registry's
-/// lock.
+/// A checkpoint file in memory. When it is dropped, the next clients have their turn. A thread that holds the registry's lock
+/// must not drop it.
 #[derive(Debug)]
 pub(super) struct StateFile {
     pub bytes: Vec<u8>,
-    /// Whether other clients wait until this file is gone.
+    /// Whether other clients wait until this file is dropped.
     pub is_in_the_way: watch::Sender<bool>,
-    /// The call after the bytes are dropped. Fields are dropped in this order.
+    /// The call after the bytes are dropped. It is below `bytes`, because fields are dropped in their order.
     _gone: AtEnd,
     /// The turn, while this file is the newest.
     pub turn: Mutex<Option<AtEnd>>,
 }
 
 impl StateFile {
-    /// Creates a file that has the turn, and makes the call `gone` when it is dropped.
+    /// Creates a file. `turn` keeps other clients waiting while the file is the newest; `gone` is called when it is dropped.
     pub fn new(bytes: Vec<u8>, turn: AtEnd, gone: AtEnd) -> Self {
         let (is_in_the_way, turn) = (watch::Sender::new(false), Mutex::new(Some(turn)));
         StateFile { bytes, is_in_the_way, _gone: gone, turn }
@@ -69,7 +69,8 @@ pub(crate) struct Copies {
     pub(super) older: Weak<StateFile>,
 }
 
-/// A call that is made when this value is dropped. The call takes the registry's lock, so no one drops the value who has it.
+/// A call that is made when this value is dropped. The call takes the registry's lock, so a thread that
+/// holds the lock must not drop the value.
 pub(super) struct AtEnd(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl AtEnd {

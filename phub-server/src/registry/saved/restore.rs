@@ -122,7 +122,7 @@ impl Registry {
         match (whole, newest) {
             (Some(round), Some(newest)) if newest > round => {
                 let warning = format!(
-                    "not all hubs have a whole part of the newest checkpoint, before round {}; the job continues from the \
+                    "not all hubs have an undamaged part of the newest checkpoint, before round {}; the job continues from the \
                      one before round {}{damage}",
                     newest.0, round.0
                 );
@@ -134,7 +134,7 @@ impl Registry {
                     format!("hub {hub}, at {}, has rounds {rounds:?}", peers.name(hub))
                 });
                 Err(format!(
-                    "its checkpoint is not whole, because no round is at all hubs: {}{damage}; bring the missing files \
+                    "its checkpoint is not complete, because no round has the parts of all hubs: {}{damage}; bring the missing files \
                      back, or move these away to start the job from zero",
                     have.collect::<Vec<_>>().join(", ")
                 ))

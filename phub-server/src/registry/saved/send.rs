@@ -5,8 +5,8 @@
 //!                                     |__ the cores have their memory back
 //! ```
 //!
-//! Clients may be slow, and a checkpoint must not wait for them: their file is not the cores' memory. There are at most two files at
-//! a time for each job. Clients that come meanwhile share the next one ([`copies`](super::copies)).
+//! Clients may be slow, and a checkpoint must not wait for them. So clients get a file of their own, and not the cores' memory. Each
+//! job has at most two files at a time. Clients that come later share the next file ([`copies`](super::copies)).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +29,13 @@ use crate::registry::above::name_above;
 use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry};
 
-/// Pieces of a state on their way to a client, besides the piece that is being made.
+/// The number of pieces that wait for a client, besides the piece that is being made.
 const PIECES: usize = 1;
-/// The bytes of a piece: each client has a few of them.
+/// The length of a piece. Each client has a few pieces in memory.
 const PIECE_BYTES: usize = 256 << 10;
-/// The slowest pace of a client: while it reads, it holds a copy of the state.
+/// The lowest speed of a client, because a client that reads keeps a copy of the state in memory.
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
-/// The slowest pace while other clients wait until the copy is gone.
+/// The lowest speed of a client while other clients wait until the copy is dropped.
 const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
 /// The length of the name by which readers distinguish jobs with the same name.
 const RUN_BYTES: usize = 16;
@@ -116,7 +116,7 @@ impl Registry {
     }
 }
 
-/// Sends a file to a client, in pieces that do not hold the file: the copy goes before the last piece is sent.
+/// Sends a file to a client in pieces. The pieces are copies, so this function drops the file before it sends the last piece.
 async fn send(copy: Arc<StateFile>, sink: &Sender<Bytes>, reading: &Reading) -> Result<(), String> {
     let begun = Instant::now();
     let mut is_in_the_way = copy.is_in_the_way.subscribe();

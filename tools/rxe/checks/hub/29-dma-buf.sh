@@ -30,7 +30,7 @@ phub-server doctor --transports verbs --listen 127.0.0.1:0 | tee /tmp/doctor
 grep -E "^note  dma-bufs with rxe0 +none: ibv_reg_dmabuf_mr: Operation not supported" /tmp/doctor
 like_hardware
 phub-server doctor --transports verbs --listen 127.0.0.1:0 | tee /tmp/doctor
-grep -E "^note  dma-bufs with rxe1 +its driver takes them" /tmp/doctor
+grep -E "^note  dma-bufs with rxe1 +its driver accepts dma-bufs" /tmp/doctor
 
 echo ibv_reg_dmabuf_mr fail 12 >/tmp/faults
 LIKE_FAULTS=/tmp/faults run bits::dma_buf::a_device_that_takes_no_dma_buf_is_named

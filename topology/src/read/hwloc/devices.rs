@@ -1,7 +1,7 @@
 //! hwloc's network devices as NICs.
 //!
 //! If a PCI function has an RDMA device, all its devices are one NIC with all their names. The speed from
-//! hwloc is that of the PCI link, not that of the port. This module must not know sysfs.
+//! hwloc is that of the PCI link, not that of the port. This module must not depend on sysfs.
 
 use super::tree::{nodes_of, os_index};
 use crate::host::{Nic, NicKind, PciAddress, SocketId, Speed, SpeedSource};

@@ -1,6 +1,7 @@
 //! The machine as hwloc sees it: live, or from lstopo's XML.
 //!
-//! Only this module knows hwloc. It returns plain data and keeps no hwloc object. It must not know placement.
+//! Only this module uses hwloc. It returns plain data and keeps no hwloc object. It must not depend on
+//! placement.
 
 mod devices;
 mod tree;

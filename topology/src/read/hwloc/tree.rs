@@ -1,6 +1,6 @@
 //! hwloc's sockets, nodes, cores and caches as parts of a survey.
 //!
-//! This module must not know devices.
+//! This module must not depend on devices.
 
 use crate::host::{Cache, CacheKind, CpuId, NodeId, SocketId};
 use crate::read::survey::{FoundCpu, FoundNode, Survey};

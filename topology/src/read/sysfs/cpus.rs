@@ -1,6 +1,6 @@
 //! Processing units, their cores, sockets and caches below `devices/system/cpu`.
 //!
-//! This module must not know NUMA nodes, apart from the table that it gets.
+//! This module must not depend on NUMA nodes, apart from the table that it gets.
 
 use super::{SysfsError, attribute};
 use crate::host::{Cache, CacheKind, CpuId, NodeId, SocketId};

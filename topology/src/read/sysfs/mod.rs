@@ -2,7 +2,7 @@
 //!
 //! Every path is below a root, so that tests can use a made-up tree. A broken file about cpus or nodes is an
 //! error, because no good plan can follow from it. A broken file about a NIC leaves that fact unknown, with a
-//! note. This module must not know `/proc`: the caller says which cpus are allowed.
+//! note. This module must not depend on `/proc`: the caller says which cpus are allowed.
 
 mod attribute;
 mod cpus;

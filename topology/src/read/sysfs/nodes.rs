@@ -1,6 +1,6 @@
 //! NUMA nodes below `devices/system/node`.
 //!
-//! This module must not know sockets or cores. It only knows the node of each cpu.
+//! This module must not depend on sockets or cores. It has only the node of each cpu.
 
 use super::{SysfsError, attribute};
 use crate::host::{CpuId, NodeId};

@@ -1,7 +1,7 @@
 //! RDMA devices below `class/infiniband`, and their net devices.
 //!
 //! A soft-RoCE device has no hardware parent. It has the locality and the speed of the net device that its
-//! GID table names. This module must not know verbs.
+//! GID table names. This module must not depend on verbs.
 
 use super::nics::{NetDevice, fill_locality, is_function_of_listed_nic};
 use super::{SysfsError, attribute};

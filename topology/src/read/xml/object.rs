@@ -2,7 +2,7 @@
 //! pointer. Also, hwloc assumes that an object lies within its parent. Fuzzing found both faults
 //! (`fuzz/src/machine/xml.rs`).
 //!
-//! This module must not know what hwloc does with the object.
+//! This module must not depend on what hwloc does with the object.
 
 use std::collections::HashSet;
 

@@ -1,6 +1,6 @@
 //! SVG elements as text.
 //!
-//! This file alone writes markup, so it alone must escape text. It must not know what is drawn.
+//! This file alone writes markup, so it alone must escape text. It must not depend on what is drawn.
 
 use std::fmt::Write;
 

@@ -10,7 +10,8 @@
 //!  (nic)(nic)        (nic)                       (nic)
 //! ```
 //!
-//! Lines run only in gaps between tiles, so no line crosses a tile. This module must not know the machine.
+//! Lines run only in gaps between tiles, so no line crosses a tile. This module must not depend on the
+//! machine.
 
 use super::canvas::{Canvas, Stroke};
 use super::figure::{Figure, Point, Size};

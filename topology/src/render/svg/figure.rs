@@ -1,6 +1,6 @@
 //! Figures that know their size, and figures that arrange other figures.
 //!
-//! This module must not know machines.
+//! This module must not depend on machines.
 
 use super::canvas::{Anchor, Canvas, Rect, Text, Weight};
 

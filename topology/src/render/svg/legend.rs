@@ -1,6 +1,6 @@
 //! The meaning of the picture's signs, and the plan's reasons.
 //!
-//! This module must not know the layout of the machine.
+//! This module must not depend on the layout of the machine.
 
 use super::canvas::{Canvas, Weight};
 use super::figure::{Figure, Flow, Paragraph, Point, Rows, Size, Stack, text_width};

@@ -1,6 +1,6 @@
 //! The figures of the machine: sockets with their nodes, nodes with their cores and NICs.
 //!
-//! This module must not know coordinates.
+//! This module must not depend on coordinates.
 
 use super::canvas::{Rect, Stroke, Weight};
 use super::core_group::CoreGroup;

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Every figure knows its size before it is drawn, so figures cannot overlap. The document uses attributes
-//! and no style sheet, so several pictures can be in one HTML page. This module must not know how plans are
-//! made.
+//! and no style sheet, so several pictures can be in one HTML page. This module must not depend on how plans
+//! are made.
 
 mod canvas;
 mod core_group;

@@ -10,7 +10,7 @@
 //!   [            network               ]
 //! ```
 //!
-//! This module must not know what members and owners are: the caller gives all words.
+//! This module must not depend on what members and owners are: the caller gives all words.
 
 use super::canvas::{Anchor, Canvas, Rect, Stroke, Text, Weight};
 use super::figure::{Figure, Flow, Paragraph, Point, Rows, Size, Stack, fitted};

@@ -1,6 +1,6 @@
 //! The picture's colours.
 //!
-//! This module must not know what the colours are used for.
+//! This module must not depend on what the colours are used for.
 
 pub const PAGE: &str = "#ffffff";
 pub const INK: &str = "#1f2933";

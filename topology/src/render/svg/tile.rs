@@ -1,6 +1,6 @@
 //! Tiles: an owning core, a core that owns nothing, a NIC.
 //!
-//! This module must not know the places of tiles.
+//! This module must not depend on the positions of tiles.
 
 use super::canvas::{Anchor, Canvas, Rect, Stroke, Text, Weight};
 use super::figure::{Figure, Point, Size, fitted};

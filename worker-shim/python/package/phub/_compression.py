@@ -49,7 +49,7 @@ class TopK:
 
 @dataclasses.dataclass(frozen=True)
 class RandomK:
-    """Values at random places are sent, and no others. `ratio` is their share of all values, above 0 and at most 1."""
+    """The values of random elements are sent, and no others. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 

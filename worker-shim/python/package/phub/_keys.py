@@ -54,7 +54,7 @@ def described(keys: Mapping[str, Key]) -> List[Tuple[str, List[int], str, float,
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """The places of gradients in a `dma_buf`: the number of `bytes` of all gradients, and for each key its offset and its number
+    """The positions of gradients in a `dma_buf`: the number of `bytes` of all gradients, and for each key its offset and its number
     of bytes."""
 
     bytes: int
@@ -62,6 +62,6 @@ class Places:
 
 
 def places(keys: Mapping[str, Union[Key, Sequence[int], Array]]) -> Places:
-    """Returns the places at which a session with these keys reads the gradients in its `dma_buf`. Offsets are in bytes."""
+    """Returns the positions at which a session with these keys reads the gradients in its `dma_buf`. Offsets are in bytes."""
     of_bytes, spans = _phub.places(described({name: key_of(name, given) for name, given in keys.items()}))
     return Places(of_bytes, dict(zip(keys, spans)))

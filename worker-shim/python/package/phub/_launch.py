@@ -1,4 +1,4 @@
-"""This process's place among the workers, from the environment that its launcher set. Only this file reads the launcher's
+"""This process's position among the workers, from the environment that its launcher set. Only this file reads the launcher's
 variables."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BESIDE = "127.0.0.1:7077"
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A worker's place on its machine, if each machine has a hub for its own workers."""
+    """A worker's position on its machine, if each machine has a hub for its own workers."""
 
     number: int
     """The number of the machine, from 0."""
@@ -73,7 +73,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
-    """A place among the workers of a job."""
+    """A position among the workers of a job."""
 
     rank: int
     """From 0."""
@@ -87,7 +87,7 @@ class Worker:
     """`host:port` where rank 0 starts a hub, if the environment names no hub. With port 0 rank 0 takes a free port, and sends it
     to the other workers."""
     machine: Optional[Machine] = None
-    """The place on this machine, if each machine has a hub."""
+    """The position on this machine, if each machine has a hub."""
     store: Optional[Tuple[str, int]] = None
     """Host and port of torchrun's store, if the environment says that there is one."""
     launcher: str = ""
@@ -103,7 +103,7 @@ class Worker:
 
 
 def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
-    """Returns this process's place among the workers. The first of these sources that is there counts: `PHUB_RANK` and
+    """Returns this process's position among the workers. The first of these sources that is there counts: `PHUB_RANK` and
     `PHUB_WORLD_SIZE`, torchrun, Horovod, Open MPI, MVAPICH, MPICH, Intel MPI, `DMLC_*`, Slurm. The last source is the process
     group of `torch.distributed`. A process without a launcher is the only worker.
 
@@ -125,7 +125,7 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
 
 
 def place_of(is_known: bool) -> Worker:
-    """Returns this process's place. If the script itself gives rank, world size and hub, a launcher's environment that is invalid
+    """Returns this process's position. If the script itself gives rank, world size and hub, a launcher's environment that is invalid
     is no error."""
     return _place(os.environ, is_known, True)
 
@@ -241,7 +241,7 @@ def _refuse_outside_of_step(env: Mapping[str, str]) -> None:
 
 
 def _alone(env: Mapping[str, str]) -> Tuple[str, int, int]:
-    """Returns the place of the only worker.
+    """Returns the position of the only worker.
 
     Raises:
         SettingsError: the environment has a number of workers above 1, and no rank. Each process would be a training of its own.
@@ -341,7 +341,7 @@ def _address(host: str, port: int) -> str:
 def _machine(
     env: Mapping[str, str], launcher: str, rank: int, world_size: int, hub: Optional[str], starts: bool = False
 ) -> Optional[Machine]:
-    """Returns the worker's place on this machine. With `starts` the workers start the hubs, and `hub` is the hub of the first
+    """Returns the worker's position on this machine. With `starts` the workers start the hubs, and `hub` is the hub of the first
     machine. The result is then None if there is only one machine, or if the launcher does not distinguish machines."""
     names = names_of(launcher)
     local_names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES") if launcher == "Slurm" else names and names[3:]

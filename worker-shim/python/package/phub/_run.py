@@ -39,7 +39,7 @@ class Agreement:
     serve_at: Optional[str]
     """`host:port` of the hub that rank 0 has started or will start."""
     machine: Optional[Machine]
-    """The place on this machine, with the ports of the machines' hubs."""
+    """The position on this machine, with the ports of the machines' hubs."""
     is_served: bool = False
     """Whether the hubs are already running."""
 

@@ -372,7 +372,7 @@ class Session:
     def _machine(
         self, me: Worker, hub: Union[str, Hub, None], mesh: Optional[str], settings: Mapping[str, object]
     ) -> Optional[Machine]:
-        """Returns the worker's place on this machine, if this session uses a hub on each machine; otherwise None."""
+        """Returns the worker's position on this machine, if this session uses a hub on each machine; otherwise None."""
         machine = me.machine
         is_me = (self.rank, self.world_size) == (me.rank, me.world_size)
         if machine is None or not is_me or mesh is not None or (hub is not None and machine.starts):

@@ -59,7 +59,7 @@ def _largest_of_scalars(values):
 
 
 def difference(expected, seen):
-    """Returns the largest relative difference between the records of two runs, and the first place where it is above 1e-6.
+    """Returns the largest relative difference between the records of two runs, and the first value where it is above 1e-6.
 
     A difference in a tensor is relative to the tensor's largest value. A difference of a number is relative to the largest number
     with its label. Texts must be equal.

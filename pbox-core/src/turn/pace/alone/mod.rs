@@ -226,7 +226,7 @@ impl Pace for Clocks {
         self.chunks[index].slowest
     }
 
-    /// Whether the chunk has the state for a snapshot before `round`. In a job that ends, it must have reached the line of
+    /// Whether the chunk can now be copied into a snapshot before `round`. In a job that ends, it must have reached the line of
     /// each worker.
     fn has_come_to(&self, index: usize, round: Round) -> bool {
         match self.last() {

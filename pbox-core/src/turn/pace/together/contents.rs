@@ -181,7 +181,7 @@ impl Arrivals {
         }
     }
 
-    /// Concludes a round that may not be a plain step, as [`conclude`](Self::conclude) does.
+    /// Ends a round that may not be a plain step, as [`conclude`](Self::conclude) does.
     #[cold]
     pub(super) fn conclude_other<M: Mode>(
         &mut self,
@@ -227,7 +227,7 @@ impl Arrivals {
     }
 
     /// Ends a chunk's round with the pushes that have arrived, in a job that is over. The chunk keeps its weights if no
-    /// push has arrived, or if the pushes do not go together.
+    /// push has arrived, or if the contents of the pushes exclude each other.
     pub(super) fn end_round<M: Mode>(&mut self, stages: &mut Staged<M>, kernels: &Kernels, place: usize) {
         let round = self.round(place);
         if State::of(self.words[place * self.words_per_chunk]).count == 0 {
@@ -252,7 +252,7 @@ impl Arrivals {
         self.contents.clear(place);
     }
 
-    /// Returns the reason why the pushes of a chunk of this key do not go together.
+    /// Returns the reason why the contents of the pushes of a chunk of this key exclude each other.
     pub(in crate::turn) fn mixed(&self, place: usize, key: &str) -> String {
         let Round(round) = self.round(place);
         let pushed = |content: Content| {

@@ -151,8 +151,8 @@ impl Arrivals {
         }
     }
 
-    /// Whether the weights of a finished round answer a worker that has asked again for its first weights. The worker asks
-    /// again if it [lost](Self::lose_first) its links before these weights had arrived.
+    /// Whether worker `rank` waits for the weights of a finished round as its first weights. The worker has asked for them
+    /// again, because it [lost](Self::lose_first) its links before they arrived.
     #[cold]
     fn greets(&mut self, index: usize, finished: Round, rank: u32) -> bool {
         self.roster.has(rank, finished.next()) && self.ungreeted.greet(index, rank)
@@ -180,8 +180,8 @@ impl Arrivals {
         self.roster.lowest()
     }
 
-    /// Concludes the round of a chunk with all its pushes, usually by a step. Returns the content of the answer, or `None`
-    /// if the pushes [do not go together](Self::mixed).
+    /// Ends the round of a chunk when all its pushes have arrived, usually by a step. Returns the content of the answer. `None`
+    /// if the contents of the pushes [exclude each other](Self::mixed).
     #[inline]
     pub fn conclude<M: Mode>(
         &mut self,
@@ -320,7 +320,7 @@ impl Pace for Arrivals {
         self.roster.first(rank)
     }
 
-    /// Takes every content. Whether the pushes go together is checked after the last one.
+    /// Accepts every content. After the last push, the contents of all pushes are compared.
     #[inline]
     fn takes(&self, _: u32, _: Content, _: Round) -> Result<(), &'static str> {
         Ok(())
@@ -496,7 +496,7 @@ fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, plac
         && (!M::Gather::WAITS || gathered::gather(pace, stages, kernels, place))
 }
 
-/// Concludes the round of a chunk that has all its pushes, and moves the chunk to its next round.
+/// Ends the round of a chunk that has all its pushes, and moves the chunk to its next round.
 #[inline]
 fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
     let ShardOf { pace, stages, .. } = shard;

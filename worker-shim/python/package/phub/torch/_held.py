@@ -8,7 +8,7 @@ A held parameter has one of two classes:
 ```
 
 Both classes note an access by which a script can write the values without torch's notice. Torch counts the writes to a tensor,
-but not the writes to its `data` or to a NumPy array over it. This file must not know sessions.
+but not the writes to its `data` or to a NumPy array over it. This file must not depend on sessions.
 """
 
 from __future__ import annotations

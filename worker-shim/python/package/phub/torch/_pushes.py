@@ -101,7 +101,7 @@ class Pushes:
         self._session.push(*keys, rewritten=True)
 
     def all_changed(self) -> None:
-        """Notes that no gradient that was sent is a current one."""
+        """Notes that all gradients that were sent ahead are out of date."""
         self._sent.clear()
 
     def replaced(self) -> None:

@@ -146,7 +146,7 @@ def frozen_later_with_adamw(ctx):
 
 @idiom()
 def gradually_unfrozen(ctx):
-    """ULMFiT: from the head downwards, a layer with each epoch."""
+    """Each epoch unfreezes one more layer, from the head downwards, as in ULMFiT."""
     net = Mlp()
     net.requires_grad_(False)
     net.head.requires_grad_(True)
