@@ -101,29 +101,31 @@ pub fn describe(
 }
 
 /// Sends the address of this machine's hub to the hub of a mesh's first machine, and waits for the hubs of the other
-/// machines. Returns the addresses of the hubs of all machines. `named` is the origin of the first hub's address, and so of
-/// all addresses.
+/// machines. If the connection ends meanwhile, for example because the first machine's hub is restarted, waits until that hub
+/// is up and sends the address again. Returns the addresses of the hubs of all machines. `named` is the origin of the first
+/// hub's address, and so of all addresses.
 ///
 /// # Errors
-/// Returns an error if a machine is missing at the deadline, or if two machines have the same number.
+/// Returns an error if a machine is missing at the deadline, or if two machines have the same number. Returns the errors of
+/// [`wait_for`].
 pub fn meet(
     mesh: &Mesh,
     job: &str,
-    address: String,
-    deadline: Instant,
+    address: &str,
     credential: Option<&Credential>,
     named: &Named,
+    (deadline, given_up): (Instant, &dyn Fn() -> bool),
 ) -> Result<Vec<String>, MemberError> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let wait_ms = left.as_millis() as u64;
-    let protocol_lowest = Versions::OURS.lowest_of_several();
-    let machine = mesh.machine;
-    let request = MeetRequest { protocol: PROTOCOL, protocol_lowest, machine, address, wait_ms };
-    // The extra time lets the hub report which machine is missing.
-    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential, named)?;
-    let MeetReply { hubs } = control
-        .post("meet", "wait for the hubs of the other machines", &request)
-        .map_err(|failure| failure.error)?;
+    let MeetReply { hubs } = loop {
+        match meet_now(mesh, job, address, deadline, credential, named) {
+            Err(Failure { cause: Cause::Cut, error }) if deadline > Instant::now() && !given_up() => {
+                tracing::warn!("{error}; the hubs meet again");
+                std::thread::sleep(RETRY);
+                wait_for(&[&mesh.meet], named, deadline, given_up)?;
+            }
+            met => break met.map_err(|failure| failure.error)?,
+        }
+    };
     let list = hubs.join(",");
     match hub_addresses(&list) {
         Ok(each) if each.len() == mesh.machine.of as usize => Ok(hubs),
@@ -133,6 +135,24 @@ pub fn meet(
             saw: format!("{} hubs, not all different, of {} machines", hubs.len(), mesh.machine.of),
         }),
     }
+}
+
+fn meet_now(
+    mesh: &Mesh,
+    job: &str,
+    address: &str,
+    deadline: Instant,
+    credential: Option<&Credential>,
+    named: &Named,
+) -> Result<MeetReply, Failure> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let wait_ms = left.as_millis() as u64;
+    let (protocol_lowest, address) = (Versions::OURS.lowest_of_several(), address.to_owned());
+    let request =
+        MeetRequest { protocol: PROTOCOL, protocol_lowest, machine: mesh.machine, address, wait_ms };
+    // The extra time lets the hub report which machine is missing.
+    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential, named)?;
+    control.post("meet", "wait for the hubs of the other machines", &request)
 }
 
 /// Joins a job at each of its hubs: first at the first hub, and then at all other hubs at the same time. Inside the request,
