@@ -11,6 +11,14 @@ use phub_server::program::say;
 /// # Errors
 /// Returns an error if writing to stdout fails for another reason.
 pub(crate) fn line(text: impl Display) -> anyhow::Result<()> {
+    all(format_args!("{text}\n"))
+}
+
+/// Prints a text as it is. Otherwise like [`line`].
+///
+/// # Errors
+/// Returns an error if writing to stdout fails for another reason.
+pub(crate) fn all(text: impl Display) -> anyhow::Result<()> {
     match write(text) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         other => other.context("writing to stdout"),
@@ -32,7 +40,7 @@ impl Out {
         if self.is_closed {
             return Ok(());
         }
-        match write(text) {
+        match write(format_args!("{text}\n")) {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {
                 self.is_closed = true;
                 say(
@@ -47,5 +55,5 @@ impl Out {
 
 fn write(text: impl Display) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush())
+    write!(out, "{text}").and_then(|()| out.flush())
 }

@@ -9,6 +9,8 @@ use anyhow::Context;
 use clap::Parser;
 use coordinator::record::{NotReplayed, replay};
 
+use crate::out;
+
 /// Replay the record of a hub, and compare each answer.
 ///
 /// The inputs of the record go into a new hub without threads, sockets and files, at the times that the record has. The first
@@ -31,9 +33,9 @@ impl ReplayArgs {
         let file = File::open(&self.file)
             .with_context(|| format!("{}: give a file that `serve --record FILE` has made", shown()))?;
         match replay(BufReader::new(file).lines(), Instant::now()) {
-            Ok(replayed) => println!("{replayed}"),
+            Ok(replayed) => out::line(replayed)?,
             Err(NotReplayed::Differs(difference)) => {
-                println!("{difference}");
+                out::line(difference)?;
                 return Ok(false);
             }
             Err(error) => return Err(error).with_context(shown),

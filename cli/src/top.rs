@@ -1,7 +1,7 @@
 //! `phub-server top`: the progress of a hub's jobs, in a terminal.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -15,6 +15,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::operate::bare;
+use crate::out;
 
 /// The timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -84,9 +85,8 @@ impl TopArgs {
                 (Err(why), None) => return Err(anyhow!("hub {}: {why}", self.hub)),
                 (Err(why), Some(_)) => format!("the hub does not answer: {why}\n"),
             };
-            let mut out = std::io::stdout().lock();
-            // The program ends if the reader has closed the pipe.
-            if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() || self.once {
+            out::all(text)?;
+            if self.once {
                 return Ok(());
             }
             before = answer.ok().or(before);

@@ -314,17 +314,35 @@ fn nobody_need_read_what_it_says() {
     says(log, &["writing to stdout", "hub stopped"]);
 }
 
+/// Checks the end of commands if the reader of stdout has ended, and if the disk under stdout is full.
 #[test]
 fn what_nobody_reads_ends_no_command_in_a_panic() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
-    let list = ["checkpoint", "list", dir.path().to_str().unwrap()];
-    for arguments in [&["token", "--new"][..], &list, &["topology"]] {
+    let (path, record) = (dir.path().to_str().unwrap(), dir.path().join("hub.record"));
+    let record = record.to_str().unwrap();
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--insecure", "--idle", "sleep"];
+    let recorded = [&serve[..], &["--unused-limit-s", "0", "--record", record]].concat();
+    assert!(phub_server(&recorded).output().unwrap().status.success());
+    let hub = Serve::start(phub_server(&serve).stderr(Stdio::null()));
+    for arguments in [
+        &["token", "--new"][..],
+        &["checkpoint", "list", path],
+        &["topology"],
+        &["top", "--once", &hub.address],
+        &["replay", record],
+    ] {
+        let end = |stdout: Stdio| {
+            let output = phub_server(arguments).stdout(stdout).stderr(Stdio::piped()).output().unwrap();
+            (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
         let (read, write) = std::io::pipe().unwrap();
         drop(read);
-        let output = phub_server(arguments).stdout(write).stderr(Stdio::piped()).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
-        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+        assert_eq!(end(write.into()), (Some(0), String::new()), "{arguments:?}");
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let (code, error) = end(full.into());
+        assert_eq!(code, Some(1), "{arguments:?}: {error}");
+        says(error, &["writing to stdout", "No space left on device"]);
     }
 }
 

@@ -100,30 +100,61 @@ pub fn describe(
     Control::new(address, "", limit, credential, &Named::Here)?.describe()
 }
 
-/// Sends the address of this machine's hub to the hub of a mesh's first machine, and waits for the hubs of the other
-/// machines. Returns the addresses of the hubs of all machines. `named` is the origin of the first hub's address, and so of
-/// all addresses.
+/// Waits until workers can join at each of these hubs, and asks the hubs. If a connection ends before the answer, for example
+/// because a hub is restarted, waits and asks again.
 ///
 /// # Errors
-/// Returns an error if a machine is missing at the deadline, or if two machines have the same number.
+/// Returns the errors of [`wait_for`] and of the request. At the deadline, or if the caller gives up, the end of a connection
+/// is such an error.
+fn ask_when_up<T>(
+    addresses: &[&str],
+    named: &Named,
+    deadline: Instant,
+    given_up: &dyn Fn() -> bool,
+    ask: impl Fn() -> Result<T, Failure>,
+) -> Result<T, MemberError> {
+    loop {
+        if deadline > Instant::now() {
+            wait_for(addresses, named, deadline, given_up)?;
+        }
+        match ask() {
+            Err(Failure { cause: Cause::Cut, error }) if deadline > Instant::now() && !given_up() => {
+                tracing::warn!("{error}; asking again");
+                std::thread::sleep(RETRY);
+            }
+            answer => return answer.map_err(|failure| failure.error),
+        }
+    }
+}
+
+/// Sends the address of this machine's hub to the hub of a mesh's first machine, and waits for the hubs of the other
+/// machines. If the connection ends meanwhile, waits until that hub is up and sends the address again. Returns the addresses
+/// of the hubs of all machines. `named` is the origin of the first hub's address, and so of all addresses.
+///
+/// # Errors
+/// Returns an error if a machine is missing at the deadline, or if two machines have the same number. Returns the errors of
+/// [`wait_for`].
 pub fn meet(
     mesh: &Mesh,
     job: &str,
-    address: String,
-    deadline: Instant,
+    address: &str,
     credential: Option<&Credential>,
     named: &Named,
+    (deadline, given_up): (Instant, &dyn Fn() -> bool),
 ) -> Result<Vec<String>, MemberError> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    let wait_ms = left.as_millis() as u64;
-    let protocol_lowest = Versions::OURS.lowest_of_several();
-    let machine = mesh.machine;
-    let request = MeetRequest { protocol: PROTOCOL, protocol_lowest, machine, address, wait_ms };
-    // The extra time lets the hub report which machine is missing.
-    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential, named)?;
-    let MeetReply { hubs } = control
-        .post("meet", "wait for the hubs of the other machines", &request)
-        .map_err(|failure| failure.error)?;
+    let MeetReply { hubs } = ask_when_up(&[&mesh.meet], named, deadline, given_up, || {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let request = MeetRequest {
+            protocol: PROTOCOL,
+            protocol_lowest: Versions::OURS.lowest_of_several(),
+            machine: mesh.machine,
+            address: address.to_owned(),
+            wait_ms: left.as_millis() as u64,
+        };
+        // The extra time lets the hub report which machine is missing.
+        let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential, named)?;
+        control.post("meet", "wait for the hubs of the other machines", &request)
+    })?;
     let list = hubs.join(",");
     match hub_addresses(&list) {
         Ok(each) if each.len() == mesh.machine.of as usize => Ok(hubs),
@@ -173,18 +204,7 @@ impl Join<'_> {
     /// # Errors
     /// Returns the errors of [`wait_for`] and [`Join::once`].
     pub fn when_up(&self, deadline: Instant, given_up: &dyn Fn() -> bool) -> Result<Vec<LetIn>, MemberError> {
-        loop {
-            if deadline > Instant::now() {
-                wait_for(self.addresses, self.named, deadline, given_up)?;
-            }
-            match self.at_each() {
-                Err(Failure { cause: Cause::Cut, error }) if deadline > Instant::now() && !given_up() => {
-                    tracing::warn!("{error}; joining again");
-                    std::thread::sleep(RETRY);
-                }
-                joined => return joined.map_err(|failure| failure.error),
-            }
-        }
+        ask_when_up(self.addresses, self.named, deadline, given_up, || self.at_each())
     }
 
     fn at_each(&self) -> Result<Vec<LetIn>, Failure> {

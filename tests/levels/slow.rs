@@ -10,6 +10,7 @@ use hub_tests::proxy::{Break, Proxy};
 use hub_tests::relay::{Relay, Stall, Way};
 use hub_tests::{config_at, free_address, hub, hub_below, join_by_hand, join_request, settings};
 use pbox_core::Key;
+use pbox_core::control::{JoinRequest, Mesh};
 use phub_server::{Hub, HubSettings, Machine};
 use serde_json::Value;
 use worker_shim::Session;
@@ -85,5 +86,17 @@ fn a_join_that_is_cut_is_made_again_while_the_hub_is_waited_for() {
     let mut worker = config_at(&proxy.address(), "other", 0, 1);
     worker.hub_wait = Duration::from_secs(30);
     Session::join(worker).unwrap().leave().unwrap();
+    assert_eq!(proxy.left(), 0);
+}
+
+/// The first machine's hub was restarted while the hubs of a mesh waited for each other, and the join of each machine ended.
+#[test]
+fn hubs_of_a_mesh_meet_again_if_the_first_machines_hub_cuts_the_meeting() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let proxy = Proxy::start(hub.address());
+    proxy.breaks("meet", Break::Lose, 1);
+    let mesh = Mesh { machine: Machine { number: 0, of: 1 }, meet: proxy.address() };
+    join_by_hand(&hub, "job", &JoinRequest { mesh: Some(mesh), ..join_request(0, 1) });
     assert_eq!(proxy.left(), 0);
 }

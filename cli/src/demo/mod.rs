@@ -135,7 +135,7 @@ impl DemoArgs {
             }
             let answer = hub.get::<HubReply>("/v1/hub", Some(token.clone()), PATIENCE).await;
             let answer = answer.map_err(|why| anyhow!("the demo's hub: {why}"))?;
-            let verdict = answer.jobs.iter().find(|job| job.name == JOB).map(|job| &*job.verdict);
+            let verdict = answer.job(JOB).map(|job| &*job.verdict);
             let verdict = verdict.unwrap_or("the workers join");
             let state = team.seen().map_or(String::new(), |seen| {
                 format!("loss {:.4}, {:.1}% right   ", seen.loss, 100.0 * task.accuracy(&seen.weights))

@@ -6,7 +6,6 @@ mod machines;
 mod racks;
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -20,6 +19,8 @@ use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 use capacity::CapacityArgs;
 use machines::MachinesArgs;
 use racks::RacksArgs;
+
+use crate::out;
 
 /// Settings of `phub-server topology`.
 #[derive(Debug, clap::Args)]
@@ -133,13 +134,7 @@ impl TopologyArgs {
                 let _ = writeln!(text, "\nPicture: {}", path.display());
             }
         }
-        // A closed pipe is not an error: the reader needs no more.
-        let mut out = std::io::stdout();
-        let _ = out.write_all(text.as_bytes());
-        if out.is_terminal() {
-            let _ = out.flush();
-        }
-        Ok(())
+        out::all(text)
     }
 
     /// Returns text and picture of the machine. If there is a model, they include a plan for the model.

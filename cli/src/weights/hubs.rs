@@ -120,13 +120,14 @@ impl Hubs {
         for _ in 0..MAX_DEPTH {
             let address = above.first().unwrap_or(&self.all[0].address);
             let hub = describe(address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
-            match hub.jobs.into_iter().find(|job| job.name == ask.job) {
+            match hub.job(&ask.job) {
                 Some(job) if !job.above.is_empty() => {
-                    above = job.above;
+                    above.clone_from(&job.above);
                     ask.job.push_str(SUMS);
                 }
-                // The hub refuses the request with its own message.
-                None if above.is_empty() => return Ok(ask),
+                // The hub refuses the request with its own message. A failed job does not say whether the next job of its name
+                // has hubs above.
+                job if above.is_empty() && job.is_none_or(JobReply::has_failed) => return Ok(ask),
                 None => {
                     let why = format!("the hub at {address} does not have job {:?} yet", ask.job);
                     return Err(NoWeights::NotYet(why));
@@ -337,7 +338,7 @@ impl HubOf {
     fn look(&mut self, ask: &Ask) -> Result<(String, Option<JobReply>), NoWeights> {
         self.runs = false;
         let hub = describe(&self.address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
-        let job = hub.jobs.into_iter().find(|job| job.name == ask.job);
+        let job = hub.job(&ask.job).cloned();
         self.runs = job.as_ref().is_some_and(|job| job.state == JobState::Running);
         Ok((hub.id, job))
     }

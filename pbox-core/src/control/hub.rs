@@ -50,6 +50,15 @@ pub struct HubReply {
     pub timeline: bool,
 }
 
+impl HubReply {
+    /// Returns the job of this name. Failed jobs stay in the reply for a while, and a later job may have the name of a failed job.
+    /// So a failed job counts only if no other job has the name.
+    pub fn job(&self, name: &str) -> Option<&JobReply> {
+        let of_name = || self.jobs.iter().filter(|job| job.name == name);
+        of_name().find(|job| !job.has_failed()).or_else(|| of_name().next_back())
+    }
+}
+
 /// A refused request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalReply {
@@ -213,6 +222,13 @@ pub struct JobReply {
     /// The reads of the job's state. `None` until a client has asked for the state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub readers: Option<ReadersReply>,
+}
+
+impl JobReply {
+    /// Whether the job has failed.
+    pub fn has_failed(&self) -> bool {
+        matches!(self.state, JobState::Failed { .. })
+    }
 }
 
 /// The reads of a job's state through the control port, since the job began at this hub. Reads of only weights or averages

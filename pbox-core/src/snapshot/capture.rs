@@ -71,6 +71,13 @@ pub(crate) struct Capture {
     every: Option<NonZeroU32>,
     /// The next round before which a snapshot is due.
     due: Round,
+    /// Of the snapshots that are due, one of 2 to the power of this number is taken. It grows when the disk is too slow. Hubs of
+    /// one job then take the same rounds, although their disks differ: only a round that all hubs have is a checkpoint.
+    spread: u32,
+    /// The snapshots that began in time since `spread` has changed.
+    in_time: u32,
+    /// Whether the snapshot that is in progress or out was due. A snapshot for a reader does not show that the disk is slow.
+    is_due: bool,
     current: Option<Current>,
     /// Whether a part has left the core, to be written to disk. Its memory will come back.
     out: bool,
@@ -81,6 +88,12 @@ pub(crate) struct Capture {
 
 /// A round that no job reaches.
 const NEVER: Round = Round(u32::MAX);
+
+/// The largest value of [`Capture::spread`].
+const MOST_SPREAD: u32 = 10;
+
+/// The number of snapshots in time after which more of them are taken.
+const IN_TIME: u32 = 8;
 
 impl Capture {
     /// Snapshots of `chunks`, whose elements have these tensors. A snapshot is due every `every` rounds, first after round
@@ -97,6 +110,9 @@ impl Capture {
             tensors,
             every,
             due: NEVER,
+            spread: 0,
+            in_time: 0,
+            is_due: false,
             current: None,
             out: false,
             spare: None,
@@ -168,12 +184,34 @@ impl Capture {
         if round == self.due {
             let every = self.every.map_or(1, NonZeroU32::get);
             self.due = Round(round.0.saturating_add(every));
-            self.begin(Occasion::Due(round), round);
+            self.begin_due(round, round.0 / every);
         }
         let of_round = |current: &&Current| current.before == round && current.steps[place].is_none();
         let selection = self.current.as_ref().filter(of_round)?.occasion.selection();
         let range = self.range(selection, elements);
         Some((&mut self.current.as_mut()?.values.as_mut_slice()[range], selection))
+    }
+
+    /// Begins the snapshot that is due before this round, with this number of the snapshot. Skips the snapshot if the disk was too
+    /// slow for so many.
+    fn begin_due(&mut self, round: Round, number: u32) {
+        let of = 1 << self.spread;
+        if !number.is_multiple_of(of) {
+            let why = format!("the disk was too slow for every checkpoint, and gets one of {of}");
+            self.taken.push(Taken {
+                occasion: Occasion::Due(round),
+                before: round,
+                through: None,
+                part: Err(why),
+            });
+        } else if self.begin(Occasion::Due(round), round) {
+            (self.is_due, self.in_time) = (true, self.in_time + 1);
+            if self.in_time == IN_TIME {
+                (self.spread, self.in_time) = (self.spread.saturating_sub(1), 0);
+            }
+        } else if self.is_due {
+            (self.spread, self.in_time) = ((self.spread + 1).min(MOST_SPREAD), 0);
+        }
     }
 
     /// Notes that a chunk was copied to its [room](Self::room), and how many steps it has made. `squares` are the squares of
@@ -241,7 +279,7 @@ impl Capture {
     /// Takes back the memory of a part that was written or given up. Keeps the memory if further snapshots will be due.
     /// `None` if the memory is lost.
     pub fn give_back(&mut self, values: Option<Slab>) {
-        self.out = false;
+        (self.out, self.is_due) = (false, false);
         self.spare = values.filter(|_| self.every.is_some());
     }
 
@@ -332,6 +370,51 @@ mod tests {
         taking.begin(Occasion::Asked(2, Selection::All), Round(11));
         (0..2).for_each(|place| reach(&mut taking, 11, place));
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);
+    }
+
+    /// Returns the rounds of the snapshots of a core whose disk takes so many rounds for each.
+    fn rounds(count: u32, slow: impl Fn(u32) -> u32) -> Vec<u32> {
+        let (mut taking, mut written, mut rounds) = (every(10, 0), None, Vec::new());
+        for round in 1..=count {
+            if let Some((values, _)) = written.take_if(|&mut (_, at)| at <= round) {
+                taking.give_back(Some(values));
+            }
+            (0..2).for_each(|place| reach(&mut taking, round, place));
+            while let Some(Taken { before, part, .. }) = taking.taken() {
+                if let Ok(part) = part {
+                    rounds.push(before.0);
+                    written = Some((part.values, round + slow(round)));
+                }
+            }
+        }
+        rounds
+    }
+
+    /// A job over several hubs continues from a round that all hubs have.
+    #[test]
+    fn slow_disks_of_different_speed_get_the_same_rounds() {
+        let all = [25, 31, 44].map(|slow| rounds(2000, |_| slow));
+        for pair in all.windows(2) {
+            assert!(pair[1].iter().all(|round| pair[0].contains(round)), "{pair:?}");
+        }
+        assert!(all.iter().all(|rounds| rounds.len() > 20), "{all:?}");
+        let soon_fast = rounds(2000, |round| if round < 500 { 45 } else { 5 });
+        assert!((1500..=2000).step_by(10).all(|round| soon_fast.contains(&round)), "{soon_fast:?}");
+    }
+
+    #[test]
+    fn a_reader_that_has_the_memory_does_not_count_as_a_slow_disk() {
+        let mut taking = every(5, 0);
+        for round in [5, 10, 15, 20] {
+            assert!(taking.begin(Occasion::Asked(1, Selection::All), Round(round - 1)));
+            (0..2).for_each(|place| reach(&mut taking, round - 1, place));
+            let read = taking.taken().unwrap().part.unwrap();
+            (0..2).for_each(|place| reach(&mut taking, round, place));
+            assert!(taking.taken().unwrap().part.is_err());
+            taking.give_back(Some(read.values));
+        }
+        (0..2).for_each(|place| reach(&mut taking, 25, place));
+        assert!(taking.taken().unwrap().part.is_ok());
     }
 
     #[test]

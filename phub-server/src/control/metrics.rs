@@ -220,8 +220,7 @@ impl Page {
     }
 
     fn of_jobs(&mut self, jobs: &[JobReply]) {
-        let alive: Vec<&JobReply> =
-            jobs.iter().filter(|job| !matches!(job.state, JobState::Failed { .. })).collect();
+        let alive: Vec<&JobReply> = jobs.iter().filter(|job| !job.has_failed()).collect();
         let of = |value: fn(&JobReply) -> Option<f64>| {
             alive.iter().filter_map(move |job| Some((vec![("job", job.name.clone())], value(job)?)))
         };

@@ -133,7 +133,7 @@ pub unsafe extern "C" fn phub_config_add_layer(
 ///
 /// - "chunk_bytes", "slice_bytes": sizes in bytes.
 /// - "clip_norm", "clip_norm_last", "skip_spikes": a number, or none. "ema": a decay, or none.
-/// - "skip_nonfinite", "maximize": true or false.
+/// - "skip_nonfinite", "maximize", "answers_ahead": true or false.
 /// - "schedule": kvstore, layerwise, sliced or p3.
 /// - "credit": bytes, auto or none.
 /// - "consistency": bsp, ssp:S or asp.
@@ -146,6 +146,8 @@ pub unsafe extern "C" fn phub_config_add_layer(
 /// - "nics": a list of NICs. "rails": pairs OWN-NIC=HUB-NIC, with commas between them.
 /// - "cores": the number of each hub's cores that the job gets.
 /// - "compare_every": the number of rounds between comparisons of all workers' weights.
+/// - "mesh": this machine in a mesh of hubs, such as 1/4@10.0.0.1:7077. "token": the hubs' secret, or a token for the job.
+/// - "trace": the file for this worker's timeline.
 /// - "join_limit", "hub_wait", "wait_limit": seconds.
 /// - "dma_buf": DESCRIPTOR or DESCRIPTOR:OFFSET of the memory in which gradients lie and that NICs read, such as a GPU's, for
 ///   verbs. The descriptor is copied. phub_config_place returns the place of each key.

@@ -24,3 +24,14 @@ fn the_header_is_that_of_the_source() {
         "worker-shim/include/phub.h is not what the source makes; UPDATE_HEADER=1 cargo test -p phub-c writes it"
     );
 }
+
+#[test]
+fn the_header_has_every_setting() {
+    let mut config = worker_shim::SessionConfig::new("", "", 0, 1, Vec::new(), pbox_core::Optimizer::Average);
+    let unknown = config.set("no such", "").unwrap_err().to_string();
+    let names = unknown.split_once("there are ").unwrap().1;
+    let header = include_str!("../../include/phub.h");
+    let missing: Vec<&str> =
+        names.split(", ").filter(|name| !header.contains(&format!("\"{name}\""))).collect();
+    assert!(missing.is_empty(), "phub_config_set of the header lacks {missing:?}");
+}

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use membership::{MemberError, Named, StateReader};
-use pbox_core::control::{JobState, StateQuery};
+use pbox_core::control::{JobReply, StateQuery};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -32,7 +32,7 @@ pub fn is_done(py: Python<'_>, address: &str, token: Option<&str>) -> PyResult<b
     let credential = credential_of(token)?;
     let hub = py.detach(|| membership::describe(address, LIMIT, credential.as_ref()));
     let jobs = hub.map_err(|error| of_member(&error))?.jobs;
-    Ok(jobs.iter().all(|job| matches!(job.state, JobState::Failed { .. })))
+    Ok(jobs.iter().all(JobReply::has_failed))
 }
 
 /// Returns the addresses of the hubs above the hub at this address, which get a job's sums; none if it has no hubs
@@ -41,8 +41,8 @@ pub fn is_done(py: Python<'_>, address: &str, token: Option<&str>) -> PyResult<b
 pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> PyResult<Vec<String>> {
     let credential = credential_of(token)?;
     let hub = py.detach(|| membership::describe(address, STATE_LIMIT, credential.as_ref()));
-    let jobs = hub.map_err(|error| lost(&error, address, job))?.jobs;
-    Ok(jobs.into_iter().find(|each| each.name == job).map_or(Vec::new(), |each| each.above))
+    let hub = hub.map_err(|error| lost(&error, address, job))?;
+    Ok(hub.job(job).map_or(Vec::new(), |each| each.above.clone()))
 }
 
 /// Returns the part of a job's state that the hub at this address has; None if it has no part. `bytes` is the

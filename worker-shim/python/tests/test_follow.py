@@ -166,6 +166,14 @@ def test_a_timeout_and_ctrl_c_end_a_wait_and_leave_the_reader_as_it_was(hub):
         check(next(patient))
 
 
+def test_the_time_between_two_versions_is_no_part_of_the_timeout(hub):
+    with join(hub) as session:
+        versions = phub.subscribe(hub.address, "job", every=1.0, timeout=0.5)
+        for _ in range(2):
+            step(session)
+            check(next(versions))
+
+
 def serve(port):
     command = [sys.executable, "-m", "phub", "serve", "--listen", f"127.0.0.1:{port}", "--cores", "1", "--idle", "sleep"]
     hub = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "RUST_LOG": "error"})

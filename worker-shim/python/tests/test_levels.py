@@ -78,6 +78,17 @@ def test_a_state_goes_through_several_hubs_and_through_a_mesh(hub, hubs):
                 same(ours, theirs)
 
 
+def test_a_state_is_that_of_the_running_job_if_a_failed_job_has_the_same_name(hubs):
+    machines = [{"hub": at, "rank": 0, "world_size": 1, "job": "again", "mesh": mesh(hubs, i)} for i, at in enumerate(hubs)]
+
+    def fail(place):
+        phub.Session(keys=KEYS, optimizer=NESTEROV, **place).close("on purpose")
+
+    with concurrent.futures.ThreadPoolExecutor(MACHINES) as threads:
+        list(threads.map(fail, machines))
+    assert [state.round for state, _weights in train(machines)] == [3] * MACHINES
+
+
 def test_parts_that_do_not_belong_together_are_refused(hub):
     settings = {"rank": 0, "world_size": 1, "keys": {"a": (3,)}, "optimizer": NESTEROV, "job": "job"}
     with phub.serve(cores=1) as other, phub.Session(hub, **settings) as ours, phub.Session(other, **settings) as theirs:

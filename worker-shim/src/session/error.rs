@@ -48,7 +48,7 @@ pub enum SessionError {
     Window(#[from] WindowError),
     /// Other workers did not join in time.
     #[error(
-        "job {job:?}: waited {waited:?} for {}; start them, or raise the join limit", missing.spoken(*workers)
+        "job {job:?}: waited {waited:.0?} for {}; start them, or raise the join limit", missing.spoken(*workers)
     )]
     Missing {
         /// The job.
@@ -78,7 +78,7 @@ pub enum SessionError {
     },
     /// Some worker is alive, but does not push.
     #[error(
-        "job {job:?}: waited {waited:?} for round {round} of key {key:?}: {missing} of {chunks} \
+        "job {job:?}: waited {waited:.0?} for round {round} of key {key:?}: {missing} of {chunks} \
          chunks have not come back; {} (raise the wait limit if the round is only slow)",
         spoken(late)
     )]

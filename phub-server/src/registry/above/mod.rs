@@ -145,7 +145,8 @@ impl Up {
         let (named, credential) = (self.outside(), self.for_outside.as_ref());
         membership::wait_for(&[&mesh.meet], &named, deadline, given_up).map_err(not_joined)?;
         let address = self.address_for(mesh).map_err(conflict)?;
-        let hubs = membership::meet(mesh, name, address, deadline, credential, &named).map_err(not_joined)?;
+        let until = (deadline, given_up);
+        let hubs = membership::meet(mesh, name, &address, credential, &named, until).map_err(not_joined)?;
         Ok(HubsAbove { hubs, machine: mesh.machine, own: Some(mesh.machine.number as usize) })
     }
 

@@ -166,7 +166,7 @@ def subscribe(
         job: the name of the job.
         directory: a directory that `phub-server publish` writes, in place of a hub and a job.
         every: the shortest time from one version to the next, in seconds.
-        timeout: the longest time to wait for one version, in seconds. Default: no limit.
+        timeout: the longest time to wait for one version, in seconds, without the time of `every`. Default: no limit.
         dtype: the type of the arrays: "f32", "bf16" or "f16", each weight rounded to the nearest number. Default: "f32". Not
             with a directory, whose versions have a type.
         ema: whether to follow the averages of the weights, in a job with `ema`. Not with a directory.

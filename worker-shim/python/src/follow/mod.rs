@@ -51,7 +51,7 @@ enum Work {
 /// The limits of one call.
 struct Wait {
     every: Duration,
-    deadline: Option<Instant>,
+    timeout: Option<Duration>,
 }
 
 #[pymethods]
@@ -79,19 +79,18 @@ impl Follower {
     }
 
     /// Returns the next version. It is taken `every` seconds after the begin of the try for the last version,
-    /// or later. Returns None at the end. Raises an error after `timeout` seconds.
+    /// or later. Returns None at the end. Raises an error `timeout` seconds after that time.
     #[pyo3(name = "next")]
     fn next_version(&self, py: Python<'_>, every: f64, timeout: Option<f64>) -> PyResult<Option<Version>> {
         let every = seconds("every", every)?;
         let timeout = timeout.map(|timeout| seconds("timeout", timeout)).transpose()?;
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         py.detach(|| {
             let Ok(mut state) = self.state.try_lock() else {
                 return Err(OrderError::new_err(
                     "another thread waits for the next version; make a subscription for each thread",
                 ));
             };
-            state.next(&self.is_closed, &Wait { every, deadline })
+            state.next(&self.is_closed, &Wait { every, timeout })
         })
     }
 
@@ -119,12 +118,14 @@ impl State {
         let mut why = "no version has come".to_owned();
         // The time of the next try.
         let mut until = self.begun.and_then(|begun| begun.checked_add(wait.every));
+        let first = until.map_or_else(Instant::now, |until| until.max(Instant::now()));
+        let deadline = wait.timeout.and_then(|timeout| first.checked_add(timeout));
         loop {
             if is_closed.load(Ordering::Relaxed) {
                 return Ok(None);
             }
             Python::attach(|py| py.check_signals())?;
-            if wait.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(UnreachableError::new_err(format!("no version within the timeout: {why}")));
             }
             if let Some(left) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
