@@ -261,6 +261,7 @@ class Session:
             raise _phub.SettingsError("keys: a model has at least one tensor")
         if not 0.0 < join_limit < float("inf"):
             raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
+        _compression.check(compression, optimizer)
         if hub_wait is not None and not 0.0 <= hub_wait < float("inf"):
             raise _phub.SettingsError(f"hub_wait is {hub_wait}: expected a number of seconds, 0 or more")
         self._owner = os.getpid()
