@@ -8,8 +8,10 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 
 import torch
 
+from .._failure import reason
 from .._keys import Array, Key
 from .._optimizers import Average, Sgd, state_names
+from .._phub import SettingsError
 from .._session import Session
 from ._asleep import Asleep
 from ._exchange import Exchange
@@ -90,6 +92,13 @@ class Join:
             own["pull_layers"] = _by_module(keys)
         joined = Session(keys=keys, optimizer=settings.optimizer, state=state, **{**own, **self._session, **changed})
         try:
+            if joined.rank == 0 and changed and joined.next_round != (0 if state is None else state.round):
+                raise SettingsError(
+                    f"job {joined.job!r} has a checkpoint at its hub, before round {joined.next_round}, of an earlier run: its "
+                    f"values would replace the values with which this run continues job {self._job!r}. Give each run another "
+                    f"job name (job= or PHUB_JOB), or remove the checkpoint of {joined.job!r}; to continue from it, unfreeze "
+                    f"parameters and load states before DistributedOptimizer(..., job={joined.job!r})"
+                )
             if state is not None and joined.rank == 0 and joined.next_round != state.round:
                 warnings.warn(
                     f"job {joined.job!r} has a state at its hub already, before round {joined.next_round}, and continues "
@@ -106,8 +115,8 @@ class Join:
             exchange.start()
             if joined.world_size > 1:
                 exchange.asleep = Asleep(self.model.asleep, _wakes(weakref.ref(optimizer)))
-        except BaseException:
-            joined.close()
+        except BaseException as error:
+            joined.close(reason(error))
             raise
         ours = {id(each) for each in parameters.values()}
         self.aside = {each: kept for each, kept in optimizer.__dict__["state"].items() if id(each) not in ours}
