@@ -260,9 +260,10 @@ class AtTheHub(Joined):
         return self._phub.averages() if self._phub.session.rank == 0 else None
 
     def _phub_wake(self) -> bool:
-        """Joins a new job with the parameters that the script has unfrozen, before it reads their gradients. Every worker must
-        read them. In `no_sync()` the script reads this worker's own gradients, and the job stays."""
-        if self._phub.is_apart:
+        """Joins a new job with the parameters that the script has unfrozen or put into a group, before it reads their gradients.
+        Every worker must read them. In `no_sync()` the script reads this worker's own gradients, and the job stays. Returns
+        whether there is a new job."""
+        if self._phub.is_apart or not self._phub_join.model.has_changed(self):
             return False
         self._join_anew()
         self._phub.watch_gradients()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 import torch
 
@@ -114,7 +114,7 @@ class Join:
             exchange = Exchange(joined, self.model, settings, lambda: self._join_mean(joined, keys), buffers, **self._exchange)
             exchange.start()
             if joined.world_size > 1:
-                exchange.asleep = Asleep(self.model.asleep, _wakes(weakref.ref(optimizer)))
+                exchange.asleep = Asleep(self.model, weakref.ref(optimizer))
         except BaseException as error:
             joined.close(reason(error))
             raise
@@ -142,14 +142,6 @@ class Join:
         buffers = self.model.buffers if self._broadcast_buffers else {}
         job = {**self._place(), "job": f"{joined.job[:54]}-buffers"}
         return Broadcast(buffers, job, Sgd(0.0)) if buffers else None
-
-
-def _wakes(optimizer: "weakref.ref[Any]") -> Callable[[], bool]:
-    def wake() -> bool:
-        found = optimizer()
-        return found is not None and bool(found._phub_wake())
-
-    return wake
 
 
 # Exchanges of optimizers that the script has dropped.
