@@ -214,3 +214,25 @@ def test_a_checkpoint_of_a_new_job_does_not_replace_the_runs_own_values(tmp_path
             else:
                 with pytest.raises(phub.SettingsError, match="'job.1' has a checkpoint.*continues job 'job'"):
                     change(model, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains")
+def test_a_parameter_that_is_twice_in_the_groups_is_an_error(hub):
+    """Torch makes two steps of it, as of a weight that two modules share."""
+    model = Net()
+    tied = torch.optim.SGD([*model.parameters(), model.second.bias], lr=0.1)
+    with pytest.raises(phub.SettingsError, match="'second.bias' is 2 times in the optimizer's groups"):
+        wrap(tied, model, hub)
+    optimizer = wrap(OPTIMIZERS["adamw"](model.parameters()), model, hub)
+    train(model, optimizer, 0, 2)
+    optimizer.param_groups[0]["params"].append(model.first.weight)
+    for call in (optimizer.zero_grad, optimizer.step):
+        with pytest.raises(phub.SettingsError, match="'first.weight' is 2 times"):
+            call()
+    optimizer.param_groups[0]["params"].pop()
+    train(model, optimizer, 2, 4)
+    assert optimizer.session.job == "job"
+    theirs = Net()
+    train(theirs, OPTIMIZERS["adamw"](theirs.parameters()), 0, 4)
+    optimizer.leave()
+    same(model, theirs)

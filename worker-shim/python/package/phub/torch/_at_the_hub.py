@@ -245,12 +245,12 @@ class AtTheHub(Joined):
         self._fetch_state(torch.float32)  # 16 bits would round it
         averages = self._averages()
         model = self._phub_join.model
-        former = model.trained
+        former = dict(vars(model))
         try:
             model.follow(self)
             self._phub_join.check(self)
         except BaseException:
-            model.trained = former
+            vars(model).update(former)  # so that the next call raises again
             self.__dict__["state"].clear()
             raise
         self._phub = self._phub_join.again(self, averages)

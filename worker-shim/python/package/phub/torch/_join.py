@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import warnings
 import weakref
 from typing import Any, Dict, Iterable, List, Mapping, Optional
@@ -158,6 +159,13 @@ def _leave_dropped() -> None:
 
 
 def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Parameter], settings: Settings) -> Dict[str, Key]:
+    times = collections.Counter(id(each) for group in optimizer.param_groups for each in group["params"])
+    repeated = next((name for name, each in parameters.items() if times[id(each)] > 1), None)
+    if repeated is not None:
+        raise SettingsError(
+            f"parameter {repeated!r} is {times[id(parameters[repeated])]} times in the optimizer's groups: torch would make as many "
+            f"steps of it in each step(), and the hub makes one; name it once, such as a weight that two modules share"
+        )
     multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
     return {name: Key(tuple(each.shape), dtype_of(name, each), *multipliers[name]) for name, each in parameters.items()}
 

@@ -121,8 +121,9 @@ class Model:
             broadcast_parameters(rest, **place)
 
 
-def _members(optimizer: torch.optim.Optimizer) -> List[FrozenSet[int]]:
-    return [frozenset(map(id, group["params"])) for group in optimizer.param_groups]
+def _members(optimizer: torch.optim.Optimizer) -> List[Tuple[int, FrozenSet[int]]]:
+    """Returns the number of parameters of each group, also of those that the script has named twice, and their identities."""
+    return [(len(group["params"]), frozenset(map(id, group["params"]))) for group in optimizer.param_groups]
 
 
 def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
