@@ -47,6 +47,10 @@ def test_no_hub_is_named(monkeypatch):
         ({"keys": {"weight": np.zeros(3)}}, "'weight' is an array of float64.*float32, float16 and bf16"),
         ({"keys": {"weight": phub.Key((3,), "f64")}}, '"f64": expected one of .*"f32"'),
         ({"optimizer": phub.Momentum(0.1, momentum=1.5)}, "momentum is 1.5; expected"),
+        (
+            {"optimizer": phub.Momentum(0.1, momentum=0.9), "compression": phub.Dgc(0.1)},
+            r"Dgc\(ratio=0.1, momentum=0.9.*Momentum would smooth its sums again: use phub.Sgd",
+        ),
         ({"job": "no spaces"}, 'job name "no spaces"'),
         ({"consistency": "none"}, "consistency"),
         ({"weights": "public"}, "weights"),

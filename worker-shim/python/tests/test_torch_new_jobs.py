@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+import phub  # noqa: E402
 from test_torch_optimizer import OPTIMIZERS, Net, data, same, wrap  # noqa: E402
 from test_torch_state import KEEPING, train  # noqa: E402
 
@@ -185,3 +186,53 @@ def test_state_of_16_bits_is_not_rounded_for_a_new_job(hub):
         steps.append((model[1].bias - before).abs().max().item())
     optimizer.leave()
     assert max(steps) < 1.5 * 2.0**-6
+
+
+def unfrozen_in_the_run(model, optimizer):
+    freeze(model.first, False)
+    train(model, optimizer, 3, 6)
+
+
+def loaded_in_the_run(model, optimizer):
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+@pytest.mark.parametrize("name, change", [("sgd", unfrozen_in_the_run), ("adamw", unfrozen_in_the_run), ("adamw", loaded_in_the_run)])
+def test_a_checkpoint_of_a_new_job_does_not_replace_the_runs_own_values(tmp_path, name, change):
+    """A run that starts again continues its first job, and then finds the checkpoint of the former run's second job."""
+    for start in range(2):
+        with phub.serve(cores=1, checkpoints=tmp_path) as hub:
+            model = Net()
+            freeze(model.first)
+            optimizer = wrap(OPTIMIZERS[name](model.parameters()), model, hub)
+            train(model, optimizer, 0, 3)
+            if start == 0:
+                change(model, optimizer)
+                train(model, optimizer, 6, 8)
+                assert optimizer.session.job == "job.1"
+                optimizer.leave()
+            else:
+                with pytest.raises(phub.SettingsError, match="'job.1' has a checkpoint.*continues job 'job'"):
+                    change(model, optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains")
+def test_a_parameter_that_is_twice_in_the_groups_is_an_error(hub):
+    """Torch makes two steps of it, as of a weight that two modules share."""
+    model = Net()
+    tied = torch.optim.SGD([*model.parameters(), model.second.bias], lr=0.1)
+    with pytest.raises(phub.SettingsError, match="'second.bias' is 2 times in the optimizer's groups"):
+        wrap(tied, model, hub)
+    optimizer = wrap(OPTIMIZERS["adamw"](model.parameters()), model, hub)
+    train(model, optimizer, 0, 2)
+    optimizer.param_groups[0]["params"].append(model.first.weight)
+    for call in (optimizer.zero_grad, optimizer.step):
+        with pytest.raises(phub.SettingsError, match="'first.weight' is 2 times"):
+            call()
+    optimizer.param_groups[0]["params"].pop()
+    train(model, optimizer, 2, 4)
+    assert optimizer.session.job == "job"
+    theirs = Net()
+    train(theirs, OPTIMIZERS["adamw"](theirs.parameters()), 0, 4)
+    optimizer.leave()
+    same(model, theirs)

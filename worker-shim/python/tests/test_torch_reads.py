@@ -4,6 +4,7 @@ import copy
 import ctypes
 import functools
 import io
+import multiprocessing
 import pickle
 import threading
 
@@ -405,3 +406,52 @@ def test_all_workers_print_the_same(hub):
     results = in_processes(3, at_the_end, hub.address)
     assert results[0] == results[1] == results[2]
     assert len(set(results[0][0])) == 10, "each step changes them"
+
+
+def actor(asked, answers, kept):
+    for at_value in iter(asked.recv, None):
+        if at_value:
+            with torch.no_grad():
+                kept[0].fill_(at_value)
+        answers.send([each.double().sum().item() for each in kept])
+
+
+def shared_by_share_memory(model):
+    model.share_memory()
+
+
+def shared_by_a_queue(model):
+    multiprocessing.reduction.ForkingPickler.dumps(model)  # as `Queue.put` and the arguments of a process that is spawned
+
+
+@pytest.mark.parametrize("share", [shared_by_share_memory, shared_by_a_queue])
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_process_that_shares_the_memory_has_the_values_after_a_step(hub, share, number):
+    """An actor reads the parameters after each step, and writes one, also before the first step."""
+    context, (asked, ask), (answers, answer) = multiprocessing.get_context("fork"), *(multiprocessing.Pipe(False) for _ in range(2))
+    models = Net(), Net()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in models]
+    for step in range(5):
+        if step == number:
+            share(models[0])
+            process = context.Process(target=actor, args=(asked, answer, list(models[0].state_dict().values())), daemon=True)
+            process.start()
+        if step == 0:
+            optimizers[0] = wrap(optimizers[0], models[0], hub)
+        if step:
+            for model, optimizer in zip(models, optimizers):
+                optimizer.zero_grad()
+                backward(model, *data())
+                optimizer.step()
+        if step >= number:
+            value = {0: 0.25, 3: 0.5}.get(step, 0.0)
+            ask.send(value)
+            seen = answers.recv()
+            if value:
+                with torch.no_grad():
+                    models[1].first.weight.fill_(value)
+            np.testing.assert_allclose(seen, [each.double().sum().item() for each in models[1].parameters()], rtol=1e-4, atol=1e-5)
+    ask.send(None)
+    process.join()
+    optimizers[0].leave()
+    same(*models)

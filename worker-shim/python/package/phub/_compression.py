@@ -10,15 +10,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Optional, Union
 
+from . import _optimizers
+from ._phub import SettingsError
+
 
 @dataclasses.dataclass(frozen=True)
 class F16:
-    """Half the bytes: each value as the nearest f16. A value beyond 65504 becomes infinite."""
+    """Half the bytes: each gradient as the nearest f16, and the hub's answer as bfloat16. So a mean of `Average` has 8 bits; the
+    remainder is in the next mean. A value beyond 65504 becomes infinite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bf16:
-    """Half the bytes: each value as the nearest bfloat16."""
+    """Half the bytes: each value as the nearest bfloat16. The rule for means is that of `F16`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +60,8 @@ class RandomK:
 
 @dataclasses.dataclass(frozen=True)
 class Dgc:
-    """Deep gradient compression: only the largest sums of momentum are sent. The worker applies the momentum, so the hub should
-    run `phub.Sgd`.
+    """Deep gradient compression: only the largest sums of momentum are sent. The worker applies the momentum, so the hub must run
+    `phub.Sgd`, or give the mean of the sums (`Average`, `Sum`).
 
     Attributes:
         ratio: the share of all values that are sent. The share is a quarter at first, and becomes smaller in each of the first
@@ -104,6 +108,20 @@ class SlimDP:
 
 
 Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimDP]
+
+
+def check(compression: Optional[Compression], optimizer: _optimizers.Optimizer) -> None:
+    """Checks that a codec and an optimizer do not both keep a mean or a sum of gradients.
+
+    Raises:
+        SettingsError: both do.
+    """
+    takes = (_optimizers.Sgd, _optimizers.Average, _optimizers.Sum)
+    if isinstance(compression, Dgc) and compression.momentum and not isinstance(optimizer, takes):
+        raise SettingsError(
+            f"compression: {compression} has momentum, and the hub's {type(optimizer).__name__} would smooth its sums again: use "
+            f"phub.Sgd (in torch SGD with momentum=0), whose momentum is the codec's; or phub.TopK({compression.ratio}), which has none"
+        )
 
 
 def to_text(compression: Compression) -> str:

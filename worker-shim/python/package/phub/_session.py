@@ -195,8 +195,9 @@ class Session:
                 rounds that were not skipped. Until ten rounds are in the mean, no norm is too large. Works with the codecs
                 of `skip_nonfinite`. Default: no bound.
             ema: the decay of an average of the weights that the hub keeps, such as 0.999. The average begins with the first
-                weights. After each step it is `ema * average + (1 - ema) * weights`. The method `ema()` fetches the average,
-                and checkpoints have it. Default: no average.
+                weights. After each step it is `ema * average + (1 - ema) * weights`. A key that makes no step in a round, because
+                no worker has a gradient or the round is skipped, keeps its average. The method `ema()` fetches the average, and
+                checkpoints have it. Default: no average.
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
             consistency: "bsp", "ssp:N" or "asp". With "bsp" all workers are in the same round; with "ssp:N" no worker is more
                 than N rounds ahead of the slowest; with "asp" there is no bound.
@@ -261,6 +262,7 @@ class Session:
             raise _phub.SettingsError("keys: a model has at least one tensor")
         if not 0.0 < join_limit < float("inf"):
             raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
+        _compression.check(compression, optimizer)
         if hub_wait is not None and not 0.0 <= hub_wait < float("inf"):
             raise _phub.SettingsError(f"hub_wait is {hub_wait}: expected a number of seconds, 0 or more")
         self._owner = os.getpid()

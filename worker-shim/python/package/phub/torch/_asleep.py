@@ -1,46 +1,99 @@
-"""Frozen parameters of an optimizer. One that the script has unfrozen gets into the job when the script reads its gradient."""
+"""Parameters that the job does not have: frozen ones of the optimizer, and those of the model that the optimizer does not have.
+
+A script may unfreeze one, or put one into a group. It gets into the job when the script reads its gradient. The gradient of a
+parameter that the optimizer does not have is this worker's own, so a script that uses it gets an error.
+"""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterable
+from typing import Any
 
 import torch
 
-from ._held import Holder, hold, is_held, release
+from ._errors import MeanError
+from ._held import Holder, gradient_of, hold, is_held, release
+from ._model import Model
+from ._script import line
+from ._watched import unwatch, watch
+
+_ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
 
 class Asleep:
-    """The frozen parameters of an optimizer, except those that another optimizer trains."""
+    """The parameters of a model that a job does not have, except those that another optimizer trains."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], wake: Callable[[], bool]) -> None:
-        """`wake` takes unfrozen parameters into the job. It returns false if the script is in `no_sync()`."""
-        self._wake = wake
+    def __init__(self, model: Model, optimizer: "weakref.ref[Any]") -> None:
+        """`optimizer`: the one at the hub, which takes parameters into its job by `_phub_wake`."""
+        self._optimizer = optimizer
         self._holder = Holder(_no_values, _no_values, _no_values, weakref.ref(self))
-        self._parameters = [each for each in parameters if not is_held(each)]
+        of_model = {name: each for name, each in model.without_optimizer.items() if not is_held(each)}
+        self._names = {id(each): name for name, each in of_model.items()}
+        self._parameters = [*of_model.values(), *(each for each in model.asleep if not is_held(each))]
         for parameter in self._parameters:
             hold(parameter, self._holder)
 
-    def handed_out(self, parameter: Any, _gradient: torch.Tensor) -> None:
-        """Has the job take the parameter, so that the script finds the mean of all workers."""
-        self._read(parameter)
+    def handed_out(self, parameter: Any, gradient: torch.Tensor) -> None:
+        """Has the job take the parameter, so that the script finds the mean of all workers. If the optimizer does not have the
+        parameter, watches the gradient."""
+        if not self._is_taken(parameter) and id(parameter) in self._names:
+            watch(gradient, self)
 
     def missed(self, parameter: Any) -> None:
         """Has the job take the parameter, because another worker may have a gradient of it."""
-        self._read(parameter)
+        self._is_taken(parameter)
 
     def given(self, parameter: Any) -> None:
         """Does nothing: a gradient that the script has set is read later, or goes with the next step."""
 
-    def _read(self, parameter: Any) -> None:
-        if parameter.requires_grad and self._wake():
-            _ = parameter.grad  # the read now notifies the new job
+    def _is_taken(self, parameter: Any) -> bool:
+        optimizer = self._optimizer()
+        if optimizer is None or not parameter.requires_grad or not optimizer._phub_wake():
+            return False
+        _ = parameter.grad  # the read now notifies the new job
+        return True
+
+    def touched(self, gradient: Any) -> None:
+        """Raises an error for a script that uses a gradient that is not the mean of all workers, outside of `no_sync()` and of a
+        backward pass, where each worker has its own.
+
+        Raises:
+            MeanError: see above.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None or optimizer._phub.is_apart or _in_backward():
+            return
+        of_this = (self._names.get(id(each)) for each in self._parameters if gradient_of(each) is gradient)
+        raise MeanError(
+            f"{line()}: the gradient of {next(of_this, None)!r} is used here, a parameter that no optimizer at the hub has: the "
+            f"gradient is this worker's own, and DDP would have the mean of all workers. Freeze the parameter "
+            f"(requires_grad_(False)) or give it to an optimizer at the hub; with optimizer.no_sync(): uses the worker's own"
+        )
+
+    def zeroed_by_script(self, gradient: Any) -> None:
+        """Does nothing: zeros are also the mean of all workers."""
+
+    def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
+        """Returns False: the hub searches only gradients of the job."""
+        return False
 
     def leave(self) -> None:
-        """Makes the parameters ordinary parameters again."""
+        """Makes the parameters and their gradients ordinary again."""
         for parameter in self._parameters:
+            gradient = gradient_of(parameter)
+            if getattr(gradient, "_phub_watcher", None) is self:
+                unwatch(gradient)
             release(parameter, self._holder)
 
 
+def _in_backward() -> bool:
+    """Whether a backward pass runs on this thread."""
+    try:
+        _ENGINE.queue_callback(_no_values)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _no_values(*_arguments: Any) -> None:
-    """Does nothing: the hub does not change frozen parameters."""
+    """Does nothing: the hub does not change these parameters."""

@@ -245,12 +245,12 @@ class AtTheHub(Joined):
         self._fetch_state(torch.float32)  # 16 bits would round it
         averages = self._averages()
         model = self._phub_join.model
-        former = model.trained
+        former = dict(vars(model))
         try:
             model.follow(self)
             self._phub_join.check(self)
         except BaseException:
-            model.trained = former
+            vars(model).update(former)  # so that the next call raises again
             self.__dict__["state"].clear()
             raise
         self._phub = self._phub_join.again(self, averages)
@@ -260,9 +260,10 @@ class AtTheHub(Joined):
         return self._phub.averages() if self._phub.session.rank == 0 else None
 
     def _phub_wake(self) -> bool:
-        """Joins a new job with the parameters that the script has unfrozen, before it reads their gradients. Every worker must
-        read them. In `no_sync()` the script reads this worker's own gradients, and the job stays."""
-        if self._phub.is_apart:
+        """Joins a new job with the parameters that the script has unfrozen or put into a group, before it reads their gradients.
+        Every worker must read them. In `no_sync()` the script reads this worker's own gradients, and the job stays. Returns
+        whether there is a new job."""
+        if self._phub.is_apart or not self._phub_join.model.has_changed(self):
             return False
         self._join_anew()
         self._phub.watch_gradients()

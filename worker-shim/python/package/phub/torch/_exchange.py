@@ -71,7 +71,7 @@ class Exchange:
         self._found: Optional[Found] = None
         """The search that a scaler has left to the last step."""
         self.asleep: Optional[Asleep] = None
-        """The frozen parameters of the optimizer, with several workers."""
+        """The parameters of the model that the job does not have, with several workers."""
         self.has_stepped = session.next_round > 1
         """Whether the hub may have weights that are not the first ones."""
 

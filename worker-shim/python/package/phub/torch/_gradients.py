@@ -82,9 +82,11 @@ class Gradients:
         """Whether the script is in `no_sync()`."""
         self._keys = {id(parameter): key for key, parameter in parameters.items()}
         for key, parameter in parameters.items():
-            if parameter.grad is not None:
-                parameter.grad._phub_is_exposed = True  # type: ignore[attr-defined]
-            if parameter.grad is not None or key in self._own.ahead:
+            gradient = gradient_of(parameter)
+            if gradient is not None:
+                release(gradient)
+                gradient._phub_is_exposed = True  # type: ignore[attr-defined]
+            if gradient is not None or key in self._own.ahead:
                 self._follow(key)
 
     def _follow(self, key: str) -> None:

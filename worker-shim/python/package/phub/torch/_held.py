@@ -163,6 +163,16 @@ class Held:
         if holder is not None:
             holder.moved(self)
 
+    def set_(self, *arguments: Any, **named: Any) -> Any:
+        """Gives the parameter other memory, as a write to `data` does."""
+        holder = _HOLDERS.get(id(self))
+        if holder is not None:
+            holder.read(self)
+        super().set_(*arguments, **named)  # type: ignore[misc]
+        if holder is not None:
+            holder.moved(self)
+        return self
+
     # Only a gradient that a script has read or set is watched, so that the backward pass is not slower.
 
     @property

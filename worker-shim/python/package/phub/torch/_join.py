@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 import torch
 
+from .._failure import reason
 from .._keys import Array, Key
 from .._optimizers import Average, Sgd, state_names
+from .._phub import SettingsError
 from .._session import Session
 from ._asleep import Asleep
 from ._exchange import Exchange
@@ -90,6 +93,13 @@ class Join:
             own["pull_layers"] = _by_module(keys)
         joined = Session(keys=keys, optimizer=settings.optimizer, state=state, **{**own, **self._session, **changed})
         try:
+            if joined.rank == 0 and changed and joined.next_round != (0 if state is None else state.round):
+                raise SettingsError(
+                    f"job {joined.job!r} has a checkpoint at its hub, before round {joined.next_round}, of an earlier run: its "
+                    f"values would replace the values with which this run continues job {self._job!r}. Give each run another "
+                    f"job name (job= or PHUB_JOB), or remove the checkpoint of {joined.job!r}; to continue from it, unfreeze "
+                    f"parameters and load states before DistributedOptimizer(..., job={joined.job!r})"
+                )
             if state is not None and joined.rank == 0 and joined.next_round != state.round:
                 warnings.warn(
                     f"job {joined.job!r} has a state at its hub already, before round {joined.next_round}, and continues "
@@ -105,9 +115,9 @@ class Join:
             exchange = Exchange(joined, self.model, settings, lambda: self._join_mean(joined, keys), buffers, **self._exchange)
             exchange.start()
             if joined.world_size > 1:
-                exchange.asleep = Asleep(self.model.asleep, _wakes(weakref.ref(optimizer)))
-        except BaseException:
-            joined.close()
+                exchange.asleep = Asleep(self.model, weakref.ref(optimizer))
+        except BaseException as error:
+            joined.close(reason(error))
             raise
         ours = {id(each) for each in parameters.values()}
         self.aside = {each: kept for each, kept in optimizer.__dict__["state"].items() if id(each) not in ours}
@@ -135,14 +145,6 @@ class Join:
         return Broadcast(buffers, job, Sgd(0.0)) if buffers else None
 
 
-def _wakes(optimizer: "weakref.ref[Any]") -> Callable[[], bool]:
-    def wake() -> bool:
-        found = optimizer()
-        return found is not None and bool(found._phub_wake())
-
-    return wake
-
-
 # Exchanges of optimizers that the script has dropped.
 _DROPPED: List[Exchange] = []
 
@@ -157,6 +159,13 @@ def _leave_dropped() -> None:
 
 
 def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Parameter], settings: Settings) -> Dict[str, Key]:
+    times = collections.Counter(id(each) for group in optimizer.param_groups for each in group["params"])
+    repeated = next((name for name, each in parameters.items() if times[id(each)] > 1), None)
+    if repeated is not None:
+        raise SettingsError(
+            f"parameter {repeated!r} is {times[id(parameters[repeated])]} times in the optimizer's groups: torch would make as many "
+            f"steps of it in each step(), and the hub makes one; name it once, such as a weight that two modules share"
+        )
     multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
     return {name: Key(tuple(each.shape), dtype_of(name, each), *multipliers[name]) for name, each in parameters.items()}
 

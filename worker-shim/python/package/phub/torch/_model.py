@@ -23,6 +23,9 @@ class Model:
     asleep: List[torch.nn.Parameter]
     """The parameters that the optimizer has and that were frozen when the job was joined."""
 
+    without_optimizer: Dict[str, torch.nn.Parameter]
+    """The parameters that the optimizer does not have."""
+
     def __init__(self, optimizer: torch.optim.Optimizer, named: Named) -> None:
         self._module = _module_of(named)
         if isinstance(named, torch.nn.Module):
@@ -76,6 +79,7 @@ class Model:
             raise SettingsError(f"parameters are on several devices ({', '.join(sorted(devices))}); expected one")
         _check_memory(self.trained)
         self.asleep = [each for each in mine.values() if not each.requires_grad]
+        self.without_optimizer = {name: each for name, each in names.items() if id(each) not in mine}
         self._members = _members(optimizer)
         trained = {id(each) for each in self.trained.values()}
         self._frozen = {name: each for name, each in names.items() if id(each) not in trained}
@@ -117,8 +121,9 @@ class Model:
             broadcast_parameters(rest, **place)
 
 
-def _members(optimizer: torch.optim.Optimizer) -> List[FrozenSet[int]]:
-    return [frozenset(map(id, group["params"])) for group in optimizer.param_groups]
+def _members(optimizer: torch.optim.Optimizer) -> List[Tuple[int, FrozenSet[int]]]:
+    """Returns the number of parameters of each group, also of those that the script has named twice, and their identities."""
+    return [(len(group["params"]), frozenset(map(id, group["params"]))) for group in optimizer.param_groups]
 
 
 def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:

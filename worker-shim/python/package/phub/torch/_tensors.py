@@ -28,8 +28,8 @@ def broadcast_parameters(
     world_size: Optional[int] = None,
     **session: Any,
 ) -> None:
-    """Replaces the tensors of every worker by rank 0's tensors, in place and bit for bit. Every worker must call it, with the
-    same names, shapes and types.
+    """Replaces the tensors of every worker by rank 0's tensors, in place and bit for bit; only a signalling NaN becomes a quiet
+    NaN. Every worker must call it, with the same names, shapes and types.
 
     `DistributedOptimizer` broadcasts the parameters of a model itself. This function is for other tensors, such as the means of
     a BatchNorm. All types are possible: integers, f64 and bool are split into smaller numbers for the transfer.

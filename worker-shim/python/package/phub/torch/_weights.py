@@ -8,7 +8,8 @@ script writes are found at the next `step()`.
    bytes sent ahead    the hub may write its answer into the window before `step()`
 ```
 
-A parameter keeps its memory, so views that a script has taken stay valid. If there are views, `step()` waits for their values.
+A parameter keeps its memory, so views that a script has taken stay valid. If there are views, or other processes share the memory,
+`step()` waits for their values.
 Owned by the thread of the script.
 """
 
@@ -39,6 +40,7 @@ class _Weight:
         self.is_exposed = self.has_address_out = self.is_lent = False
         self.known: Optional[torch.Tensor] = None  # a copy of the values, to compare with while the hub may write the window
         self.look_again()
+        self.is_exposed = self.is_in_other_processes
 
     def look_again(self) -> None:
         """Stores the parameter's current memory and its count of writes."""
@@ -47,6 +49,12 @@ class _Weight:
             self.place = _place(self.values)
             self.storage: Any = _storage(self.values)
             self.version = self.values._version
+
+    @property
+    def is_in_other_processes(self) -> bool:
+        """Whether processes such as actors may have the memory: torch moves it to shared memory when a script sends them the
+        parameter. Torch calls all memory of GPUs shared."""
+        return bool(self.storage.is_shared()) and self.values.device.type == "cpu"
 
 
 class Weights:
@@ -103,7 +111,7 @@ class Weights:
         mark_pending(self.parameters.values())
         viewed = []
         for key, weight in self._weights.items():
-            if weight.has_address_out or _users(weight.storage) > _OWN_USERS:
+            if weight.has_address_out or _users(weight.storage) > _OWN_USERS or weight.is_in_other_processes:
                 weight.is_exposed = True
                 viewed.append(key)
         self.pending.update(self._weights)

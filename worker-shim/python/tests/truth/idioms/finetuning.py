@@ -270,3 +270,39 @@ def parameters_put_into_a_group(ctx):
         torch.nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         ctx.record(net)
+
+
+def put_into_a_group_after_zero_grad(ctx, read):
+    """The script writes the list of a group between `zero_grad` and the backward pass, and reads gradients before the step."""
+    net = Mlp()
+    model, optimizer = ctx.wrap(net, sgd(net.head.parameters()))
+    for number, (inputs, targets) in enumerate(ctx.batches(4)):
+        optimizer.zero_grad()
+        if number == 2:
+            optimizer.param_groups[0]["params"].extend([*net.first.parameters(), *net.second.parameters()])
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        if number >= 2:
+            ctx.record(read=read(net))
+        optimizer.step()
+        ctx.record(net)
+
+
+@idiom()
+def put_into_a_group_after_zero_grad_and_clipped(ctx):
+    put_into_a_group_after_zero_grad(ctx, lambda net: torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1))
+
+
+@idiom()
+def put_into_a_group_after_zero_grad_and_read(ctx):
+    """Only a gradient of a parameter that was put into the group is read."""
+    put_into_a_group_after_zero_grad(ctx, lambda net: net.first.bias.grad.clone())
+
+
+@idiom()
+def put_into_a_group_between_two_reads(ctx):
+    """A gradient of the first parameters is read before the others are put into the group."""
+
+    def read(net):
+        return net.head.bias.grad.sum() + net.first.weight.grad.sum()
+
+    put_into_a_group_after_zero_grad(ctx, read)

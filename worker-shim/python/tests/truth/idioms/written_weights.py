@@ -176,6 +176,16 @@ def data_of_another_tensor(ctx):
             run.net.first.weight.data = run.net.first.weight.data.flip(0).clone()
 
 
+@idiom(workers=(1,))
+def memory_set_to_that_of_another_tensor(ctx):
+    """`Tensor.set_`, with one worker: DDP does not notice it, and its next step fails."""
+    run = ctx.run()
+    for step, _ in enumerate(run.after_steps()):
+        if step in (0, 2):
+            with torch.no_grad():
+                run.net.head.weight.set_(torch.full((3, 8), 0.1 * (1 + step)))
+
+
 @idiom()
 def swapped_between_parameters(ctx):
     """Population-based training: one layer takes the values of another."""
