@@ -112,6 +112,22 @@ def asgd():
         yield Point("resnet50", 4, gbps, "p3")
 
 
+def late():
+    """Yields the points of TensorFlow's pull (P3, section 2), which is not in P3's figures: `late` is the baseline, but a worker
+    pulls when the next iteration begins, layer by layer."""
+    for model, rates in APART.items():
+        for schedule in ["kvstore", "late", "p3"]:
+            yield Point(model, 4, rates[0], schedule)
+
+
+def codec():
+    """Yields points that are not in P3's paper: P3 on top of compression, beside either alone. A codec follows the schedule's
+    name. The rates are a quarter of those at which P3 gains most, since QSGD of 8 bits sends a quarter of the bytes."""
+    for model, gbps in [("resnet50", 1), ("vgg19", 3.125)]:
+        for schedule in ["sliced", "p3", "sliced+qsgd:8:512", "p3+qsgd:8:512"]:
+            yield Point(model, 4, gbps, schedule)
+
+
 def trial():
     """Yields points of no figure: two machines and a small model, which show within two seconds that everything works."""
     yield Point("googlenet", 2, 4, "kvstore")
@@ -119,7 +135,7 @@ def trial():
 
 
 FIGURES = {"7": bandwidth, "8": utilisation, "9": utilisation, "10": machines, "12": slices, "asgd": asgd,
-           "apart": apart}
+           "apart": apart, "late": late, "codec": codec}
 KINDS = {**FIGURES, "trial": trial}
 # The points of `--quick`: all kinds of runs, in a few minutes.
 QUICK = [

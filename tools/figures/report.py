@@ -3,7 +3,7 @@
 
 from figures import arguments
 from points import NAMES, chosen
-from table import Table
+from table import Table, spread
 
 
 def main():
@@ -22,10 +22,12 @@ def main():
             if found:
                 print(f"{figure}: {point.model} at {point.gbps:g} Gb/s, {point.schedule} {point.consistency}, slices of "
                       f"{point.slice_bytes // 4}: {words(found)}, {of_bound(table, point)} of the bound")
+    for figure in ["late", "codec"]:
+        ratios(table, chosen([figure], quick=False, hubs=args.hubs))
     shares = [float(row["cpu_share"]) - float(row["others_share"]) for row in table.rows]
     others = [float(row["others_share"]) for row in table.rows]
     if shares:
-        print(f"\n{len(shares)} runs; their share of the cores {spread(shares)}, that of other work {spread(others)}")
+        print(f"\n{len(shares)} runs; their share of the cores {percents(shares)}, that of other work {percents(others)}")
 
 
 def rows(table, points):
@@ -42,6 +44,18 @@ def rows(table, points):
                   f"{100 * (ours[0] / base[0] - 1):+.0f}% | {of_bound(table, by_schedule['p3'])} |")
 
 
+def ratios(table, points):
+    """Prints each point's speed over that of the first schedule of its model, in the same repeat."""
+    first = {}
+    for point in points:
+        base = {row["repeat"]: row for row in table.of(first.setdefault(point.model, point))}
+        speeds = [float(row["samples_per_s"]) / float(base[row["repeat"]]["samples_per_s"])
+                  for row in table.of(point) if row["repeat"] in base]
+        if speeds and point != first[point.model]:
+            print(f"{NAMES[point.model]} at {point.gbps:g} Gb/s: {point.schedule} is {spread(speeds, '.2f')} times as fast "
+                  f"as {first[point.model].schedule}")
+
+
 def of_bound(table, point):
     """Returns the median speed as a share of the bound, as text."""
     return f"{table.summary(point)[0] / table.summary(point, 'bound')[0]:.2f}"
@@ -52,7 +66,7 @@ def words(summary):
     return "{:.0f} ({:.0f} to {:.0f})".format(*summary)
 
 
-def spread(values):
+def percents(values):
     """Returns median, lowest and highest as text, in percent."""
     values = sorted(values)
     return "{:.0f}% ({:.0f} to {:.0f})".format(*(100 * v for v in (values[len(values) // 2], values[0], values[-1])))

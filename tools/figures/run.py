@@ -87,13 +87,17 @@ def worker_options(point):
     """Returns the probe's options for a point."""
     scale = point.scale()
     slice_bytes = scale.bytes(point.slice_bytes)
+    schedule, _, codec = point.schedule.partition("+")
+    late = schedule == "late"
     return {
         "--compute": point.model,
         "--time-scale": scale.time,
         "--shrink": scale.shrink,
         "--exchanges": 1,
         "--rounds": ITERATIONS,
-        "--schedule": point.schedule,
+        "--schedule": "kvstore" if late else schedule,
+        "--pull": "layer" if late else None,
+        "--compress": codec or None,
         "--consistency": point.consistency,
         "--chunk-bytes": min(slice_bytes, 32768),
         "--slice-bytes": slice_bytes,

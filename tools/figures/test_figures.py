@@ -9,6 +9,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 from load import Load, rates  # noqa: E402
 from points import FIGURES, KEY, QUICK, SCALES, Point, chosen  # noqa: E402
+from run import worker_options  # noqa: E402
 from scale import Scale, model_gbps, share_of_model  # noqa: E402
 from table import COLUMNS, Table, read  # noqa: E402
 
@@ -56,6 +57,11 @@ class Points(unittest.TestCase):
         self.assertEqual({2, 4}, {point.machines for point in QUICK})
         self.assertIn("asp", {point.consistency for point in QUICK})
         self.assertTrue(set(chosen(["12"], quick=True)) < set(chosen(["12"], quick=False)))
+
+    def test_a_schedule_is_the_probes_options(self):
+        words = [worker_options(Point("vgg19", 4, 10, schedule)) for schedule in ("p3", "late", "p3+qsgd:8:512")]
+        told = [(of["--schedule"], of["--pull"], of["--compress"]) for of in words]
+        self.assertEqual(told, [("p3", None, None), ("kvstore", "layer", None), ("p3", None, "qsgd:8:512")])
 
     def test_more_machines_are_as_much_slower(self):
         four, eight = (Point("vgg19", machines, 10, "p3") for machines in (4, 8))

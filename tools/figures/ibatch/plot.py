@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws iBatch's figures 3, 5 and 7 as SVG and PNG, from the output of measure.py and model.py. Must not measure."""
+"""Draws iBatch's figures 3 to 7 as SVG and PNG, from the output of measure.py and model.py. Must not measure."""
 
 import argparse
 import csv
@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
 import style  # noqa: E402
+from timeline import best, of_pulls, timeline  # noqa: E402
 
 NAMES = {"googlenet": "GoogLeNet", "inception3": "Inception-V3", "vgg19": "VGG19", "vgg19-22k": "VGG19-22K"}
 WAYS = {"ibatch": ("iBatch, optimum", "#1e8449"), "greedy": ("iBatch, greedy", "#7dbb8f"),
@@ -25,8 +26,11 @@ def main():
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
     args, _ = parser.parse_known_args()
     rows = read(f"{args.out}/ibatch-model.csv")
-    draw_layers(args.out, read(f"{args.out}/ibatch-layers.csv"))
+    layers = read(f"{args.out}/ibatch-layers.csv")
+    draw_layers(args.out, layers)
+    draw_timelines(args.out, *of_pulls(layers))
     draw_speedup(args.out, [row for row in rows if row["figure"] == "5"])
+    draw_sparse(args.out, [row for row in rows if row["figure"] == "6"])
     draw_parts(args.out, [row for row in rows if row["figure"] == "5" and row["nodes"] == "72"])
     draw_gains(args.out, [row for row in rows if row["figure"] == "load"])
 
@@ -49,10 +53,49 @@ def draw_layers(out, rows):
     style.save(figure, f"{out}/ibatch-layers", dpi=110)
 
 
+def draw_timelines(out, costs, start_up):
+    """Draws figure 4: the pulls and the forward pass of figure 3's layers, in the three ways of the paper."""
+    figure, axes = plt.subplots(figsize=(9, 2.4))
+    ways = {"all": [len(costs)], "layer": [1] * len(costs), "ibatch": best(costs, start_up)}
+    for place, batches in enumerate(ways.values()):
+        pulls, forwards = timeline(costs, start_up, batches)
+        starts = [(begin, start_up) for begin, _ in pulls]
+        transfers = [(begin + start_up, end - begin - start_up) for begin, end in pulls]
+        passes = [(begin, end - begin) for begin, end in forwards]
+        for row, spans, colour in [(0.4, starts, "#c0392b"), (0.4, transfers, "#e6a19a"), (0, passes, "#2b7bba")]:
+            axes.broken_barh(spans, (row - place, 0.36), facecolors=colour, edgecolor="white", linewidth=0.5)
+        last = 0
+        for (begin, end), count in zip(forwards, batches):
+            name = str(last + 1) if count == 1 else f"{last + 1}-{last + count}"
+            if end - begin > 8:
+                axes.text((begin + end) / 2, 0.17 - place, name, ha="center", va="center", fontsize=6, color="white")
+            last += count
+    axes.set_yticks([0.38 - place for place in range(len(ways))], [WAYS[way][0] for way in ways])
+    axes.set_xlabel("ms, of the machines measured")
+    for label, colour in [("start-up of a pull", "#c0392b"), ("its transfer", "#e6a19a"), ("forward", "#2b7bba")]:
+        axes.barh(0, 0, color=colour, label=label)
+    axes.legend(loc="lower right", fontsize=7)
+    style.save(figure, f"{out}/ibatch-timelines", dpi=110)
+
+
 def draw_speedup(out, rows):
     """Draws figure 5: speedup over one node, by the number of nodes."""
     figure, panels = plt.subplots(1, 4, figsize=(11, 2.9), sharey=True)
-    for axes, (model, name) in zip(panels, NAMES.items()):
+    draw_by_nodes(panels, NAMES, rows)
+    style.save(figure, f"{out}/ibatch-speedup", dpi=110)
+
+
+def draw_sparse(out, rows):
+    """Draws figure 6: speedup with sparse gradients."""
+    models = ["inception3", "vgg19"]
+    figure, panels = plt.subplots(1, len(models), figsize=(6, 2.9), sharey=True)
+    draw_by_nodes(panels, {model: NAMES[model] for model in models}, rows)
+    style.save(figure, f"{out}/ibatch-sparse", dpi=110)
+
+
+def draw_by_nodes(panels, names, rows):
+    """Draws speedups by the number of nodes, a panel for each model."""
+    for axes, (model, name) in zip(panels, names.items()):
         axes.plot([0, 72], [0, 72], "--", color="#999999", linewidth=0.8, label="linear")
         for way, (label, colour) in WAYS.items():
             those = [row for row in rows if row["model"] == model and row["batching"] == way]
@@ -64,7 +107,6 @@ def draw_speedup(out, rows):
         axes.set_xlabel("nodes")
     panels[0].set_ylabel("speedup")
     panels[0].legend(fontsize=7)
-    style.save(figure, f"{out}/ibatch-speedup", dpi=110)
 
 
 def draw_parts(out, rows):

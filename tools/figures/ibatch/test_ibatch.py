@@ -3,7 +3,8 @@
 import unittest
 
 from measure import layers, option, row, slower
-from model import rows_of, solve, speedup
+from model import rows_of, solve, sparse, speedup
+from timeline import best, of_pulls, timeline
 
 
 class Measuring(unittest.TestCase):
@@ -43,8 +44,30 @@ class Model(unittest.TestCase):
         self.assertEqual([each["overlap_ms"] for each in rows_of("5", answer)], ["60.0"])
         self.assertEqual([each["overlap_ms"] for each in rows_of("5", self.answer)], ["0.0"])
 
+    def test_sparse_pushes_take_their_share_of_a_pushs_time(self):
+        # 200 ms of the iteration are the backward pass, 180 ms pull and forward pass, and so 220 ms the push.
+        answers = [sparse(self.answer, share)["batchings"][0]["iteration"] for share in (1, 0.5, 0)]
+        self.assertEqual(answers, [600, 490, 380])
+
     def test_where_a_condition_begins_to_hold(self):
         self.assertAlmostEqual(solve(0.1, 1000, lambda value: value >= 26), 26, places=3)
+
+
+class Timelines(unittest.TestCase):
+    # Each layer's transfer and forward pass.
+    costs = [(1, 4), (2, 4), (6, 1)]
+
+    def test_a_batch_computes_after_its_pull_and_the_batch_before(self):
+        self.assertEqual(timeline(self.costs, 1, [3]), ([(0, 10)], [(10, 19)]))
+        self.assertEqual(timeline(self.costs, 1, [1, 1, 1]), ([(0, 2), (2, 5), (5, 12)], [(2, 6), (6, 10), (12, 13)]))
+
+    def test_the_best_batches_end_first(self):
+        self.assertEqual(best(self.costs, 1), [2, 1])
+        self.assertEqual(best(self.costs, 100), [3])
+
+    def test_the_smallest_pull_is_the_start_up(self):
+        rows = [{"pull_ms": "3", "forward_ms": "5"}, {"pull_ms": "2", "forward_ms": "4"}]
+        self.assertEqual(of_pulls(rows), ([(1, 5), (0, 4)], 2))
 
 
 if __name__ == "__main__":

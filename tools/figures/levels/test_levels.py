@@ -1,6 +1,7 @@
 """A machine of a mesh on the rig sends and receives one stream, for any number of workers. Without root or built binaries the
 test is skipped, with a message."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -26,6 +27,16 @@ class Formulas(unittest.TestCase):
         from measure import GOODPUT, bound_s
 
         self.assertAlmostEqual(bound_s(125e6, 2, 1000) * GOODPUT, 1)
+
+
+@unittest.skipUnless(importlib.util.find_spec("simgrid"), "no SimGrid (Debian's python3-simgrid)")
+class InSimGrid(unittest.TestCase):
+    def test_each_shape_takes_what_its_links_allow(self):
+        for shape in ("one hub", "a hub in each rack", "gloo"):
+            for over in ("1", "4"):
+                command = [sys.executable, "-B", os.path.join(HERE, "simulate.py"), shape, "4x2", over, "--piece-bytes", "65536"]
+                said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+                self.assertRegex(said, r" s, 1\.0[0-3]\d of the links'")
 
 
 class RackFormulas(unittest.TestCase):
