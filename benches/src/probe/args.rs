@@ -107,7 +107,7 @@ pub struct Args {
     #[arg(long, default_value_t, value_name = "bsp|ssp:S|asp", help_heading = JOB)]
     pub consistency: Consistency,
 
-    /// Where workers read weights: in the hub's window, or in their own copy.
+    /// Memory from which workers read weights: the hub's window, or their own copy.
     #[arg(long, default_value = "shared", value_enum, help_heading = JOB)]
     pub weights: WeightsChoice,
 

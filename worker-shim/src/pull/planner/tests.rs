@@ -145,7 +145,7 @@ fn a_round_without_a_forward_pass_is_passed_over() {
     assert!(planner.plan().is_some());
 }
 
-/// In the first forward pass of a job, the caller uses weights that did not come by a pull. The planner ignores these uses.
+/// The planner ignores the first forward pass of a job, because its weights did not come by a pull.
 #[test]
 fn what_was_used_before_the_first_push_is_of_no_round() {
     let mut planner = planner(Batching::Optimum);
