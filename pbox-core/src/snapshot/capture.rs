@@ -71,8 +71,8 @@ pub(crate) struct Capture {
     every: Option<NonZeroU32>,
     /// The next round before which a snapshot is due.
     due: Round,
-    /// Of the snapshots that are due, one of 2 to the power of this number is taken. It grows when the disk is too slow. Hubs of
-    /// one job then take the same rounds, although their disks differ: only a round that all hubs have is a checkpoint.
+    /// The exponent of a power of two: one of that many due snapshots is taken. It grows when the disk is too slow. Hubs of one
+    /// job then take the same rounds, although their disks differ: only a round that all hubs have is a checkpoint.
     spread: u32,
     /// The snapshots that began in time since `spread` has changed.
     in_time: u32,
@@ -192,8 +192,8 @@ impl Capture {
         Some((&mut self.current.as_mut()?.values.as_mut_slice()[range], selection))
     }
 
-    /// Begins the snapshot that is due before this round, with this number of the snapshot. Skips the snapshot if the disk was too
-    /// slow for so many.
+    /// Begins the snapshot that is due before this round, with this number of the snapshot. Skips the snapshot if `spread` leaves
+    /// it out.
     fn begin_due(&mut self, round: Round, number: u32) {
         let of = 1 << self.spread;
         if !number.is_multiple_of(of) {
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);
     }
 
-    /// Returns the rounds of the snapshots of a core whose disk takes so many rounds for each.
+    /// Returns the rounds of the snapshots of a core. `slow` is the number of rounds in which the disk writes a snapshot.
     fn rounds(count: u32, slow: impl Fn(u32) -> u32) -> Vec<u32> {
         let (mut taking, mut written, mut rounds) = (every(10, 0), None, Vec::new());
         for round in 1..=count {
