@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::returning::{WORKERS, begun, end_together, start_process, waiting};
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::{FIRST, free_address, on_threads};
+use hub_tests::{FIRST, describe, free_address, on_threads};
 use pbox_core::control::RefusalCode;
 use pbox_core::{KeyId, Optimizer};
 use worker_shim::{Returns, Session, SessionConfig};
@@ -125,6 +125,27 @@ fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
     assert_eq!(comes.join().unwrap(), Returns::default(), "it was never in the former hub");
     session.wait_all().unwrap();
     assert_eq!(session.returns().lost_rounds, 0);
+    hub.finish();
+}
+
+/// A hub that was restarted while workers waited for each other ended the joins of these workers.
+#[test]
+fn a_worker_that_waits_for_the_other_worker_joins_the_next_hub() {
+    let _watchdog = Watchdog::start();
+    let (address, directory) = (free_address(), tempfile::tempdir().unwrap());
+    let mut hub = start_process(address, directory.path(), 1000);
+    hub.read_reply();
+    let worker = move |rank| std::thread::spawn(move || begun(waiting(address, rank)).returns());
+    let first = worker(0);
+    let name = address.to_string();
+    until("the first worker has joined", || describe(&name).jobs.iter().any(|job| job.members.len() == 1));
+    assert!(hub.finish().success());
+    let mut hub = start_process(address, directory.path(), 1000);
+    hub.read_reply();
+    let second = worker(1);
+    for worker in [first, second] {
+        assert_eq!(worker.join().unwrap(), Returns::default(), "no round was lost");
+    }
     hub.finish();
 }
 

@@ -69,10 +69,12 @@ pub(crate) struct Capture {
     elements: usize,
     tensors: Tensors,
     every: Option<NonZeroU32>,
+    /// Whether the job is over several hubs.
+    is_over_hubs: bool,
     /// The next round before which a snapshot is due.
     due: Round,
-    /// Of the snapshots that are due, one of 2 to the power of this number is taken. It grows when the disk is too slow. Hubs of
-    /// one job then take the same rounds, although their disks differ: only a round that all hubs have is a checkpoint.
+    /// The exponent of a power of two: one of that many due snapshots is taken. In a job over several hubs it grows when the disk
+    /// is too slow. The hubs then take the same rounds, although their disks differ: only a round that all have is a checkpoint.
     spread: u32,
     /// The snapshots that began in time since `spread` has changed.
     in_time: u32,
@@ -97,11 +99,11 @@ const IN_TIME: u32 = 8;
 
 impl Capture {
     /// Snapshots of `chunks`, whose elements have these tensors. A snapshot is due every `every` rounds, first after round
-    /// `first`.
+    /// `first`. `is_over_hubs` says whether the job is over several hubs.
     pub fn new(
         chunks: Vec<ChunkId>,
         (elements, tensors): (usize, Tensors),
-        every: Option<NonZeroU32>,
+        (every, is_over_hubs): (Option<NonZeroU32>, bool),
         first: Round,
     ) -> Self {
         let mut taking = Capture {
@@ -109,6 +111,7 @@ impl Capture {
             elements,
             tensors,
             every,
+            is_over_hubs,
             due: NEVER,
             spread: 0,
             in_time: 0,
@@ -192,8 +195,8 @@ impl Capture {
         Some((&mut self.current.as_mut()?.values.as_mut_slice()[range], selection))
     }
 
-    /// Begins the snapshot that is due before this round, with this number of the snapshot. Skips the snapshot if the disk was too
-    /// slow for so many.
+    /// Begins the snapshot that is due before this round, with this number of the snapshot. Skips the snapshot if `spread` leaves
+    /// it out.
     fn begin_due(&mut self, round: Round, number: u32) {
         let of = 1 << self.spread;
         if !number.is_multiple_of(of) {
@@ -209,7 +212,7 @@ impl Capture {
             if self.in_time == IN_TIME {
                 (self.spread, self.in_time) = (self.spread.saturating_sub(1), 0);
             }
-        } else if self.is_due {
+        } else if self.is_due && self.is_over_hubs {
             (self.spread, self.in_time) = ((self.spread + 1).min(MOST_SPREAD), 0);
         }
     }
@@ -305,7 +308,7 @@ mod tests {
     /// Returns the snapshots of two chunks with one element each, which have two tensors.
     fn every(rounds: u32, first: u32) -> Capture {
         let of = (2, Tensors::from(MOMENTUM));
-        Capture::new(vec![ChunkId(3), ChunkId(4)], of, NonZeroU32::new(rounds), Round(first))
+        Capture::new(vec![ChunkId(3), ChunkId(4)], of, (NonZeroU32::new(rounds), true), Round(first))
     }
 
     /// Lets a chunk reach a round.
@@ -372,9 +375,10 @@ mod tests {
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);
     }
 
-    /// Returns the rounds of the snapshots of a core whose disk takes so many rounds for each.
-    fn rounds(count: u32, slow: impl Fn(u32) -> u32) -> Vec<u32> {
-        let (mut taking, mut written, mut rounds) = (every(10, 0), None, Vec::new());
+    /// Returns the rounds of the snapshots of a core. `slow` is the number of rounds in which the disk writes a snapshot.
+    fn rounds(count: u32, is_over_hubs: bool, slow: impl Fn(u32) -> u32) -> Vec<u32> {
+        let mut taking = Capture { is_over_hubs, ..every(10, 0) };
+        let (mut written, mut rounds) = (None, Vec::new());
         for round in 1..=count {
             if let Some((values, _)) = written.take_if(|&mut (_, at)| at <= round) {
                 taking.give_back(Some(values));
@@ -393,13 +397,18 @@ mod tests {
     /// A job over several hubs continues from a round that all hubs have.
     #[test]
     fn slow_disks_of_different_speed_get_the_same_rounds() {
-        let all = [25, 31, 44].map(|slow| rounds(2000, |_| slow));
+        let all = [25, 31, 44].map(|slow| rounds(2000, true, |_| slow));
         for pair in all.windows(2) {
             assert!(pair[1].iter().all(|round| pair[0].contains(round)), "{pair:?}");
         }
         assert!(all.iter().all(|rounds| rounds.len() > 20), "{all:?}");
-        let soon_fast = rounds(2000, |round| if round < 500 { 45 } else { 5 });
+        let soon_fast = rounds(2000, true, |round| if round < 500 { 45 } else { 5 });
         assert!((1500..=2000).step_by(10).all(|round| soon_fast.contains(&round)), "{soon_fast:?}");
+    }
+
+    #[test]
+    fn a_job_at_one_hub_has_all_that_the_disk_can_write() {
+        assert_eq!(rounds(200, false, |_| 25), [10, 40, 70, 100, 130, 160, 190]);
     }
 
     #[test]

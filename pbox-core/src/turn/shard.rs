@@ -134,7 +134,12 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             places,
             keys: chunks.iter().map(|&id| layout.chunk(id).key).collect(),
             joined: Vec::new(),
-            snapshots: Capture::new(chunks, (elements, terms.tensors()), snapshot_every, Round(0)),
+            snapshots: Capture::new(
+                chunks,
+                (elements, terms.tensors()),
+                (snapshot_every, terms.hubs > 1),
+                Round(0),
+            ),
             terms: Arc::clone(terms),
             failure: None,
         };

@@ -31,7 +31,7 @@ use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::join::{Attached, attach, drafts, let_in};
-use super::session::Session;
+use super::session::{LOOK, Session};
 use crate::pull::Pulling;
 
 /// The time limit for notifying another hub of the job that a hub is lost.
@@ -133,7 +133,7 @@ impl Session {
                     }
                     Event::Told
                 }
-                Step::Join(until) => ended(self.join_again(own, until), Event::TakesPart, &mut why),
+                Step::Join(until) => ended(self.join_again(Some(own), until), Event::TakesPart, &mut why),
                 Step::CatchUp => ended(self.catch_up(&stood, own), Event::CaughtUp, &mut why),
                 Step::Wait(until) => self.pause(until),
                 Step::GiveUp(over) => {
@@ -170,16 +170,43 @@ impl Session {
         }
     }
 
+    /// Waits until this worker takes part in a job that it has just joined. If a hub is lost meanwhile, joins again when the hub
+    /// is back.
+    ///
+    /// # Errors
+    /// Returns the error if it is not the loss of a hub, or if the hub does not come back within `hub_wait`.
+    pub(super) fn begin_at_first(&mut self, deadline: Instant) -> Result<(), SessionError> {
+        let (mut until, mut begun) = (None, self.begin(deadline).map_err(Again::from));
+        loop {
+            let error = match begun {
+                Ok(()) => return Ok(()),
+                Err(Again::Never(error)) => return Err(error),
+                Err(Again::Later(error)) => error,
+            };
+            let is_loss = matches!(&error, SessionError::Member(lost) if lost.is_loss_of_hub());
+            if until.is_none() && is_loss && !self.config.hub_wait.is_zero() {
+                let wait = self.config.hub_wait;
+                tracing::warn!("{error}; waiting up to {} s for the hub to come back", wait.as_secs_f64());
+                until = Some(Instant::now() + wait);
+            }
+            let Some(until) = until.filter(|until| Instant::now() < *until) else { return Err(error) };
+            if self.pause(Instant::now() + LOOK) == Event::CallerGaveUp {
+                return Err(error);
+            }
+            begun = self.join_again(None, until);
+        }
+    }
+
     /// Joins again, and waits until the worker takes part. `own` is the highest round that this worker has
-    /// reached.
-    fn join_again(&mut self, own: Round, until: Instant) -> Result<(), Again<SessionError>> {
+    /// reached, if it has taken part before.
+    fn join_again(&mut self, own: Option<Round>, until: Instant) -> Result<(), Again<SessionError>> {
         // The old links must end before the join. A hub that was only suspended may still send, and its posts
         // must not arrive in the window of the new hub.
         let (_group, mut ports) = any::group(1, None).map_err(SessionError::from)?;
         self.exchange.disconnect(ports.remove(0));
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
         let asked = SessionConfig { terms, ..self.config.clone() };
-        let let_in = let_in(&asked, Some(own), until, &self.given_up)?;
+        let let_in = let_in(&asked, own, until, &self.given_up)?;
         if let_in[0].above().is_some() != self.is_below_others {
             let is = if self.is_below_others {
                 "is not below other hubs any more"

@@ -114,7 +114,11 @@ impl Session {
             let tensors = terms.tensors().saved_per_element();
             membership::bring(&session.hubs, state.values, session.exchange.layout(), placed, tensors)?;
         }
-        session.begin(deadline)?;
+        if wanted {
+            session.begin(deadline)?; // the state was read, and cannot be brought again
+        } else {
+            session.begin_at_first(deadline)?;
+        }
         session.member.handle(Event::TakesPart, Instant::now());
         session.lost = membership::lost(&session.hubs);
         if session.pulling.is_none() {
