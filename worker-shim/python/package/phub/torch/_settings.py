@@ -35,6 +35,9 @@ _FOLLOWED = ("lr", "weight_decay", "betas", "eps", "trust", *_KIND, *_REFUSED)
 # The largest relative difference of multipliers that count as equal. Rounding may change a quotient by this much.
 _ROUNDING = 2e-7
 
+# A rate that is closer to 0 counts as 0 if it is below 0. Rounding leaves rates up to 1e-16 times a schedule's first rate.
+_LEAST_RATE = 1e-12
+
 Groups = List[Dict[str, Any]]
 
 _T = TypeVar("_T")
@@ -184,12 +187,19 @@ def _numbers(
                     f"{kind.__name__}: its parameter groups differ in {name}: group 0 has {first.get(name)}, and group "
                     f"{number} {group.get(name)}: these are two optimizers to the hub, which runs one; {_HOW}"
                 )
-    rate, rates = _shares([group["lr"] for group in groups], [each.learning_rate for each in former])
+    rate, rates = _shares([_rate(group) for group in groups], [each.learning_rate for each in former])
     decay, decays = _shares([group["weight_decay"] for group in groups], [each.weight_decay for each in former])
     if kind in (Lamb, Lars):  # a key whose multiplier is 0 is not scaled by its norms
         decays = [share if group["weight_decay"] else 0.0 for share, group in zip(decays, groups)]
     optimizers = tuple(_hub_optimizer(kind, group, rate, decay) for group in groups)
     return optimizers, tuple(map(Multipliers, rates, decays))
+
+
+def _rate(group: Dict[str, Any]) -> float:
+    """Returns the learning rate of a group. Schedules that end at 0, such as `LinearLR`, may end a rounding error below 0. No
+    weight changes by such a rate, and the hub refuses rates below 0."""
+    rate = float(group["lr"])
+    return 0.0 if -_LEAST_RATE < rate < 0.0 else rate
 
 
 def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:

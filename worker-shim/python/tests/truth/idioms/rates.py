@@ -60,6 +60,12 @@ def sequence_of_schedules(ctx):
 
 
 @idiom()
+def linear_to_zero(ctx):
+    """The last rates are a rounding error below 0."""
+    scheduled(ctx, sgd, lambda optimizer: lr_scheduler.LinearLR(optimizer, 0.3, 0.0, total_iters=3))
+
+
+@idiom()
 def steps_down(ctx):
     scheduled(ctx, sgd, lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 4]), nesterov=True)
 
