@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use authority::Credential;
 use pbox_core::control::{
     HubReply, JoinReply, JoinRequest, LeaveRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Pass, Peers,
-    Versions, check_address,
+    RefusalCode, Versions, check_address,
 };
 use pbox_core::{
     Above, Below, CoreNodes, JobTerms, Layout, MAX_HUBS, Placement, Round, Schedule, Share, Wire,
@@ -155,7 +155,8 @@ pub fn join_all(
 }
 
 /// Works like [`join_all`], and first waits until all hubs are up. If a connection ends during a join, for example because a
-/// hub is restarted, waits and joins again. Ends at the deadline, or when the caller gives up.
+/// hub is restarted, waits and joins again. If a hub had let this member in before the connection ended, the rank is taken until
+/// the hub notices that nobody connects: then the member waits, too. Ends at the deadline, or when the caller gives up.
 ///
 /// # Errors
 /// Returns the errors of [`wait_for`] and [`join_all`].
@@ -168,17 +169,25 @@ pub fn join_when_up(
     named: &Named,
     (deadline, given_up): (Instant, &dyn Fn() -> bool),
 ) -> Result<Vec<LetIn>, MemberError> {
+    let mut was_cut = false;
     loop {
         if deadline > Instant::now() {
             wait_for(addresses, named, deadline, given_up)?;
         }
-        match try_all(addresses, job, limit, request, credential, named) {
-            Err(Failure { cause: Cause::Cut, error }) if deadline > Instant::now() && !given_up() => {
-                tracing::warn!("{error}; joining again");
-                std::thread::sleep(RETRY);
-            }
-            joined => return joined.map_err(|failure| failure.error),
+        let failure = match try_all(addresses, job, limit, request, credential, named) {
+            Ok(hubs) => return Ok(hubs),
+            Err(failure) => failure,
+        };
+        let is_cut = failure.cause == Cause::Cut;
+        let is_own_rank = was_cut && failure.error.code() == Some(RefusalCode::RankTaken);
+        if !(is_cut || is_own_rank) || deadline <= Instant::now() || given_up() {
+            return Err(failure.error);
         }
+        if is_cut {
+            tracing::warn!("{}; joining again", failure.error);
+        }
+        was_cut |= is_cut;
+        std::thread::sleep(RETRY);
     }
 }
 
