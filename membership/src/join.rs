@@ -231,10 +231,16 @@ pub fn deadline(hubs: &[LetIn], limit: Duration) -> Instant {
 
 /// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The state counts as
 /// read and as kept, and each member has two windows.
+///
+/// A hub that joins for the hubs below it waits for the hubs at the top of all levels, which alone have the state. There may be
+/// fewer of them than hubs of this level, so the whole state counts.
 fn time_for_memory(terms: &JobTerms) -> Duration {
     let elements: f64 = terms.keys.iter().map(|key| key.elements().unwrap_or(0) as f64).sum();
-    let values = 2.0 * (terms.tensors().saved_per_element() as f64 + f64::from(terms.workers));
-    let bytes = elements * values * size_of::<f32>() as f64 / f64::from(terms.hubs.max(1));
+    let hubs = f64::from(terms.hubs.max(1));
+    let at_the_top = if terms.level.members.are_hubs() { 1.0 } else { hubs };
+    let saved = terms.tensors().saved_per_element() as f64 / at_the_top;
+    let values = 2.0 * (saved + f64::from(terms.workers) / hubs);
+    let bytes = elements * values * size_of::<f32>() as f64;
     // No machine has so much memory that this takes a day.
     Duration::from_secs_f64((bytes / SLOWEST_BYTES_PER_S).min(86_400.0))
 }
@@ -425,5 +431,34 @@ impl Drop for LetIn {
             let token = self.reply.token.clone();
             let _ = control.leave(&LeaveRequest { token, ..LeaveRequest::default() });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pbox_core::{Key, Members, Optimizer};
+
+    use super::*;
+
+    /// Returns the time for a model of 100 MB with its state of two more tensors.
+    fn seconds(members: Members, workers: u32, hubs: u32) -> f64 {
+        let adam =
+            Optimizer::Adam { learning_rate: 0.1, weight_decay: 0.0, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
+        let mut terms = JobTerms::new(workers, vec![Key::f32("a", [25_000_000])], adam);
+        (terms.hubs, terms.level.members) = (hubs, members);
+        time_for_memory(&terms).as_secs_f64()
+    }
+
+    /// Eight hubs are above 16 machines, and one hub with the whole state is above the eight.
+    #[test]
+    fn a_hub_waits_for_the_restore_at_the_top_of_three_levels() {
+        let (at_the_top, windows) = (seconds(Members::Hubs, 8, 1), 2.0 * 16.0 / 8.0 * 0.2);
+        let of_state = 2.0 * 3.0 * 0.2; // at 0.5 GB/s
+        assert!((at_the_top - (of_state + 2.0 * 8.0 * 0.2)).abs() < 1e-6, "{at_the_top}");
+        let in_between = seconds(Members::Hubs, 16, 8);
+        assert!((in_between - (of_state + windows)).abs() < 1e-6, "{in_between}");
+        // Several hubs without hubs above share the state.
+        let flat = seconds(Members::Workers, 16, 8);
+        assert!((flat - (of_state / 8.0 + windows)).abs() < 1e-6, "{flat}");
     }
 }
