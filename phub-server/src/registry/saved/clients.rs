@@ -91,7 +91,7 @@ impl Registry {
         reads.into_iter().for_each(|reads| reads.copied(before));
         let me = self.me.clone();
         let gone = AtEnd::new(move || me.upgrade().into_iter().for_each(|registry| registry.make_room(id)));
-        Ok(Arc::new(StateFile::new(file, turn, gone)))
+        Ok(Arc::new(StateFile::new(file, before, turn, gone)))
     }
 
     /// Makes room for the copy of clients that wait while the newest copy is read: the newest one becomes the older one, and
