@@ -147,6 +147,38 @@ fn a_run_without_the_limit_says_so() {
     assert_eq!((&report["checked"], &report["limit_gb_per_s"]), (&true.into(), &serde_json::Value::Null));
 }
 
+/// The probe compares weights and the last norm with the oracle's. Here the norms of several kinds of jobs are compared.
+#[test]
+fn norms_come_back_and_clip() {
+    let _watchdog = Watchdog::start();
+    let norm = |arguments: &[&str]| {
+        let report = report(arguments);
+        assert_eq!(report["checked"], true, "{arguments:?}: {report}");
+        report["gradient_norm"].as_f64()
+    };
+    let clipped = norm(&["--clip-norm", "3"]).expect("a job with a norm");
+    assert!(
+        (100.0..1000.0).contains(&clipped),
+        "each mean of 116,403 gradients is below 1, in all {clipped}"
+    );
+    for other in [
+        &["--clip-norm", "3", "--hubs", "2", "--transport", "tcp", "--optimizer", "adamw"][..],
+        &["--clip-norm", "1e6", "--schedule", "kvstore"],
+        &["--skip-nonfinite"],
+        &["--skip-spikes", "2", "--clip-norm", "3"],
+    ] {
+        assert_eq!(norm(other), Some(clipped), "{other:?}");
+    }
+    for halves in ["f16", "bf16"] {
+        let rounded = norm(&["--clip-norm", "3", "--dtype", halves]).expect("a job with a norm");
+        assert!((rounded / clipped - 1.0).abs() < 0.01, "{halves}: {rounded} for {clipped}");
+    }
+    norm(&["--machines", "2", "--clip-norm", "3"]).expect("a job with a norm");
+    for without in [&["--clip-norm-last", "3"][..], &[]] {
+        assert_eq!(norm(without), None, "{without:?}: the norm of a round is not known at the round's end");
+    }
+}
+
 /// Checks that fewer bytes cross, and that all workers have the same bits.
 #[test]
 fn compressed_rounds_report_their_bytes() {

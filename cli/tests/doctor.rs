@@ -62,7 +62,14 @@ fn a_machine_without_rdma_is_well() {
     ] {
         assert!(check(&text, name).starts_with(word), "{text}");
     }
-    for name in ["huge pages of windows", "NUMA and NICs", "core isolation", "cpu governor", "libibverbs"] {
+    for name in [
+        "huge pages of windows",
+        "NUMA and NICs",
+        "NUMA balancing",
+        "core isolation",
+        "cpu governor",
+        "libibverbs",
+    ] {
         check(&text, name);
     }
 }

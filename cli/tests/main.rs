@@ -1,5 +1,6 @@
 //! Tests of the program `phub-server` and of its checkpoints, in one program.
 
+mod between_hubs;
 mod capacity;
 mod checkpoint;
 mod command_line;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,15 +22,20 @@ use crate::support::{Serve, failure, phub_server, says};
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
 
 /// The shapes of two keys that are split over hubs, and of two that are not.
-const SHAPES: [(&str, &[u64]); 4] = [("a", &[100]), ("b", &[30, 200]), ("c", &[]), ("d", &[7, 11, 13])];
+pub(crate) const SHAPES: [(&str, &[u64]); 4] =
+    [("a", &[100]), ("b", &[30, 200]), ("c", &[]), ("d", &[7, 11, 13])];
 
-fn serve(dir: &Path, hubs: usize) -> Vec<Serve> {
-    let arguments = ["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--insecure", "--idle", "sleep"];
-    let serve = |_| Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "error"));
-    (0..hubs).map(serve).collect()
+pub(crate) fn serve(dir: &Path, hubs: usize) -> Vec<Serve> {
+    (0..hubs).map(|_| serve_at(dir, "127.0.0.1:0")).collect()
 }
 
-fn list(hubs: &[Serve]) -> String {
+/// Starts a hub at this address.
+pub(crate) fn serve_at(dir: &Path, at: &str) -> Serve {
+    let arguments = ["serve", "--listen", at, "--cores", "1", "--insecure", "--idle", "sleep"];
+    Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "error"))
+}
+
+pub(crate) fn list(hubs: &[Serve]) -> String {
     hubs.iter().map(|hub| hub.address.as_str()).collect::<Vec<_>>().join(",")
 }
 
@@ -40,8 +45,13 @@ fn gradient(element: usize) -> f32 {
 }
 
 /// Returns the worker of a job whose weights are zeros.
-fn worker(hubs: &str) -> Session {
-    let keys = SHAPES.iter().map(|(name, shape)| Key::f32(*name, shape.to_vec())).collect();
+pub(crate) fn worker(hubs: &str) -> Session {
+    worker_of(hubs, &SHAPES)
+}
+
+/// Returns the worker of a job with these keys.
+pub(crate) fn worker_of(hubs: &str, shapes: &[(&str, &[u64])]) -> Session {
+    let keys = shapes.iter().map(|(name, shape)| Key::f32(*name, shape.to_vec())).collect();
     let mut config = SessionConfig::new(hubs, "job", 0, 1, keys, SGD);
     (config.idle, config.hub_wait) = (IdlePolicy::SHARED, Duration::ZERO);
     config.terms.chunk_bytes = 1024;
@@ -51,7 +61,7 @@ fn worker(hubs: &str) -> Session {
     session
 }
 
-fn step(session: &mut Session) {
+pub(crate) fn step(session: &mut Session) {
     let keys: Vec<_> = session.keys().collect();
     for &key in &keys {
         let gradients = session.gradient_mut(key).unwrap();
@@ -63,11 +73,17 @@ fn step(session: &mut Session) {
 
 /// Makes rounds all the time while `read` runs.
 fn while_stepping<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
+    while_counting(session, &AtomicU32::new(0), read)
+}
+
+/// Makes rounds all the time while `read` runs. `next` gets the next round after each.
+pub(crate) fn while_counting<T>(session: &mut Session, next: &AtomicU32, read: impl FnOnce() -> T) -> T {
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !ends.load(Ordering::Relaxed) {
                 step(session);
+                next.store(session.next_round().0, Ordering::Relaxed);
             }
         });
         let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
@@ -81,7 +97,7 @@ fn source(hubs: &str, averages: bool) -> Source {
 }
 
 /// Asserts that each element of each key has its value before a round.
-fn check(weights: &Weights, round: u32) {
+pub(crate) fn check(weights: &Weights, round: u32) {
     check_by(weights, round, 0.0, f64::from(round - 1));
 }
 

@@ -121,6 +121,17 @@ fn versions_have_the_bits_of_their_rounds() {
     }
     says(output(&["pull", "job", &hub.address, "--to", &file_text]), &["2 tensors, 40.4 kB, before round 8"]);
     check(&file, ["a", "b"], safetensors::Dtype::F32, 7);
+    // A publisher that writes into the visible directory was killed before it wrote the index.
+    std::fs::remove_file(to.join("weight_v000003/model.safetensors.index.json")).unwrap();
+    let without = "weight_v000003 has no index: its publisher is still writing this version, or ended";
+    says(output(&["versions", "list", &to_text]), &["delta on 000001", without]);
+    says(
+        failure(&["versions", "verify", &to_text]),
+        &[without, "remove this directory if no publisher runs"],
+    );
+    std::fs::remove_file(&file).unwrap();
+    output(&["versions", "export", &to_text, "--to", &file_text]);
+    check(&file, ["a", "decoder.weight"], safetensors::Dtype::BF16, 3);
 }
 
 #[test]

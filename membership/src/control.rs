@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use authority::{ALL_JOBS, Credential, Right, Trust, explain};
 use pbox_core::Round;
 use pbox_core::control::{
-    Answer, ClockReply, ErrorReply, HOST_HEADER, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
+    Answer, ClockReply, ErrorReply, HOST_HEADER, HubReply, LeaveReply, LeaveRequest, OfferReply,
+    OfferRequest, READER_HEADER,
 };
 use serde::Serialize;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
@@ -151,6 +152,7 @@ impl Control {
     /// Sends `GET` for a page. Any status counts as success.
     pub fn get(&self, path: &str) -> Result<Response<Body>, Failure> {
         let get = self.agent.get(self.url(path)).header(HOST_HEADER, own_host());
+        let get = get.header(READER_HEADER, std::process::id().to_string());
         let get = match self.proved(Right::Read, "GET", path, b"")? {
             Some(shown) => get.header(AUTHORIZATION, shown),
             None => get,

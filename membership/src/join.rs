@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use authority::Credential;
 use pbox_core::control::{
     HubReply, JoinReply, JoinRequest, LeaveRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Pass, Peers,
-    Versions, check_address,
+    RefusalCode, Versions, check_address,
 };
 use pbox_core::{
     Above, Below, CoreNodes, JobTerms, Layout, MAX_HUBS, Placement, Round, Schedule, Share, Wire,
@@ -101,7 +101,8 @@ pub fn describe(
 }
 
 /// Waits until workers can join at each of these hubs, and asks the hubs. If a connection ends before the answer, for example
-/// because a hub is restarted, waits and asks again.
+/// because a hub is restarted, waits and asks again. If a hub had admitted this member before the connection ended, the rank is
+/// taken until the hub notices that nobody connects: then the member waits, too.
 ///
 /// # Errors
 /// Returns the errors of [`wait_for`] and of the request. At the deadline, or if the caller gives up, the end of a connection
@@ -113,17 +114,25 @@ fn ask_when_up<T>(
     given_up: &dyn Fn() -> bool,
     ask: impl Fn() -> Result<T, Failure>,
 ) -> Result<T, MemberError> {
+    let mut was_cut = false;
     loop {
         if deadline > Instant::now() {
             wait_for(addresses, named, deadline, given_up)?;
         }
-        match ask() {
-            Err(Failure { cause: Cause::Cut, error }) if deadline > Instant::now() && !given_up() => {
-                tracing::warn!("{error}; asking again");
-                std::thread::sleep(RETRY);
-            }
-            answer => return answer.map_err(|failure| failure.error),
+        let failure = match ask() {
+            Ok(answer) => return Ok(answer),
+            Err(failure) => failure,
+        };
+        let is_cut = failure.cause == Cause::Cut;
+        let is_own_rank = was_cut && failure.error.code() == Some(RefusalCode::RankTaken);
+        if !(is_cut || is_own_rank) || deadline <= Instant::now() || given_up() {
+            return Err(failure.error);
         }
+        if is_cut {
+            tracing::warn!("{}; asking again", failure.error);
+        }
+        was_cut |= is_cut;
+        std::thread::sleep(RETRY);
     }
 }
 
@@ -198,8 +207,8 @@ impl Join<'_> {
         self.at_each().map_err(|failure| failure.error)
     }
 
-    /// Waits until all hubs are up, and joins. If a connection ends during a join, for example because a hub is restarted,
-    /// waits and joins again. Ends at the deadline, or when the caller gives up.
+    /// Waits until all hubs are up, and joins. If a connection ends during a join, joins again. Ends at the deadline, or when
+    /// the caller gives up.
     ///
     /// # Errors
     /// Returns the errors of [`wait_for`] and [`Join::once`].
@@ -246,10 +255,16 @@ pub fn deadline(hubs: &[LetIn], limit: Duration) -> Instant {
 
 /// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The state counts as
 /// read and as kept, and each member has two windows.
+///
+/// A hub that joins for the hubs below it waits for the hubs at the top of all levels, which alone have the state. There may be
+/// fewer of them than hubs of this level, so the whole state counts.
 fn time_for_memory(terms: &JobTerms) -> Duration {
     let elements: f64 = terms.keys.iter().map(|key| key.elements().unwrap_or(0) as f64).sum();
-    let values = 2.0 * (terms.tensors().saved_per_element() as f64 + f64::from(terms.workers));
-    let bytes = elements * values * size_of::<f32>() as f64 / f64::from(terms.hubs.max(1));
+    let hubs = f64::from(terms.hubs.max(1));
+    let at_the_top = if terms.level.members.are_hubs() { 1.0 } else { hubs };
+    let saved = terms.tensors().saved_per_element() as f64 / at_the_top;
+    let values = 2.0 * (saved + f64::from(terms.workers) / hubs);
+    let bytes = elements * values * size_of::<f32>() as f64;
     // No machine has so much memory that this takes a day.
     Duration::from_secs_f64((bytes / SLOWEST_BYTES_PER_S).min(86_400.0))
 }
@@ -445,5 +460,34 @@ impl Drop for LetIn {
             let token = self.reply.token.clone();
             let _ = control.leave(&LeaveRequest { token, ..LeaveRequest::default() });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pbox_core::{Key, Members, Optimizer};
+
+    use super::*;
+
+    /// Returns the time for a model of 100 MB with its state of two more tensors.
+    fn seconds(members: Members, workers: u32, hubs: u32) -> f64 {
+        let adam =
+            Optimizer::Adam { learning_rate: 0.1, weight_decay: 0.0, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
+        let mut terms = JobTerms::new(workers, vec![Key::f32("a", [25_000_000])], adam);
+        (terms.hubs, terms.level.members) = (hubs, members);
+        time_for_memory(&terms).as_secs_f64()
+    }
+
+    /// Eight hubs are above 16 machines, and one hub with the whole state is above the eight.
+    #[test]
+    fn a_hub_waits_for_the_restore_at_the_top_of_three_levels() {
+        let (at_the_top, windows) = (seconds(Members::Hubs, 8, 1), 2.0 * 16.0 / 8.0 * 0.2);
+        let of_state = 2.0 * 3.0 * 0.2; // at 0.5 GB/s
+        assert!((at_the_top - (of_state + 2.0 * 8.0 * 0.2)).abs() < 1e-6, "{at_the_top}");
+        let in_between = seconds(Members::Hubs, 16, 8);
+        assert!((in_between - (of_state + windows)).abs() < 1e-6, "{in_between}");
+        // Several hubs without hubs above share the state.
+        let flat = seconds(Members::Workers, 16, 8);
+        assert!((flat - (of_state / 8.0 + windows)).abs() < 1e-6, "{flat}");
     }
 }

@@ -6,11 +6,13 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
+use authority::Credential;
 use fabric::conformance::Watchdog;
+use hub_tests::program::until;
 use hub_tests::state::{fetch, fetch_only};
 use hub_tests::training::Training;
 use hub_tests::{PATIENT_S, addresses, authorization, describe, hub, says};
-use pbox_core::control::{ErrorReply, ReadersReply, RefusalCode};
+use pbox_core::control::{ErrorReply, Followed, Only, ReadersReply, RefusalCode, StateQuery};
 use pbox_core::{Dtype, Key, Optimizer, Round};
 use phub_server::Hub;
 use worker_shim::Session;
@@ -252,6 +254,40 @@ fn readers_that_wait_share_a_copy() {
     assert!((3..reads).contains(&copies), "{copies} copies for {reads} reads");
     assert!(bytes >= reads * (4 << 22), "{bytes} bytes");
     assert_eq!((refused(&large.address, "?only=averages").0, large.readers().refused), (400, 1));
+    large.session.leave().unwrap();
+}
+
+/// Reads the weights as a member of this process.
+fn follow(address: &str) {
+    let query = StateQuery { only: Some(Only::Weights), before: None };
+    let credential = Credential::find_if_any().unwrap();
+    let read = membership::fetch_state(address, "job", query, 4 << 22, credential.as_ref());
+    std::io::copy(&mut read.unwrap().unwrap(), &mut std::io::sink()).unwrap();
+}
+
+/// The process of this test is one follower. The other one, at the same address, does not name its process.
+#[test]
+fn the_newest_and_the_slowest_follower_are_known() {
+    let _watchdog = Watchdog::start();
+    let mut large = Large::start();
+    let knows = |large: &Large, newest, slowest| {
+        let followed = Some(Followed { newest: Round(newest), slowest: Round(slowest) });
+        until("the hub knows its followers", || large.readers().followed == followed);
+    };
+    follow(&large.address);
+    drop(read(&large.address));
+    assert_eq!(large.readers().followed, None, "each has read once");
+    follow(&large.address);
+    knows(&large, 1, 1);
+    large.train_to(3);
+    follow(&large.address);
+    knows(&large, 4, 4);
+    drop(read(&large.address));
+    large.train_to(5);
+    follow(&large.address);
+    knows(&large, 6, 4);
+    drop(read(&large.address));
+    knows(&large, 6, 6);
     large.session.leave().unwrap();
 }
 

@@ -9,10 +9,13 @@ use crate::processes::worker::Worker;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::proxy::{Break, Proxy};
-use hub_tests::{config_at, hub_with_limit, ready_all, says};
+use hub_tests::{config_at, hub_with_limit, ready_all, refused, says};
 use membership::{Join, Named};
 use rustix::process::Signal;
-use worker_shim::{Session, SessionError};
+use worker_shim::{Session, SessionConfig, SessionError};
+
+/// Longer than the test's watchdog waits.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 const BREAKS: [Break; 5] =
     [Break::Page(200), Break::Page(502), Break::Page(503), Break::Lose, Break::LoseAnswer];
@@ -63,6 +66,36 @@ fn requests_are_made_again_and_may_come_twice() {
         session.leave().unwrap_or_else(|error| panic!("{how:?}: {error}"));
         assert_eq!(proxy.left(), 0, "{how:?}");
     }
+}
+
+/// The hub admits the worker, and the worker does not learn it. The rank is free after the hub's limit of one second.
+#[test]
+fn a_worker_whose_join_was_cut_waits_for_its_own_rank() {
+    let _watchdog = Watchdog::start();
+    let hubs = [hub_with_limit(1, 1), hub_with_limit(1, 1)];
+    let proxies = hubs.each_ref().map(|hub| Proxy::start(hub.address()));
+    let [first, second] = proxies.each_ref().map(Proxy::address);
+    let both = format!("{first},{second}");
+    for (job, hubs, cut) in [("one", &first, 0), ("first", &both, 0), ("second", &both, 1)] {
+        proxies[cut].breaks("join", Break::LoseAnswer, 1);
+        let config = |rank| SessionConfig { hub_wait: PATIENCE, ..config_at(hubs, job, rank, 1) };
+        let mut session = ready_all(1, config).remove(0);
+        assert_eq!(proxies[cut].left(), 0, "{job}");
+        round(&mut session);
+        session.leave().unwrap();
+    }
+}
+
+#[test]
+fn a_rank_of_another_worker_is_an_error_at_once() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 300);
+    let proxy = Proxy::start(hub.address());
+    let there = hub_tests::join_by_hand(&hub, "job", &hub_tests::join_request(1, 2));
+    proxy.breaks("join", Break::Page(502), 1);
+    let config = SessionConfig { hub_wait: PATIENCE, ..config_at(&proxy.address(), "job", 1, 2) };
+    says(refused(config), &["rank 1", "taken"]);
+    drop(there);
 }
 
 #[test]

@@ -20,6 +20,12 @@ pub enum VersionError {
     #[error("{path}: {what}: {why}; publish a whole version again, and look at the disk")]
     Faulty { path: PathBuf, what: &'static str, why: String },
 
+    #[error(
+        "{path} has no index: its publisher is still writing this version, or ended before the version was whole; \
+         read another version, and remove this directory if no publisher runs"
+    )]
+    NoIndex { path: PathBuf },
+
     #[error("{path} has no version {version}; it has {there}")]
     NoSuchVersion { path: PathBuf, version: VersionId, there: String },
 
@@ -58,7 +64,8 @@ impl VersionError {
     pub fn may_pass(&self) -> bool {
         match self {
             VersionError::Disk { error, .. } => error.kind() == io::ErrorKind::NotFound,
-            VersionError::NoSuchVersion { .. }
+            VersionError::NoIndex { .. }
+            | VersionError::NoSuchVersion { .. }
             | VersionError::Empty { .. }
             | VersionError::BaseGone { .. } => true,
             _ => false,

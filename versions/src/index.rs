@@ -108,7 +108,10 @@ impl Index {
     /// Returns an error if the index cannot be read, is that of another version, or has fields that no publisher writes.
     pub fn read(dir: &Path, id: VersionId) -> Result<(Self, About), VersionError> {
         let path = dir.join(INDEX);
-        let file = File::open(&path).map_err(VersionError::disk(&path, "opening the index of a version"))?;
+        let file = File::open(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound if dir.is_dir() => VersionError::NoIndex { path: dir.to_owned() },
+            _ => VersionError::disk(&path, "opening the index of a version")(error),
+        })?;
         let mut bytes = Vec::new();
         let read = file.take(MAX_BYTES + 1).read_to_end(&mut bytes);
         read.map_err(VersionError::disk(&path, "reading the index of a version"))?;

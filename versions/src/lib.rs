@@ -38,5 +38,5 @@ mod work;
 pub use error::VersionError;
 pub use index::{Origin, VersionId};
 pub use publisher::{Published, Publisher, Rules};
-pub use reader::{At, Listed, Reader, list};
+pub use reader::{At, Listed, Reader, list, without_index};
 pub use weights::{NotWeights, Precision, Weights};

@@ -12,7 +12,7 @@ use safetensors::Dtype;
 use crate::delta::{apply, checksum};
 use crate::disk::{of_version, versions};
 use crate::error::VersionError;
-use crate::index::{About, Index, Origin, VersionId};
+use crate::index::{About, INDEX, Index, Origin, VersionId};
 use crate::shard;
 use crate::weights::{Tensor, Weights};
 
@@ -50,12 +50,27 @@ pub struct Listed {
     pub bytes: u64,
 }
 
-/// Lists the versions of a directory, in order.
+/// Lists the versions of a directory, in order. A version without an index is none, see [`without_index`].
 ///
 /// # Errors
 /// Returns an error if the directory or an index cannot be read.
 pub fn list(dir: &Path) -> Result<Vec<Listed>, VersionError> {
-    versions(dir)?.into_iter().map(|id| listed(dir, id)).collect()
+    versions(dir)?.into_iter().filter(|&id| has_index(dir, id)).map(|id| listed(dir, id)).collect()
+}
+
+/// Returns an error for each version of a directory that has no index: it is being written, or its publisher ended before it
+/// was whole. Publishers of other programs write the index last, in the directory that readers see.
+///
+/// # Errors
+/// Returns an error if the directory cannot be read.
+pub fn without_index(dir: &Path) -> Result<Vec<VersionError>, VersionError> {
+    let without = versions(dir)?.into_iter().filter(|&id| !has_index(dir, id));
+    Ok(without.map(|id| VersionError::NoIndex { path: of_version(dir, id) }).collect())
+}
+
+/// Whether a version has an index. A version whose directory cannot be read has one: reading it gives the reason.
+fn has_index(dir: &Path, id: VersionId) -> bool {
+    of_version(dir, id).join(INDEX).try_exists().unwrap_or(true)
 }
 
 /// Lists the versions whose index can be read. Other versions must not be removed.
@@ -86,12 +101,12 @@ impl Reader {
         self.own.as_ref().map(|(at, _)| at)
     }
 
-    /// Returns the newest version of the directory, if it has one.
+    /// Returns the newest version of the directory that has an index, if there is one.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be listed.
     pub fn newest(&self) -> Result<Option<VersionId>, VersionError> {
-        Ok(versions(&self.dir)?.last().copied())
+        Ok(versions(&self.dir)?.into_iter().rfind(|&id| has_index(&self.dir, id)))
     }
 
     /// Moves to a version. Starts from the reader's own version if deltas lead from there to the new version, and otherwise

@@ -350,3 +350,27 @@ fn tensors_that_cannot_be_weights_are_refused() {
     assert!(matches!(refused("a", vec![1], &[1.0]), NotWeights::Twice { .. }));
     assert!(matches!(refused("__metadata__", vec![1], &[1.0]), NotWeights::Reserved { .. }));
 }
+
+#[test]
+fn a_version_without_an_index_hides_no_other_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    (1..=3).for_each(|number| drop(publish(&mut publisher, number)));
+    drop(publisher);
+    std::fs::remove_file(dir.path().join("weight_v000003/model.safetensors.index.json")).unwrap();
+    let mut reader = Reader::new(dir.path());
+    assert_eq!(reader.newest().unwrap(), Some(VersionId(2)));
+    assert_eq!(ids(dir.path()), [1, 2]);
+    let without: Vec<String> =
+        without_index(dir.path()).unwrap().iter().map(|error| error.to_string()).collect();
+    assert!(matches!(&without[..], [only] if only.contains("weight_v000003 has no index")), "{without:?}");
+    let error = reader.go_to(VersionId(3)).unwrap_err();
+    assert!(error.may_pass() && matches!(error, VersionError::NoIndex { .. }), "{error}");
+
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    assert!(matches!(publisher.unreadable(), Some(VersionError::NoIndex { .. })));
+    let next = publish(&mut publisher, 4);
+    assert_eq!((next.id, next.is_whole), (VersionId(4), true), "no other version gets its number");
+    assert_eq!(ids(dir.path()), [1, 2, 4]);
+    assert_eq!(reader.newest().unwrap(), Some(VersionId(4)));
+}

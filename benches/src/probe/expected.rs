@@ -137,8 +137,8 @@ impl<E: Element> Expected<E> {
         if self.norms.is_some() { key.index() } else { 0 }
     }
 
-    /// Clips gradients to a norm from a step on. Every round has the same gradients, and so the same norm.
-    pub fn clipped(mut self, layout: &Layout, most: f32, from: Round) -> Self {
+    /// Returns the norm of the mean gradient of all keys. Every round has the same gradients, and so the same norm.
+    pub fn norm(&self, layout: &Layout) -> f32 {
         let rescale = self.numbers(Round(1)).rescale;
         let means: [f32; PERIOD] = std::array::from_fn(|phase| self.sum(phase) * rescale);
         let of_chunk = |chunk: &Chunk| {
@@ -149,8 +149,12 @@ impl<E: Element> Expected<E> {
             let blocks = means.chunks(oracle::BLOCK_BYTES / size_of::<E>());
             blocks.map(oracle::squares).collect::<Vec<_>>()
         };
-        let squares = layout.chunks().iter().flat_map(of_chunk);
-        self.scale = Some((from, oracle::clip_scale(oracle::norm(squares), most)));
+        oracle::norm(layout.chunks().iter().flat_map(of_chunk))
+    }
+
+    /// Clips gradients to a norm from a step on.
+    pub fn clipped(mut self, layout: &Layout, most: f32, from: Round) -> Self {
+        self.scale = Some((from, oracle::clip_scale(self.norm(layout), most)));
         self
     }
 

@@ -100,10 +100,12 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
         legs.push(Leg::new(&by_worker, passes.unwrap_or_default()));
     }
     let (mut worker_rss, mut credits, mut crossed, mut pulls) = (0, Vec::new(), Vec::new(), Vec::new());
+    let mut norm = None;
     for worker in &mut workers {
         worker.send("done")?;
         match worker.hear()? {
-            Word::Right { rss_bytes, credit, crossed: of_this, pull } => {
+            Word::Right { rss_bytes, credit, crossed: of_this, pull, norm: of_last } => {
+                norm = of_last;
                 worker_rss = worker_rss.max(rss_bytes);
                 credits.push(credit);
                 crossed.push(of_this);
@@ -134,6 +136,7 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
         crossed: crossed[0],
         computed: &computed,
         pull: pulls.swap_remove(0),
+        norm,
     };
     Ok((Report::new(args, measured)?, traced))
 }

@@ -53,6 +53,8 @@ pub struct Report {
     #[serde(skip)]
     volume_words: String,
     ablated: Vec<String>,
+    /// The norm of the mean gradient in the last round, if the job has norms.
+    gradient_norm: Option<f32>,
     weights: &'static str,
     pages: &'static str,
     rounds: u32,
@@ -128,6 +130,8 @@ pub(super) struct Measured<'a> {
     pub credit: CreditReport,
     pub crossed: Crossed,
     pub pull: Option<PullReport>,
+    /// The norm of the last round, if the job has norms.
+    pub norm: Option<f32>,
     /// The compute measurements of each worker.
     pub computed: &'a [Times],
 }
@@ -177,6 +181,7 @@ impl Report {
             received_bytes: crossed.received,
             volume_words: crossed.words(layout.model_bytes()),
             ablated: args.ablate.iter().map(|what| format!("{what:?}").to_lowercase()).collect(),
+            gradient_norm: measured.norm,
             weights: match args.weights {
                 _ if args.compress.is_some() => "private",
                 super::args::WeightsChoice::Shared => "shared",
@@ -241,6 +246,9 @@ impl Report {
         if let Some(compression) = &self.compression {
             row("compression", compression.clone());
             row("volume", self.volume_words.clone());
+        }
+        if let Some(norm) = self.gradient_norm {
+            row("gradient norm", format!("{norm} before clipping, in the last round"));
         }
         if !self.ablated.is_empty() {
             row("left out", self.ablated.join(" and "));

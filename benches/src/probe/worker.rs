@@ -5,7 +5,7 @@ mod computing;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use membership::Credential;
 use pbox_core::control::HubReply;
 use pbox_core::{Consistency, Element, KeyId, Optimizer, Round};
@@ -55,12 +55,16 @@ pub(super) enum Word {
         crossed: Crossed,
         /// The pulls, if weights are pulled in batches.
         pull: Option<PullReport>,
+        /// The norm of the last round, if the job has norms.
+        norm: Option<f32>,
     },
 }
 
 struct Worker<E> {
     session: Session,
     expected: Expected<E>,
+    /// The expected norm of each round, in a job with norms and without a codec.
+    norm: Option<f32>,
     /// The weights before the first round of the job.
     at_first: Expected<E>,
     optimizer: Optimizer,
@@ -103,6 +107,8 @@ impl<E: Element> Worker<E> {
             expected =
                 expected.clipped(session.layout(), most, Round(1 + u32::from(args.clip_norm.is_none())));
         }
+        let has_norm = args.terms(Vec::new()).waits_for_all() && args.compress.is_none();
+        let norm = has_norm.then(|| expected.norm(session.layout()));
         if optimizer.adapts_keys() {
             expected = expected.by_key(session.layout());
         }
@@ -118,6 +124,7 @@ impl<E: Element> Worker<E> {
         let mut worker = Worker {
             session,
             expected,
+            norm,
             at_first,
             optimizer,
             consistency,
@@ -187,8 +194,11 @@ impl<E: Element> Worker<E> {
         Ok(round_ns)
     }
 
-    /// Checks every element after the last round.
+    /// Checks every element after the last round, and the norm of that round.
     fn check(&mut self) -> Result<()> {
+        if let Some(norm) = self.norm {
+            check_norm(&self.session, norm)?;
+        }
         if self.expected.is_slow() {
             self.expect();
         }
@@ -243,6 +253,17 @@ fn check_lines<E: Element>(
     expected.check_lines(session.layout(), first, stride, round, |key| Ok(session.weights(key)?))
 }
 
+/// Checks the norm that came back for the last round, and that the hub skipped no round.
+fn check_norm(session: &Session, norm: f32) -> Result<()> {
+    let (seen, skipped) = (session.norm(), session.skipped());
+    let expected = Some((Round(session.next_round().0 - 1), norm));
+    ensure!(
+        seen == expected && skipped == 0,
+        "wrong norm: expected {expected:?} and no skipped round, saw {seen:?} and {skipped} skipped rounds"
+    );
+    Ok(())
+}
+
 /// Runs as a worker process.
 pub(super) fn run(args: &Args) -> Result<()> {
     child::die_with_parent();
@@ -275,7 +296,8 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     worker.check()?;
     let (credit, pull) =
         (CreditReport::from_session(&worker.session), PullReport::from_session(&worker.session));
-    child::say(&Word::Right { rss_bytes, credit, crossed: worker.crossed()?, pull })?;
+    let norm = worker.session.norm().map(|(_, norm)| norm);
+    child::say(&Word::Right { rss_bytes, credit, crossed: worker.crossed()?, pull, norm })?;
     if child::read_word()? == "check the total" {
         worker.check_total()?;
     }

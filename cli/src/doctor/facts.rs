@@ -61,6 +61,29 @@ fn chosen(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
+/// The facts about NUMA balancing, with which the kernel moves pages between nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Balancing {
+    /// The setting `kernel.numa_balancing`. `None` if the kernel has no such setting.
+    pub setting: Option<String>,
+    /// Whether memory of this program has a policy, so that its pages are not balanced.
+    pub has_policy: bool,
+}
+
+impl Balancing {
+    pub fn read() -> Self {
+        let setting = read_to_string("/proc/sys/kernel/numa_balancing").ok();
+        let _memory = fabric::Slab::zeroed("the doctor's memory", 1);
+        let maps = read_to_string("/proc/self/numa_maps").unwrap_or_default();
+        Balancing { setting: setting.map(|text| text.trim().to_owned()), has_policy: has_local(&maps) }
+    }
+}
+
+/// Whether a mapping in numa_maps has the policy that the hub gives its memory.
+fn has_local(maps: &str) -> bool {
+    maps.lines().any(|line| line.split(' ').nth(1) == Some("local"))
+}
+
 /// The other threads that may run on each cpu, and the governors of the cpus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cpus {
@@ -138,6 +161,17 @@ fn loaded_in(maps: &str, of: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_policy_is_seen_in_the_list_of_mappings() {
+        let list = "564417cfb000 default file=/local/head mapped=2 N0=2\n7f0000000000 local anon=1 N0=1\n";
+        assert!(has_local(list) && !has_local(list.lines().next().unwrap()));
+        let status = read_to_string("/proc/self/status").unwrap();
+        // A filter of system calls, as in a container, may refuse the policy.
+        if status.contains("Seccomp:\t0") && std::path::Path::new("/proc/self/numa_maps").exists() {
+            assert!(Balancing::read().has_policy);
+        }
+    }
 
     #[test]
     fn the_kernels_words_are_read() {

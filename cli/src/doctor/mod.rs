@@ -33,7 +33,7 @@ use checks::rdma::{Candidate, Found, Need};
 use checks::{
     congestion, control_port, cores, data_path, files, locality, memory, moving, nic, peer, rdma, serve,
 };
-use facts::{Cpus, HugePages, KernelRdma, Memlock};
+use facts::{Balancing, Cpus, HugePages, KernelRdma, Memlock};
 use job::Job;
 use nic_facts::NicFacts;
 use report::{Form, Report};
@@ -269,6 +269,7 @@ fn check_cores(
     report.add(memory::window_pages(job, &nodes, &pages));
     report.add(memory::private_pages(&pages));
     report.add(locality::locality(host, plan));
+    report.add(locality::balancing(host.nodes.len(), &Balancing::read()));
     let cpus: Vec<u32> = plan.cores().iter().map(|core| core.cpu.0).collect();
     let allowed = host.cpus.iter().filter(|cpu| cpu.allowed).map(|cpu| cpu.id.0).collect();
     let facts = Cpus::read(allowed);

@@ -21,6 +21,7 @@ use pbox_core::manifest::MAX_HEADER_BYTES;
 use phub_server::checkpoint::{Decoded, decode};
 
 use super::source::NoWeights;
+use super::whole::whole_keys;
 use crate::operate::bare;
 
 /// The time that a hub has to describe its jobs.
@@ -69,6 +70,8 @@ struct HubOf {
 /// The reason why a hub gives no part now.
 enum NoPart {
     Because(NoWeights),
+    /// The parts of the hubs, or a part and the description of the job, do not belong together.
+    Unlike(anyhow::Error),
     /// The job will not reach the named round soon, or is too far from it.
     Far(String),
     /// The job has passed the named round, and has reached this one.
@@ -85,7 +88,7 @@ impl NoPart {
     /// Returns the order of the reason among the reasons of several hubs. The user sees the reason with the lowest number.
     fn place(&self) -> u8 {
         match self {
-            NoPart::Because(NoWeights::Never(_) | NoWeights::Lost(_)) => 0,
+            NoPart::Because(NoWeights::Never(_) | NoWeights::Lost(_)) | NoPart::Unlike(_) => 0,
             NoPart::Because(NoWeights::Away(_)) => 1,
             NoPart::Because(NoWeights::NotYet(_)) => 2,
             NoPart::Because(NoWeights::NoJob(_)) => 3,
@@ -147,11 +150,6 @@ impl Hubs {
         )))
     }
 
-    /// Returns the number of the job's keys at the last fetch.
-    pub fn keys(&self) -> usize {
-        self.all.iter().map(|hub| hub.keys).max().unwrap_or(0)
-    }
-
     /// Whether the job ran at all hubs at the last look.
     pub fn all_run(&self) -> bool {
         self.all.iter().all(|hub| hub.runs)
@@ -180,6 +178,7 @@ impl Hubs {
             Ok(parts) => Ok(Ok(parts)),
             Err(NoPart::Passed(front)) => Ok(Err(front)),
             Err(NoPart::Far(why)) => Err(NoWeights::NotYet(why)),
+            Err(NoPart::Unlike(why)) => Err(NoWeights::Never(why)),
             Err(NoPart::Because(why)) => Err(why),
         }
     }
@@ -199,6 +198,7 @@ impl Hubs {
                     Err(furthest) => furthest,
                 },
                 Err(NoPart::Because(why)) => return Err(why),
+                Err(NoPart::Unlike(why)) => return Err(NoWeights::Never(why)),
                 Err(NoPart::Passed(front)) => front,
                 // The workers push nothing, so the job reaches no further round, and all hubs are in the same round.
                 Err(NoPart::Far(_)) if before.take().is_some() => continue,
@@ -216,8 +216,17 @@ impl Hubs {
         }
     }
 
-    /// Asks all hubs at once for their parts, before a round or now.
+    /// Returns the parts of all hubs, before a round or now. If they do not belong together, asks once more: the job may have
+    /// been made anew after one hub had answered, and before another one did.
     fn parts(&mut self, ask: &Ask, before: Option<Round>) -> Result<Vec<Decoded>, NoPart> {
+        match self.ask_all(ask, before) {
+            Err(NoPart::Unlike(_)) => self.ask_all(ask, before),
+            answer => answer,
+        }
+    }
+
+    /// Asks all hubs at once for their parts, before a round or now.
+    fn ask_all(&mut self, ask: &Ask, before: Option<Round>) -> Result<Vec<Decoded>, NoPart> {
         let answers: Vec<Result<Option<Decoded>, NoPart>> = thread::scope(|scope| {
             let threads: Vec<_> =
                 self.all.iter_mut().map(|hub| scope.spawn(move || hub.fetch(ask, before))).collect();
@@ -237,8 +246,10 @@ impl Hubs {
             (Some(front), Some(NoPart::Passed(_))) => Err(NoPart::Passed(front)),
             (_, Some(why)) => Err(why),
             (_, None) => {
-                self.check(&ask.job, &parts).map_err(NoWeights::Never)?;
-                Ok(parts.into_iter().flatten().collect())
+                self.check(&ask.job, &parts).map_err(NoPart::Unlike)?;
+                let parts: Vec<Decoded> = parts.into_iter().flatten().collect();
+                self.check_keys(ask, &parts).map_err(NoPart::Unlike)?;
+                Ok(parts)
             }
         }
     }
@@ -269,6 +280,18 @@ impl Hubs {
         }
         let addresses = || self.all.iter().map(|hub| hub.address.as_str()).collect::<Vec<_>>().join(",");
         ensure!(!seen.is_empty(), "there is no part of job {job:?} at {}; give all of its hubs", addresses());
+        Ok(())
+    }
+
+    /// Checks that the parts have all keys of the job.
+    fn check_keys(&self, Ask { job, only, .. }: &Ask, parts: &[Decoded]) -> anyhow::Result<()> {
+        let keys = self.all.iter().map(|hub| hub.keys).max().unwrap_or(0);
+        let given = whole_keys(parts, *only)?.len();
+        ensure!(given > 0, "the state of job {job:?} has no tensor of its weights");
+        ensure!(
+            given == keys,
+            "job {job:?} has {keys} keys, and its hubs gave {given}; give all of its hubs"
+        );
         Ok(())
     }
 }
@@ -302,7 +325,7 @@ impl HubOf {
             ))
         })?;
         if bytes > most {
-            return Err(never(format!(
+            return Err(NoPart::Unlike(anyhow!(
                 "the hub at {address} says that the {only} of job {job:?} have {bytes} bytes, and its model has room for {most}; \
                  install the same version at both ends"
             )));

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
-use versions::{Listed, Reader, VersionError, VersionId, list};
+use versions::{Listed, Reader, VersionError, VersionId, list, without_index};
 
 use super::spoken;
 use crate::out::line;
@@ -22,7 +22,8 @@ enum Command {
         /// The directory of `phub-server publish --to`.
         directory: PathBuf,
     },
-    /// Read every version, and compare each tensor with its checksum. Fails at the first that differs.
+    /// Read every version, and compare each tensor with its checksum. Fails at the first that differs, and at last if a version
+    /// has no index.
     Verify {
         /// The directory of `phub-server publish --to`.
         directory: PathBuf,
@@ -56,8 +57,8 @@ impl VersionsArgs {
 }
 
 fn show(directory: &Path) -> anyhow::Result<()> {
-    let all = list(directory)?;
-    if all.is_empty() {
+    let (all, without_index) = (list(directory)?, without_index(directory)?);
+    if all.is_empty() && without_index.is_empty() {
         return line(format_args!("{} has no versions", directory.display()));
     }
     line(format_args!(
@@ -74,13 +75,13 @@ fn show(directory: &Path) -> anyhow::Result<()> {
             spoken(bytes)
         ))?;
     }
-    Ok(())
+    without_index.into_iter().try_for_each(|fault| line(format_args!("{fault}")))
 }
 
 fn verify(directory: &Path) -> anyhow::Result<()> {
     let mut reader = Reader::new(directory);
-    let all = list(directory)?;
-    if all.is_empty() {
+    let (all, without_index) = (list(directory)?, without_index(directory)?);
+    if all.is_empty() && without_index.is_empty() {
         // An empty directory is not a success: it may be the wrong one.
         return Err(VersionError::Empty { path: directory.to_owned() }.into());
     }
@@ -92,7 +93,8 @@ fn verify(directory: &Path) -> anyhow::Result<()> {
             spoken(at.weights.bytes())
         ))?;
     }
-    line(format_args!("{} versions, each as it was published", all.len()))
+    line(format_args!("{} versions, each as it was published", all.len()))?;
+    without_index.into_iter().next().map_or(Ok(()), |fault| Err(fault.into()))
 }
 
 fn export(directory: &Path, version: Option<VersionId>, to: &Path) -> anyhow::Result<()> {

@@ -247,6 +247,19 @@ pub struct ReadersReply {
     pub refused: u64,
     /// The round of the newest copy, which has the state before this round.
     pub round: Round,
+    /// The newest and the oldest round among those that the followers have got. `None` without followers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub followed: Option<Followed>,
+}
+
+/// How far the followers of a job have got. A follower is a process that has read the state more than once, and that has not
+/// been silent for an hour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Followed {
+    /// The newest state that a follower has got: the state before this round.
+    pub newest: Round,
+    /// The newest state of the follower that is furthest behind.
+    pub slowest: Round,
 }
 
 /// A worker that has joined.

@@ -22,8 +22,8 @@ mod versions;
 pub use address::{NotAnAddress, check_address, host_of, ip_of};
 pub use answer::{Answer, MAX_PORTS};
 pub use hub::{
-    CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply, ReadersReply,
-    RefusalReply,
+    CoreReply, CountsReply, Followed, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply,
+    ReadersReply, RefusalReply,
 };
 pub use left::{Behind, Left, LeftAt, MAX_BEHIND};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
@@ -45,6 +45,9 @@ pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
 /// The header with the machine name that a client reports. The name is for people, and proves nothing.
 pub const HOST_HEADER: &str = "phub-host";
+
+/// The header with the number of the process that reads a state. It tells the readers of one machine apart, and proves nothing.
+pub const READER_HEADER: &str = "phub-reader";
 
 use std::fmt;
 use std::net::SocketAddr;

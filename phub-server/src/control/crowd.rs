@@ -9,10 +9,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use axum::http::HeaderMap;
-use pbox_core::control::HOST_HEADER;
+use pbox_core::control::{HOST_HEADER, READER_HEADER};
 use tokio::sync::oneshot;
 
 use super::limits::ControlLimits;
+use crate::registry::Reader;
 use coordinator::Asker;
 
 /// The address of a request's client.
@@ -28,6 +29,12 @@ impl ClientAddress {
     pub fn asker(self, headers: &HeaderMap) -> Asker {
         let host = headers.get(HOST_HEADER).and_then(|host| host.to_str().ok());
         Asker { counted: counted_as(self.0), address: self.0, host: None }.named(host)
+    }
+
+    /// Returns the client as a reader of a state: its address, and the process that a header of the request gives.
+    pub fn reader(self, headers: &HeaderMap) -> Reader {
+        let process = headers.get(READER_HEADER).and_then(|process| process.to_str().ok()?.parse().ok());
+        Reader { address: self.0, process }
     }
 }
 

@@ -352,6 +352,15 @@ impl Page {
         self.counter("job_reads_refused", None, "Reads that got no state", of(|read| read.refused as f64));
         let help = "The round of the newest copy for readers";
         self.gauge("job_read_round", None, help, of(|read| f64::from(read.round.0)));
+        let lags = jobs.iter().filter_map(|job| Some((job, job.readers.as_ref()?.followed?)));
+        let lags = lags.flat_map(|(job, followed)| {
+            [("newest", followed.newest), ("slowest", followed.slowest)].map(|(which, round)| {
+                let labels = vec![("job", job.name.clone()), ("follower", which.to_owned())];
+                (labels, f64::from(job.round.0.saturating_sub(round.0)))
+            })
+        });
+        let help = "Rounds by which the newest state of a follower is behind the job";
+        self.gauge("job_follower_lag", Some(Unit::Other("rounds".to_owned())), help, lags);
     }
 }
 
@@ -396,7 +405,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     use pbox_core::Round;
-    use pbox_core::control::{CheckpointReply, CountsReply, GradientNorm, GradientsReply, Late, MemberReply};
+    use pbox_core::control::{
+        CheckpointReply, CountsReply, Followed, GradientNorm, GradientsReply, Late, MemberReply,
+    };
 
     use super::*;
 
@@ -468,6 +479,7 @@ mod tests {
                 bytes: 900,
                 refused: 4,
                 round: Round(3),
+                followed: Some(Followed { newest: Round(3), slowest: Round(1) }),
             }),
         };
         let reason = "a test".to_owned();
@@ -516,6 +528,8 @@ mod tests {
             "phub_job_rounds_left_out_total{job=\"job\"} 2.0",
             "phub_job_read_bytes_total{job=\"job\"} 900.0",
             "phub_job_reads_refused_total{job=\"job\"} 4.0",
+            "phub_job_follower_lag_rounds{job=\"job\",follower=\"newest\"} 1.0",
+            "phub_job_follower_lag_rounds{job=\"job\",follower=\"slowest\"} 3.0",
             "phub_nic_sent_bytes_total{nic=\"mlx5_0\",port=\"1\"} 1000.0",
             "phub_nic_events_total{nic=\"mlx5_0\",port=\"1\",event=\"out_of_sequence\"} 3.0",
             "phub_link_sent_bytes_total{job=\"job\",rank=\"0\",transport=\"tcp\",nic=\"eth0\"} 10.0",

@@ -348,9 +348,15 @@ async fn checkpoint(State(desk): State<Desk>, Path(job): Path<String>) -> Answer
     done(&to_its_end(async move { desk.registry.checkpoint(&job).await }).await?)
 }
 
-async fn state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+async fn state(
+    State(desk): State<Desk>,
+    Extension(client): Extension<ClientAddress>,
+    Path(job): Path<String>,
+    request: Request,
+) -> Answer {
     let query = StateQuery::parse(request.uri().query().unwrap_or_default())?;
-    let sent = to_its_end(async move { desk.registry.state(&job, query).await }).await?;
+    let reader = client.reader(request.headers());
+    let sent = to_its_end(async move { desk.registry.state(&job, query, reader).await }).await?;
     let Some(Sent { bytes, pieces }) = sent else { return Ok(StatusCode::NO_CONTENT.into_response()) };
     let about = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
     Ok((about, Body::new(pieces)).into_response())

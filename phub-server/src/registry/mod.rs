@@ -68,7 +68,7 @@ pub(crate) use coordinator::STOPS;
 pub(crate) use recorder::Recorder;
 pub(crate) use refusal::{Because, Refusal};
 pub(crate) use rounds::timeline::Timeline;
-pub(crate) use saved::Sent;
+pub(crate) use saved::{Reader, Sent};
 pub(crate) use thread::{NoThread, on_thread};
 
 /// The guard of the registry's lock. When it is dropped, the news for the job's members are published first.

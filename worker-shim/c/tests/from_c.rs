@@ -114,3 +114,17 @@ fn what_c_gives_is_checked() {
     let output = command(&program).arg(hub.address().to_string()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
 }
+
+#[test]
+fn norms_clip_and_skip_and_come_back() {
+    let _watchdog = Watchdog::start();
+    let (hub, folder) = (hub(), TempDir::new().unwrap());
+    let program = compiled("tests/norms.c", &folder);
+    let start = |rank: &str| {
+        command(&program).arg(hub.address().to_string()).arg(rank).spawn().expect("the program starts")
+    };
+    for worker in [start("0"), start("1")] {
+        let output = worker.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+    }
+}

@@ -49,6 +49,8 @@ static void wrong_settings(const char *hub) {
     EXPECT(phub_config_set(config, "on_loss", "shrug"), INVALID, "stop or continue");
     EXPECT(phub_config_set(config, "join_limit", "-1"), INVALID, "join_limit");
     EXPECT(phub_config_set(config, "compression", "zip"), INVALID, "no codec has this name");
+    EXPECT(phub_config_set(config, "clip_norm", "much"), INVALID, "\"clip_norm\", \"much\"");
+    EXPECT(phub_config_set(config, "skip_nonfinite", "1"), INVALID, "\"skip_nonfinite\", \"1\"");
     FINE(phub_config_set(config, "compression", "qsgd:8:512"));
     FINE(phub_config_set(config, "compression", "none"));
     FINE(phub_config_set(config, "seed", "7"));
@@ -169,6 +171,34 @@ static void wrong_joins(const char *hub) {
     phub_config_free(config);
 }
 
+/* Norms that are no bound, and terms that exclude each other. */
+static void wrong_norms(const char *hub) {
+    const char *const wrong[] = {"0", "-1", "nan", "inf"};
+    PhubSession *session;
+    for (size_t at = 0; at < sizeof wrong / sizeof *wrong; at++) {
+        PhubConfig *config = settings(hub, "norms", 1);
+        FINE(phub_config_set(config, "clip_norm", wrong[at]));
+        EXPECT(phub_join(&session, config, NULL, NULL), INVALID, "clip_norm");
+        phub_config_free(config);
+    }
+    PhubConfig *config = settings(hub, "norms", 1);
+    FINE(phub_config_set(config, "skip_nonfinite", "true"));
+    FINE(phub_config_set(config, "clip_norm_last", "1"));
+    EXPECT(phub_join(&session, config, NULL, NULL), INVALID, "skip_nonfinite");
+    FINE(phub_config_set(config, "clip_norm_last", "none"));
+    FINE(phub_join(&session, config, NULL, NULL));
+    phub_config_free(config);
+    float norm;
+    uint32_t round;
+    uint64_t skipped;
+    EXPECT(phub_norm(NULL, &norm, &round, &skipped), INVALID, "session is null");
+    EXPECT(phub_norm(session, NULL, &round, &skipped), INVALID, "norm is null");
+    EXPECT(phub_norm(session, &norm, NULL, &skipped), INVALID, "round is null");
+    EXPECT(phub_norm(session, &norm, &round, NULL), INVALID, "skipped is null");
+    FINE(phub_leave(session));
+    phub_session_free(session);
+}
+
 static void *words_of_another_thread(void *session) {
     EXPECT(phub_push(session, 99), INVALID, "key 99 does not exist");
     return NULL;
@@ -249,6 +279,7 @@ int main(int argc, char **argv) {
     wrong_pulls(argv[1]);
     pulls(argv[1]);
     wrong_joins(argv[1]);
+    wrong_norms(argv[1]);
     wrong_calls(argv[1]);
     return failures != 0;
 }

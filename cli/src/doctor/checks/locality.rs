@@ -4,6 +4,7 @@
 use topology::{Host, Plan, cpulist};
 
 use crate::doctor::check::Check;
+use crate::doctor::facts::Balancing;
 
 /// Judges the placement on this machine.
 pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
@@ -44,6 +45,32 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
         });
     }
     if fixes.is_empty() { Check::pass(NAME, seen) } else { Check::warn(NAME, seen, fixes.join("\n")) }
+}
+
+/// Judges whether the kernel moves the hub's pages between nodes while cores sum them.
+pub(crate) fn balancing(nodes: usize, facts: &Balancing) -> Check {
+    const NAME: &str = "NUMA balancing";
+    let setting = match facts.setting.as_deref() {
+        None => return Check::pass(NAME, "this kernel has none"),
+        Some("0") => return Check::pass(NAME, "off"),
+        Some(setting) => setting,
+    };
+    let seen = format!("on (kernel.numa_balancing is {setting})");
+    if nodes < 2 {
+        return Check::pass(NAME, format!("{seen}; this machine has one node"));
+    }
+    if facts.has_policy {
+        return Check::pass(NAME, format!("{seen}; the hub's memory has a policy, so its pages stay"));
+    }
+    Check::warn(
+        NAME,
+        format!(
+            "{seen}, and this process may not give memory a policy (mbind): the kernel takes pages away from cores that sum them, \
+             and moves them"
+        ),
+        "as root on the host: sysctl -w kernel.numa_balancing=0, and the same line in /etc/sysctl.d\n\
+         docker run --cap-add SYS_NICE lets the hub keep its pages",
+    )
 }
 
 /// Returns the used NICs whose node is unknown, if the machine has several nodes.
@@ -103,6 +130,28 @@ mod tests {
         assert_eq!(check.verdict, Verdict::Warn);
         assert!(check.fix.unwrap().contains("nic0: the firmware does not say"));
         assert_eq!(judge("sockets:1 cores:2 loose_nics:1").verdict, Verdict::Pass);
+    }
+
+    #[test]
+    fn balancing_is_a_warning_where_it_moves_pages_of_the_hub() {
+        let judge = |nodes, setting: Option<&str>, has_policy| {
+            balancing(nodes, &Balancing { setting: setting.map(Into::into), has_policy })
+        };
+        for (nodes, setting, has_policy) in
+            [(1, Some("1"), false), (2, Some("0"), false), (2, None, false), (2, Some("1"), true)]
+        {
+            assert_eq!(
+                judge(nodes, setting, has_policy).verdict,
+                Verdict::Pass,
+                "{nodes} {setting:?} {has_policy}"
+            );
+        }
+        for setting in ["1", "2"] {
+            let moved = judge(2, Some(setting), false);
+            assert_eq!(moved.verdict, Verdict::Warn);
+            assert!(moved.seen.contains(&format!("kernel.numa_balancing is {setting}")), "{moved:?}");
+            assert!(moved.fix.as_ref().unwrap().contains("sysctl -w kernel.numa_balancing=0"), "{moved:?}");
+        }
     }
 
     #[test]

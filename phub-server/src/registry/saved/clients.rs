@@ -91,7 +91,7 @@ impl Registry {
         reads.into_iter().for_each(|reads| reads.copied(before));
         let me = self.me.clone();
         let gone = AtEnd::new(move || me.upgrade().into_iter().for_each(|registry| registry.make_room(id)));
-        Ok(Arc::new(StateFile::new(file, turn, gone)))
+        Ok(Arc::new(StateFile::new(file, before, turn, gone)))
     }
 
     /// Makes room for a new copy, if clients wait for one. Without an older copy, the newest copy becomes the older one, and the

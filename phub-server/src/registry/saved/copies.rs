@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
 use coordinator::{CutAt, WantId};
-use pbox_core::{Selection, Share};
+use pbox_core::{Round, Selection, Share};
 use tokio::sync::{oneshot, watch};
 
 use crate::registry::Refusal;
@@ -39,6 +39,8 @@ pub(super) struct What {
 #[derive(Debug)]
 pub(super) struct StateFile {
     pub bytes: Vec<u8>,
+    /// The round before which the job had the state.
+    pub before: Round,
     /// Whether other clients wait until this file is dropped.
     pub is_in_the_way: watch::Sender<bool>,
     /// The call after the bytes are dropped. It is below `bytes`, because fields are dropped in their order.
@@ -49,9 +51,9 @@ pub(super) struct StateFile {
 
 impl StateFile {
     /// Creates a file. `turn` keeps other clients waiting while the file is the newest; `gone` is called when it is dropped.
-    pub fn new(bytes: Vec<u8>, turn: AtEnd, gone: AtEnd) -> Self {
+    pub fn new(bytes: Vec<u8>, before: Round, turn: AtEnd, gone: AtEnd) -> Self {
         let (is_in_the_way, turn) = (watch::Sender::new(false), Mutex::new(Some(turn)));
-        StateFile { bytes, is_in_the_way, _gone: gone, turn }
+        StateFile { bytes, before, is_in_the_way, _gone: gone, turn }
     }
 }
 

@@ -23,4 +23,5 @@ mod restore;
 mod send;
 pub(super) mod snapshot;
 
+pub(crate) use reads::Reader;
 pub(crate) use send::Sent;

@@ -22,7 +22,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep_until};
 
 use super::copies::{StateFile, What};
-use super::reads::Reading;
+use super::reads::{Reader, Reading};
 use crate::checkpoint::check_keys;
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
@@ -71,16 +71,25 @@ impl Registry {
     /// Returns a job's state as a checkpoint file, before the round that the query names. If the query
     /// names no round, the file has the state before the round that the furthest chunk has reached. In a job over several hubs,
     /// returns this hub's part; nothing if this hub has no part. `only` in the query leaves out the rest.
-    pub async fn state(self: &Arc<Self>, name: &str, query: StateQuery) -> Result<Option<Sent>, Refusal> {
+    pub async fn state(
+        self: &Arc<Self>,
+        name: &str,
+        query: StateQuery,
+        reader: Reader,
+    ) -> Result<Option<Sent>, Refusal> {
         let id = self.lock().hub().id(name)?;
         let reads = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reads))?;
         let copy = self.state_for(name, id, query).await.inspect_err(|_| reads.refused())?;
         let Some(copy) = copy else { return Ok(None) };
         let (sink, pieces) = Pieces::new(PIECES);
-        let (bytes, job, reading) = (copy.bytes.len() as u64, name.to_owned(), reads.begin());
+        let (bytes, job) = (copy.bytes.len() as u64, name.to_owned());
+        let reading = reads.begin(reader, copy.before);
         tokio::spawn(async move {
             match send(copy, &sink, &reading).await {
-                Ok(()) => tracing::info!(job, bytes, "state sent"),
+                Ok(()) => {
+                    reading.got_all();
+                    tracing::info!(job, bytes, "state sent");
+                }
                 Err(error) => tracing::warn!(job, error, "state not sent"),
             }
         });

@@ -1,0 +1,187 @@
+//! Readers of a job over several hubs while something happens between the hubs' answers: rounds, a new job, the end of a hub.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use fabric::conformance::Watchdog;
+use membership::describe;
+use pbox_core::control::JobReply;
+use phub_cli::weights::{NoWeights, Source};
+use versions::Precision;
+
+use crate::over_hubs::{SHAPES, check, list, serve, serve_at, step, while_counting, worker, worker_of};
+use crate::support::says;
+
+fn source(hubs: &str) -> Source {
+    Source::new(hubs, "job", None, (Precision::F32, false), BTreeMap::new()).unwrap()
+}
+
+/// Starts a proxy to a hub, and returns its address. The proxy calls `asked` with each request for a state, before it passes the
+/// request on.
+fn through(hub: &str, asked: impl Fn(&str) + Send + Sync + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let (hub, asked) = (hub.to_owned(), Arc::new(asked));
+    thread::spawn(move || {
+        for client in listener.incoming().map(Result::unwrap) {
+            let (hub, asked) = (hub.clone(), Arc::clone(&asked));
+            thread::spawn(move || pass_on(client, &hub, &*asked));
+        }
+    });
+    at
+}
+
+/// Passes on one request and its answer.
+fn pass_on(mut client: TcpStream, hub: &str, asked: &dyn Fn(&str)) {
+    let (mut request, mut byte) = (Vec::new(), [0]);
+    while !request.ends_with(b"\r\n\r\n") {
+        match client.read(&mut byte) {
+            Ok(1) => request.push(byte[0]),
+            _ => return,
+        }
+    }
+    let request = String::from_utf8(request).unwrap();
+    if request.starts_with("GET /v1/jobs/job/state") {
+        asked(request.lines().next().unwrap());
+    }
+    let mut hub = TcpStream::connect(hub).unwrap();
+    let head = request.trim_end();
+    hub.write_all(format!("{head}\r\nconnection: close\r\n\r\n").as_bytes()).unwrap();
+    let _ = std::io::copy(&mut hub, &mut client);
+    let _ = client.shutdown(Shutdown::Both);
+}
+
+/// Returns the job at a hub, if the hub has it.
+fn job_at(hub: &str) -> Option<JobReply> {
+    let hub = describe(hub, Duration::from_secs(30), None).unwrap();
+    hub.jobs.into_iter().find(|job| job.name == "job")
+}
+
+#[test]
+fn hubs_that_give_no_common_round_in_five_tries_are_asked_again_later() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let hubs = serve(dir.path(), 2);
+    let mut session = worker(&list(&hubs));
+    step(&mut session);
+    let [next, tries] = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
+    let is_slow = Arc::new(AtomicBool::new(true));
+    let slow = {
+        let (next, tries, is_slow) = (Arc::clone(&next), Arc::clone(&tries), Arc::clone(&is_slow));
+        // The request comes to the hub after the round that it names, or long after the other hub has answered.
+        move |request: &str| {
+            tries.fetch_add(1, Ordering::Relaxed);
+            let before =
+                request.split("before=").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+            let passed = before.map_or_else(|| next.load(Ordering::Relaxed) + 10, |before: u32| before + 2);
+            while is_slow.load(Ordering::Relaxed) && next.load(Ordering::Relaxed) < passed {
+                thread::yield_now();
+            }
+        }
+    };
+    let mut source = source(&format!("{},{}", hubs[0].address, through(&hubs[1].address, slow)));
+    while_counting(&mut session, &next, || {
+        match source.fetch() {
+            Err(NoWeights::NotYet(why)) => {
+                says(why, &["job \"job\"", "one round in 5 tries", "512 rounds ahead; try again"]);
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(tries.load(Ordering::Relaxed), 5);
+        is_slow.store(false, Ordering::Relaxed);
+        let (origin, weights) = source.fetch().unwrap();
+        check(&weights, origin.round);
+    });
+}
+
+/// The last hub has described the job with `first` keys when the workers leave and begin the job anew. It answers the request
+/// for the weights after this.
+fn made_anew(hubs: usize, first: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let hubs = serve(dir.path(), hubs);
+    let mut session = worker_of(&list(&hubs), &SHAPES[..first]);
+    step(&mut session);
+    let [is_asked, may_pass] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let held = {
+        let (is_asked, may_pass) = (Arc::clone(&is_asked), Arc::clone(&may_pass));
+        move |_: &str| {
+            is_asked.store(true, Ordering::Relaxed);
+            while !may_pass.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+        }
+    };
+    let (last, others) = hubs.split_last().unwrap();
+    let others = others.iter().map(|hub| hub.address.clone());
+    let addresses: Vec<String> = others.chain([through(&last.address, held)]).collect();
+    let mut source = source(&addresses.join(","));
+    thread::scope(|scope| {
+        let fetched = scope.spawn(move || source.fetch());
+        let has_read =
+            |hub: &str| job_at(hub).unwrap().readers.is_some_and(|read| read.reads == 1 && read.now == 0);
+        while !is_asked.load(Ordering::Relaxed)
+            || !addresses[..hubs.len() - 1].iter().all(|hub| has_read(hub))
+        {
+            thread::yield_now();
+        }
+        session.leave().unwrap();
+        while hubs.iter().any(|hub| job_at(&hub.address).is_some()) {
+            thread::yield_now();
+        }
+        let mut session = worker(&list(&hubs));
+        (0..2).for_each(|_| step(&mut session));
+        may_pass.store(true, Ordering::Relaxed);
+        let (origin, weights) = fetched.join().unwrap().unwrap();
+        assert_eq!(origin.round, session.next_round().0);
+        check(&weights, origin.round);
+    });
+}
+
+#[test]
+fn a_job_made_anew_between_the_answers_of_two_hubs_is_read() {
+    let _watchdog = Watchdog::start();
+    made_anew(2, SHAPES.len());
+}
+
+#[test]
+fn a_job_made_anew_with_other_keys_between_description_and_answer_is_read() {
+    let _watchdog = Watchdog::start();
+    made_anew(1, 2);
+}
+
+#[test]
+fn a_hub_that_ended_is_named_and_the_job_that_begins_anew_is_read() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let mut hubs = serve(dir.path(), 2);
+    let all = list(&hubs);
+    let mut session = worker(&all);
+    step(&mut session);
+    let mut source = source(&all);
+    source.fetch().unwrap();
+    let gone = hubs.pop().unwrap().address.clone(); // dropping kills the hub
+    match source.fetch() {
+        Err(NoWeights::Away(why)) => says(why, &[&gone]),
+        other => panic!("{other:?}"),
+    }
+    drop(session);
+    hubs.push(serve_at(dir.path(), &gone));
+    match source.fetch() {
+        Err(NoWeights::Away(why)) => says(why, &[&gone, "was started anew"]),
+        other => panic!("{other:?}"),
+    }
+    while !matches!(source.fetch(), Err(NoWeights::NoJob(_))) {
+        thread::yield_now();
+    }
+    let mut session = worker(&all);
+    step(&mut session);
+    let (origin, weights) = source.fetch().unwrap();
+    assert_eq!(origin.round, session.next_round().0);
+    check(&weights, origin.round);
+    session.leave().unwrap();
+}
