@@ -22,12 +22,13 @@ METHODS = {
     "slim-once": ("Slim-DP, one core", "#f1c40f"), "core-once": ("Slim-DP, one core alone", "#34495e"),
     "explorer": ("Slim-DP (0.3, 0), explorer alone", "#8e44ad"), "slim-small": ("Slim-DP (0.2, 0.1)", "#85c1e9"),
     "slim-large": ("Slim-DP (0.5, 0.25)", "#1f618d"), "slim-sum": ("Slim-DP, sum at the hub", "#1e8449"),
+    "explorer-sum": ("explorer alone, sum at the hub", "#d2b4de"), "plump-fast": ("Plump-DP, four times the rate", "#f1948a"),
     "kept": ("Slim-DP that keeps", "#16a085"), "dgc": ("DGC", "#7d3c98"),
     "dgc-fifth": ("DGC, a fifth of the rate", "#7d3c98"), "asgd": ("ASGD", "#7f8c8d"),
 }
 # The methods of each picture of long runs. P3 is left out: its weights have the bits of Plump-DP's.
 LONG = [("plump", "quant", "dgc-fifth", "asgd", "slim"), ("plump", "slim", "slim-once", "core", "core-once", "kept"),
-        ("plump", "slim", "slim-small", "slim-large", "explorer", "slim-sum")]
+        ("plump", "slim", "slim-small", "slim-large", "explorer", "slim-sum", "explorer-sum", "plump-fast")]
 # The number of last evaluations of a long run that are averaged, because one evaluation alone varies by half a percentage point.
 LAST = 5
 EARLY = 900
