@@ -17,6 +17,8 @@ class Method:
         rate: the multiplier of the task's learning rate.
         local: whether the worker makes its own steps and pushes their changes, of which the hub adds the mean (Slim-DP,
             algorithm 1). Otherwise the worker pushes gradients, and the hub makes the steps.
+        hub_rate: the multiplier of the mean that the hub adds, if the worker makes its own steps. With the number of workers
+            the hub adds the sum. The paper calls it eta', and has no value.
         keep: whether changes that are not sent are kept, and sent later.
         once: whether Slim-DP selects its significant set only once, after the first round.
     """
@@ -26,16 +28,24 @@ class Method:
     schedule: str = "sliced"
     rate: float = 1.0
     local: bool = False
+    hub_rate: float = 1.0
     keep: bool = False
     once: bool = False
 
 
 METHODS = {
     "plump": Method(),
+    # The rate that changes have with "slim-sum".
+    "plump-fast": Method(rate=4.0),
     "p3": Method(schedule="p3"),
     "quant": Method(phub.Qsgd(bits=8, bucket=512)),
     "slim": Method(phub.SlimDP(0.3, 0.15), local=True),
     "core": Method(phub.SlimDP(0.3, 0.3), local=True),
+    "explorer": Method(phub.SlimDP(0.3, 0.0), local=True),
+    "slim-small": Method(phub.SlimDP(0.2, 0.1), local=True),
+    "slim-large": Method(phub.SlimDP(0.5, 0.25), local=True),
+    "slim-sum": Method(phub.SlimDP(0.3, 0.15), local=True, hub_rate=4.0),
+    "explorer-sum": Method(phub.SlimDP(0.3, 0.0), local=True, hub_rate=4.0),
     "slim-once": Method(phub.SlimDP(0.3, 0.15), local=True, once=True),
     "core-once": Method(phub.SlimDP(0.3, 0.3), local=True, once=True),
     "kept": Method(phub.SlimDP(0.3, 0.15), local=True, keep=True),

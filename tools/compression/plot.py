@@ -20,11 +20,15 @@ METHODS = {
     "plump": ("Plump-DP", "#c0392b"), "p3": ("P3", "#1e8449"), "quant": ("Quant-DP", "#2b7bba"),
     "slim": ("Slim-DP", "#e08e2b"), "core": ("Slim-DP, core alone", "#8d6e63"),
     "slim-once": ("Slim-DP, one core", "#f1c40f"), "core-once": ("Slim-DP, one core alone", "#34495e"),
+    "explorer": ("Slim-DP (0.3, 0), explorer alone", "#8e44ad"), "slim-small": ("Slim-DP (0.2, 0.1)", "#85c1e9"),
+    "slim-large": ("Slim-DP (0.5, 0.25)", "#1f618d"), "slim-sum": ("Slim-DP, sum at the hub", "#1e8449"),
+    "explorer-sum": ("explorer alone, sum at the hub", "#d2b4de"), "plump-fast": ("Plump-DP, four times the rate", "#f1948a"),
     "kept": ("Slim-DP that keeps", "#16a085"), "dgc": ("DGC", "#7d3c98"),
     "dgc-fifth": ("DGC, a fifth of the rate", "#7d3c98"), "asgd": ("ASGD", "#7f8c8d"),
 }
 # The methods of each picture of long runs. P3 is left out: its weights have the bits of Plump-DP's.
-LONG = [("plump", "quant", "dgc-fifth", "asgd", "slim"), ("plump", "slim", "slim-once", "core", "core-once", "kept")]
+LONG = [("plump", "quant", "dgc-fifth", "asgd", "slim"), ("plump", "slim", "slim-once", "core", "core-once", "kept"),
+        ("plump", "slim", "slim-small", "slim-large", "explorer", "slim-sum", "explorer-sum", "plump-fast")]
 # The number of last evaluations of a long run that are averaged, because one evaluation alone varies by half a percentage point.
 LAST = 5
 EARLY = 900
@@ -60,9 +64,9 @@ def curve(axis, by_seed, x, y, method):
     axis.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
-def panels(tasks, height, **more):
-    """Returns a figure, and for each task its two panels."""
-    figure, rows = plt.subplots(len(tasks), 2, figsize=(9, height * len(tasks)), squeeze=False, **more)
+def panels(tasks, height, columns, **more):
+    """Returns a figure, and for each task its panels."""
+    figure, rows = plt.subplots(len(tasks), columns, figsize=(4.5 * columns, height * len(tasks)), squeeze=False, **more)
     for axes in rows:
         axes[0].set_ylabel("test samples that are right, %")
     return figure, zip(tasks, rows)
@@ -70,7 +74,7 @@ def panels(tasks, height, **more):
 
 def draw(runs, out):
     """Draws a row of panels for each task: accuracy by rounds, and by time."""
-    figure, rows = panels(list(dict.fromkeys(task for task, _ in runs)), 3)
+    figure, rows = panels(list(dict.fromkeys(task for task, _ in runs)), 3, 2)
     for task, axes in rows:
         best = max(100 * look[ACCURACY] for (of, _), by_seed in runs.items() if of == task
                    for looks in by_seed.values() for look in looks)
@@ -84,7 +88,7 @@ def draw(runs, out):
 
 def draw_long(runs, out):
     """Draws a row of panels for each task: accuracy of the hub's weights by rounds, for methods, and for kinds of Slim-DP."""
-    figure, rows = panels(list(dict.fromkeys(task for task, _ in runs)), 3.4, sharey="row")
+    figure, rows = panels(list(dict.fromkeys(task for task, _ in runs)), 3.4, len(LONG), sharey="row")
     for task, axes in rows:
         best = max(100 * look[HUB] for looks in runs[task, "plump"].values() for look in looks)
         for axis, methods in zip(axes, LONG):

@@ -47,7 +47,8 @@ class Long:
 
     table, tasks, listen = "length.csv", "text", "127.0.0.1:0"
     fields = ["task", "method", "seed", "round", "worker", "hub"]
-    methods = "plump,quant,slim,core,slim-once,core-once,kept,dgc-fifth,asgd"
+    methods = ("plump,quant,slim,core,slim-once,core-once,kept,dgc-fifth,asgd,explorer,slim-small,slim-large,slim-sum,"
+               "explorer-sum,plump-fast")
     rounds = {"digits": 440, "text": 6000}
     settings = {"transport": "shm", "hub_too": True}
 

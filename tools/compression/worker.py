@@ -20,7 +20,7 @@ def main():
     if method.local:
         compression = dataclasses.replace(compression, q=run["rounds"] + 1 if method.once else run["q"])
     session = phub.Session(
-        run["hub"], rank, workers, keys=task.shapes(), optimizer=phub.Sgd(1.0 if method.local else rate),
+        run["hub"], rank, workers, keys=task.shapes(), optimizer=phub.Sgd(method.hub_rate if method.local else rate),
         job=run["job"], consistency=method.consistency, schedule=method.schedule, compression=compression,
         transport=run["transport"],
     )
