@@ -181,7 +181,7 @@ impl Session {
         may_join_again: bool,
     ) -> Result<(), SessionError> {
         let wait = if may_join_again { self.config.hub_wait } else { Duration::ZERO };
-        let (mut until, mut begun) = (None, self.begin(deadline).map_err(Again::from));
+        let (mut until, mut begun) = (None, self.begin(deadline).map_err(Again::Later));
         loop {
             let error = match begun {
                 Ok(()) => return Ok(()),
