@@ -171,12 +171,17 @@ impl Session {
     }
 
     /// Waits until this worker takes part in a job that it has just joined. If a hub is lost meanwhile, joins again when the hub
-    /// is back.
+    /// is back, if it `may_join_again`.
     ///
     /// # Errors
     /// Returns the error if it is not the loss of a hub, or if the hub does not come back within `hub_wait`.
-    pub(super) fn begin_at_first(&mut self, deadline: Instant) -> Result<(), SessionError> {
-        let (mut until, mut begun) = (None, self.begin(deadline).map_err(Again::from));
+    pub(super) fn begin_at_first(
+        &mut self,
+        deadline: Instant,
+        may_join_again: bool,
+    ) -> Result<(), SessionError> {
+        let wait = if may_join_again { self.config.hub_wait } else { Duration::ZERO };
+        let (mut until, mut begun) = (None, self.begin(deadline).map_err(Again::Later));
         loop {
             let error = match begun {
                 Ok(()) => return Ok(()),
@@ -184,8 +189,7 @@ impl Session {
                 Err(Again::Later(error)) => error,
             };
             let is_loss = matches!(&error, SessionError::Member(lost) if lost.is_loss_of_hub());
-            if until.is_none() && is_loss && !self.config.hub_wait.is_zero() {
-                let wait = self.config.hub_wait;
+            if until.is_none() && is_loss && !wait.is_zero() {
                 tracing::warn!("{error}; waiting up to {} s for the hub to come back", wait.as_secs_f64());
                 until = Some(Instant::now() + wait);
             }

@@ -114,11 +114,7 @@ impl Session {
             let tensors = terms.tensors().saved_per_element();
             membership::bring(&session.hubs, state.values, session.exchange.layout(), placed, tensors)?;
         }
-        if wanted {
-            session.begin(deadline)?; // the state was read, and cannot be brought again
-        } else {
-            session.begin_at_first(deadline)?;
-        }
+        session.begin_at_first(deadline, !wanted)?; // a state was read, and cannot be brought again
         session.member.handle(Event::TakesPart, Instant::now());
         session.lost = membership::lost(&session.hubs);
         if session.pulling.is_none() {
