@@ -103,7 +103,7 @@ pub enum Found {
     Skip,
 }
 
-/// The scale of a skipped round. No operation has this bit pattern as its result.
+/// The scale of a skipped round: a NaN that is no scale, because every scale that is NaN is stored as `f32::NAN`.
 const SKIP: u32 = u32::MAX;
 
 /// The memory of one core.
@@ -278,7 +278,10 @@ impl WholeGradient {
             Finds::Scale { most: Some(most), .. } if self.of_former => {
                 clip_scale_after(sum.norm(), most).to_bits()
             }
-            Finds::Scale { most, .. } => most.map_or(1.0, |most| clip_scale(sum.norm(), most)).to_bits(),
+            Finds::Scale { most, .. } => match most.map_or(1.0, |most| clip_scale(sum.norm(), most)) {
+                scale if scale.is_nan() => f32::NAN.to_bits(), // a gradient's NaN may have the bits of `SKIP`
+                scale => scale.to_bits(),
+            },
             Finds::Quotient if sum.value() == 0.0 => 0.0f32.to_bits(),
             Finds::Quotient => ((other.value().sqrt() / sum.value().sqrt()) as f32).to_bits(),
         };
@@ -369,6 +372,16 @@ mod tests {
         sum.add(16.0);
         whole.give(Round(4), 0, &[sum, ExactSum::default()]);
         assert_eq!(whole.found_before(Round(5)), Some(Found::Scale(1.0)));
+    }
+
+    #[test]
+    fn no_nan_of_a_gradient_is_taken_for_a_skipped_round() {
+        let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
+        let whole = WholeGradient::new(&JobTerms { clip_norm: Some(1.0), ..terms }, 1, 0, 1);
+        let mut sum = ExactSum::default();
+        sum.add(std::hint::black_box(f64::from_bits(u64::MAX))); // the compiler would make it another NaN
+        whole.give(Round(0), 0, &[sum, ExactSum::default()]);
+        assert!(matches!(whole.found(Round(0)), Some(Found::Scale(scale)) if scale.is_nan()));
     }
 
     /// Gives a spike of 1000, then 3. If 1000 were in the mean, the mean would be 92, and 3 would not be a spike.

@@ -455,3 +455,37 @@ def test_a_process_that_shares_the_memory_has_the_values_after_a_step(hub, share
     process.join()
     optimizers[0].leave()
     same(*models)
+
+
+def test_a_thread_that_reads_during_a_step_does_not_hide_the_new_values(hub, monkeypatch):
+    """The thread has copied the values of the first step when the script makes the second one."""
+    model, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    backward(model, *data())
+    optimizer.step()
+    windows, copied, stepped = optimizer._phub._windows, threading.Event(), threading.Event()
+    take = windows.take
+
+    def take_slowly(keys, into):
+        take(keys, into)
+        if threading.current_thread() is reader:
+            copied.set()
+            stepped.wait(0.5)  # the script waits for this thread, or makes its step now
+
+    monkeypatch.setattr(windows, "take", take_slowly)
+    reader = threading.Thread(target=lambda: model.first.weight.sum())
+    reader.start()
+    copied.wait()
+    for each in model.parameters():
+        each.grad = torch.ones(each.shape)  # reads no values
+    optimizer.step()
+    stepped.set()
+    reader.join()
+    local = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    backward(theirs, *data())
+    local.step()
+    for each in theirs.parameters():
+        each.grad = torch.ones_like(each)
+    local.step()
+    same(model, theirs)
+    optimizer.leave()

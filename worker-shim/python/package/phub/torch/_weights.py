@@ -10,13 +10,14 @@ script writes are found at the next `step()`.
 
 A parameter keeps its memory, so views that a script has taken stay valid. If there are views, or other processes share the memory,
 `step()` waits for their values.
-Owned by the thread of the script.
+Owned by the thread of the script. Other threads may read parameters, such as one that evaluates the model meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
@@ -71,6 +72,8 @@ class Weights:
         """The keys whose values the last step has not changed."""
         self._buckets: Dict[str, List[str]] = {}
         """The bucket of each key: keys that are neighbours in the forward pass. Those that have arrived are copied together."""
+        self._lock = threading.RLock()
+        """Is held from the look at `pending` until the values are copied, so that no step comes between the two."""
 
     def begin(self, gradients: Callable[[], Optional[Taker]]) -> None:
         """Copies the first values into the parameters, and makes them held parameters."""
@@ -102,32 +105,37 @@ class Weights:
     def stepped(self, unmoved: Sequence[str] = ()) -> None:
         """Notes that all parameters get new values, except `unmoved`, whose values are the same. Waits for the values of parameters
         of which the script may have views."""
-        older = self.pending - self._unmoved  # these have values of an earlier step, which are not in the parameters yet
-        self._unmoved = frozenset(unmoved) - older
-        places = [each.place for key, each in self._weights.items() if key not in self._unmoved] if unmoved else self._places
-        if places:
-            with unasked(), torch.no_grad():
-                _count_write(places)  # so that torch raises its error in a backward pass over the old values
-        mark_pending(self.parameters.values())
-        viewed = []
-        for key, weight in self._weights.items():
-            if weight.has_address_out or _users(weight.storage) > _OWN_USERS or weight.is_in_other_processes:
-                weight.is_exposed = True
-                viewed.append(key)
-        self.pending.update(self._weights)
-        self.settle(viewed)
+        with self._lock:
+            older = self.pending - self._unmoved  # these have values of an earlier step, which are not in the parameters yet
+            self._unmoved = frozenset(unmoved) - older
+            places = [each.place for key, each in self._weights.items() if key not in self._unmoved] if unmoved else self._places
+            if places:
+                with unasked(), torch.no_grad():
+                    _count_write(places)  # so that torch raises its error in a backward pass over the old values
+            mark_pending(self.parameters.values())
+            viewed = []
+            for key, weight in self._weights.items():
+                if weight.has_address_out or _users(weight.storage) > _OWN_USERS or weight.is_in_other_processes:
+                    weight.is_exposed = True
+                    viewed.append(key)
+            self.pending.update(self._weights)
+            self.settle(viewed)
 
     def _read(self, parameter: torch.nn.Parameter) -> None:
         key = self._keys[id(parameter)]
-        if key in self.pending:
-            self._take(key, self._windows.settle)
-        else:
-            mark_here([parameter])
+        with self._lock:
+            if key in self.pending:
+                self._take(key, self._windows.settle)
+            else:
+                mark_here([parameter])
 
     def _take(self, key: str, wait: Callable[[str], None]) -> None:
-        wait(key)
-        neighbours = [each for each in self._buckets[key] if each in self.pending and each != key]
-        self._put([key, *(self._windows.ready(neighbours) if neighbours else ())])
+        with self._lock:
+            if key not in self.pending:
+                return  # another thread has taken it
+            wait(key)
+            neighbours = [each for each in self._buckets[key] if each in self.pending and each != key]
+            self._put([key, *(self._windows.ready(neighbours) if neighbours else ())])
 
     def _put(self, keys: List[str]) -> None:
         """Copies the hub's answers into their parameters."""
@@ -170,7 +178,7 @@ class Weights:
 
     def free_all(self) -> None:
         """Waits until no key is in flight, so that all windows may be written."""
-        for key in self.pending:
+        for key in list(self.pending):
             self._windows.settle(key)
 
     # ---- writes
@@ -215,15 +223,16 @@ class Weights:
         """Returns the keys of the parameters that the script has written since their values arrived."""
         claim(self.parameters.values(), self._holder)  # another optimizer with the same parameters may have made a step
         found = []
-        for key, weight in self._weights.items():
-            if key in self.pending:
-                continue  # not written, because a write waits for the values first
-            if key in self._moved or weight.values._version != weight.version:
-                found.append(key)
-            elif weight.is_exposed and self._differs(key, weight):
-                found.append(key)
-            weight.is_exposed = weight.is_lent = False
-            weight.known = None
+        with self._lock:
+            for key, weight in self._weights.items():
+                if key in self.pending:
+                    continue  # not written, because a write waits for the values first
+                if key in self._moved or weight.values._version != weight.version:
+                    found.append(key)
+                elif weight.is_exposed and self._differs(key, weight):
+                    found.append(key)
+                weight.is_exposed = weight.is_lent = False
+                weight.known = None
         self._moved.clear()
         return found
 
