@@ -380,6 +380,9 @@ impl Control {
         match notice {
             Notice::WorkerGone { rank, reason, by_itself, .. } => {
                 let (rank, reason, by_itself) = (*rank, reason.clone(), *by_itself);
+                if !by_itself {
+                    self.harms(rank, Harm::BreaksProtocol);
+                }
                 self.reports.push_back(Event::LinkEnded { rank, reason, by_itself });
             }
             // The links are lost already, so their ends are no news.

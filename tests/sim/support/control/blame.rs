@@ -24,6 +24,8 @@ pub enum Harm {
     Late,
     /// The links of the member are cut.
     Cut,
+    /// A core has seen that the member broke the protocol.
+    BreaksProtocol,
     /// The member gives up, because the job has failed at another hub.
     GivesUp,
     /// Another party reports the loss of the member, in these words.
@@ -44,7 +46,7 @@ impl Control {
             Cause::Link => {
                 // The request of the hub at which the job has failed may come later than the end of the links.
                 let may_give_up = !self.job().hubs.share.is_whole() && is_any(&[Harm::GivesUp]);
-                let is_harmed = may_give_up || is_any(&[Harm::Killed, Harm::Cut]);
+                let is_harmed = may_give_up || is_any(&[Harm::Killed, Harm::Cut, Harm::BreaksProtocol]);
                 reason.starts_with(&format!("{who} is gone: ")) && is_harmed
             }
             Cause::Silent => {
