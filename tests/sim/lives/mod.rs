@@ -111,7 +111,7 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
 
 #[test]
 fn whoever_comes_and_goes_below_other_hubs_each_round_is_stepped_once() {
-    seeds(2_000).for_each(|seed| Tree::new(seed).live());
+    seeds(10_000).for_each(|seed| Tree::new(seed).live());
     check_counts(BELOW_OTHERS.map(|input| (input, 100)).into_iter().chain([
         ("workers lost", 300),
         ("workers back", 300),
