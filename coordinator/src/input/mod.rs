@@ -82,8 +82,7 @@ macro_rules! inputs {
 
         impl Input {
             /// The names of all requests in a record.
-            #[cfg(test)]
-            pub(crate) const NAMES: &[&str] = &[$(stringify!($request),)*];
+            pub const NAMES: &[&str] = &[$(stringify!($request),)*];
 
             /// Carries the request out. Returns the answer in words.
             pub fn apply(self, hub: &mut Hub, now: Instant) -> String {

@@ -134,7 +134,8 @@ impl Request for Compare {
     }
 }
 
-/// A report that this hub itself was suspended, and could receive no heartbeats. The timeouts of all members start again.
+/// A report that this hub itself was suspended, and could receive no heartbeats. The timeouts of all members, and of the wait
+/// for hub 0 to end a cut, start again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoodStill;
 
@@ -144,6 +145,7 @@ impl Request for StoodStill {
     fn apply(self, hub: &mut Hub, now: Instant) {
         for job in hub.jobs.values_mut() {
             job.members.iter_mut().for_each(|(_, member)| member.heard = now);
+            job.cuts.stood_still(now);
             job.progress = Progress::new(now);
         }
     }

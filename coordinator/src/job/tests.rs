@@ -400,6 +400,22 @@ fn a_late_worker_is_named_once_and_is_lost_after_the_limit() {
     assert_eq!(reason, why);
 }
 
+/// Worker 0 stands in round 7, and has pushed a key of round 8. Worker 1 cannot push this key, because it has no weights of round
+/// 7.
+#[test]
+fn of_workers_that_wait_for_each_other_the_one_in_the_lowest_round_is_late() {
+    let mut job = running();
+    let owes = |round| Waits { owes: 1, round: Some(Round(round)), is_waiting: true };
+    let workers = [(0, owes(7)), (1, owes(8))].into();
+    let look = Look { round: Round(8), done: 15, workers, ..Look::default() };
+    let effects = judge(&mut job, &[(0, &look), (31, &look)], Some(30), &[]);
+    let lost = effects[1].iter().filter_map(|effect| match effect {
+        Effect::Lost { rank, .. } => Some(*rank),
+        _ => None,
+    });
+    assert_eq!(Vec::from_iter(lost), [0]);
+}
+
 /// A core may report twice: after the last core's report, further reports about a member do not count.
 #[test]
 fn a_report_too_many_of_a_core_counts_nothing() {

@@ -158,7 +158,18 @@ pub(super) struct End {
 #[derive(Debug, Default)]
 pub(super) struct Sleeper {
     pub bell: Arc<Condvar>,
+    /// Whether a thread waits for the bell. Without one, a ring would only cost a system call.
+    pub sleeps: bool,
     pub woken: bool,
+}
+
+impl Sleeper {
+    /// Wakes the thread that waits, if there is one.
+    pub fn ring(&self) {
+        if self.sleeps {
+            self.bell.notify_all();
+        }
+    }
 }
 
 impl State {
@@ -196,7 +207,7 @@ impl State {
     /// Ends the wait of the port that polls this end.
     pub fn wake(&self, end: EndId) {
         if let Some(port) = self.ends[end.0].port {
-            self.sleepers[port].bell.notify_all();
+            self.sleepers[port].ring();
         }
     }
 }

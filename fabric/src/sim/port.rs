@@ -190,7 +190,9 @@ impl crate::Port for Port {
             if left.is_zero() {
                 return;
             }
+            state.sleepers[self.number].sleeps = true;
             state = bell.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            state.sleepers[self.number].sleeps = false;
         }
     }
 
@@ -217,6 +219,6 @@ impl Wake for Alarm {
     fn wake(self: Arc<Self>) {
         let sleeper = &mut self.net.lock().sleepers[self.port];
         sleeper.woken = true;
-        sleeper.bell.notify_all();
+        sleeper.ring();
     }
 }

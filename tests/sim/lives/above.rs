@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use fabric::sim::Net;
 use membership::{End, Event, Limits, Member, Step};
 use pbox_core::{Restored, Round};
+use sim_tests::control::Stopping;
+use sim_tests::counts::count;
 use sim_tests::levels::Levels;
 use sim_tests::simulated::Again;
 
 use super::ledger::Ledger;
-use super::tree::Tree;
+use super::tree::{ABANDONED, Tree};
 
 /// The longest time that a session waits for a hub.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -24,8 +26,37 @@ impl Tree {
         if have_begun {
             self.note_reached();
         }
-        self.counts.add("hubs above lost", 1);
+        count("hubs above lost", 1);
         self.job.nodes[0].control.dies();
+        self.job.kill_hub(0);
+    }
+
+    /// Ends the hubs at the top: kills them, or stops them in order.
+    pub fn hubs_above_end(&mut self) {
+        if self.dice.below(2) == 0 {
+            return self.hubs_above_die(true);
+        }
+        let limit = Duration::from_millis(self.dice.from(100..=8000));
+        self.job.nodes[0].control.begins_to_stop(limit);
+        if let Ledger::Alone(alone) = &mut self.ledger {
+            alone.may_end = true;
+        }
+        count("stops in order", 1);
+        let have_stopped = |tree: &mut Tree| {
+            let may_be_late = tree.dice.below(500) == 0;
+            let root = &mut tree.job.nodes[0].control;
+            if may_be_late && root.stopping.state == Stopping::Saves {
+                root.stop_takes_too_long(|_| true);
+            }
+            let has_failed = root.failed.is_some();
+            (0..tree.job.workers.len()).for_each(|worker| tree.relink(worker));
+            (1..tree.job.nodes.len()).for_each(|hub| tree.relink_hub(hub));
+            has_failed
+        };
+        self.until(have_stopped, u32::MAX);
+        self.note_reached();
+        let saved = self.job.nodes[0].control.stopping.state == Stopping::Saved(true);
+        count("jobs saved at a stop", usize::from(saved));
         self.job.kill_hub(0);
     }
 
@@ -34,7 +65,7 @@ impl Tree {
         self.job.kill_machine(hub);
         self.forget();
         self.note_reached();
-        self.counts.add("machines lost, and the job with them", 1);
+        count("machines lost, and the job with them", 1);
     }
 
     /// Notes the round that each living worker has reached.
@@ -78,7 +109,9 @@ impl Tree {
         for hub in below.into_iter().filter(|hub| have_workers.contains(hub)) {
             let control = &self.job.nodes[hub].control;
             let end = control.failure().map(|(_, end)| end);
-            assert_eq!(end, Some(End::HubLost), "hub {hub} ends with those above: {:?}", control.failed);
+            let is_abandoned = control.failed.as_ref().is_some_and(|why| why.contains(ABANDONED));
+            let is_right = is_abandoned || end == Some(End::HubLost);
+            assert!(is_right, "hub {hub} ends with those above: {:?}", control.failed);
         }
         check_that_sessions_wait();
     }
@@ -91,10 +124,19 @@ impl Tree {
         let from = restored.as_deref().map(Restored::round);
         let is_lower = |floor| from < Some(floor) && !is_damaged;
         assert!(!floor.is_some_and(is_lower), "goes on from {from:?}, and {floor:?} was written");
-        self.counts.add("gone on from a file", usize::from(from.is_some()));
+        let is_saved = self.job.nodes[0].control.stopping.state == Stopping::Saved(true) && !is_damaged;
+        let are_together = matches!(self.ledger, Ledger::Together(_));
+        let furthest = self.reached.iter().flatten().max().copied();
+        assert!(
+            !(is_saved && are_together) || furthest <= from,
+            "the stop lost rounds {from:?} to {furthest:?}"
+        );
+        count("gone on from a file", usize::from(from.is_some()));
         self.ledger.begin_again(restored.as_deref());
-        (self.terms.again, self.terms.late) =
-            (Some(Again { restored, files, reached: self.reached.clone() }), Some(self.dice.below(u64::MAX)));
+        (self.terms.again, self.terms.late) = (
+            Some(Again { restored, is_brought: false, files, reached: self.reached.clone() }),
+            Some(self.dice.below(u64::MAX)),
+        );
         let net = Net::new(self.dice.below(u64::MAX), self.faults.clone());
         self.job = Levels::new(net, &self.layout, self.terms.clone(), &self.shape).unwrap();
         self.read = 0;

@@ -1,7 +1,7 @@
 //! The disks of a job's hubs. Each hub writes its part of each snapshot, or fails. A job continues from the
 //! last round with all parts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -9,12 +9,16 @@ use coordinator::{Files, is_needed};
 use fabric::Slab;
 use pbox_core::control::WholeRounds;
 use pbox_core::{
-    ChunkId, ExactSum, Layout, Numbers, Occasion, Optimizer, Placement, Restored, RestoredKey, Round,
+    ChunkId, ExactSum, Layout, NumbersByRound, Occasion, Optimizer, Placement, Restored, RestoredKey, Round,
     SnapshotPart, Tensors,
 };
+use sim_tests::counts::count;
 use sim_tests::trouble::Dice;
 
 use super::ledger::weights_of;
+
+/// The reason why a file is not written.
+const FULL: &str = "the disk is full";
 
 /// The weights of chunks before a round.
 type Part = BTreeMap<ChunkId, Vec<f32>>;
@@ -34,8 +38,10 @@ pub struct Disks {
     /// job with one hub.
     squares: HashMap<Occasion, ExactSum>,
     of_files: HashMap<Round, ExactSum>,
-    /// The number of files that were not written.
-    pub failures: usize,
+    /// The optimizer's hyperparameters in each file.
+    numbers: HashMap<Round, NumbersByRound>,
+    /// The files that were not written: the hub, and the round.
+    failed: HashSet<(u32, Round)>,
 }
 
 impl Disks {
@@ -60,7 +66,8 @@ impl Disks {
             collected: HashMap::new(),
             squares: HashMap::new(),
             of_files: HashMap::new(),
-            failures: 0,
+            numbers: HashMap::new(),
+            failed: HashSet::new(),
         }
     }
 
@@ -81,19 +88,21 @@ impl Disks {
     pub fn write(
         &mut self,
         (hub, occasion): (u32, Occasion),
-        before: Round,
+        (before, numbers): (Round, &NumbersByRound),
         whole: &WholeRounds,
         dice: &mut Dice,
     ) -> Result<Vec<Round>, String> {
         let part = self.collected.remove(&(hub, occasion)).expect("its parts are here");
         assert!(part.keys().eq(&self.chunks[&hub]), "hub {hub}: all parts are here");
         if dice.below(6) == 0 {
-            self.failures += 1;
-            return Err("the disk is full".to_owned());
+            count("files not written", 1);
+            self.failed.insert((hub, before));
+            return Err(FULL.to_owned());
         }
         if let Some(squares) = self.squares.remove(&occasion) {
             self.of_files.insert(before, squares);
         }
+        self.numbers.insert(before, numbers.clone());
         let is_alone = self.files.len() == 1;
         let files = self.files.get_mut(&hub).expect("it owns chunks");
         files.insert(before, part);
@@ -102,6 +111,22 @@ impl Disks {
             false => files.retain(|&round, _| is_needed(whole, round)),
         }
         Ok(files.keys().copied().collect())
+    }
+
+    /// Checks that a checkpoint that is not whole names a hub whose disk has failed, if a disk is to blame.
+    pub fn check_blamed(&self, before: Round, why: &str) {
+        if let Some(hub) = why.strip_suffix(FULL) {
+            let is_named = |failed: &u32| hub == format!("hub {failed} of the job has no part of it: ");
+            let named = self.files.keys().find(|hub| is_named(hub)).copied();
+            let is_right = named.is_some_and(|hub| self.failed.contains(&(hub, before)));
+            assert!(is_right, "before round {}: {why:?}, and {:?} have failed", before.0, self.failed);
+        }
+    }
+
+    /// Loses the files of all hubs. Returns the files that are left.
+    pub fn lose_all(&mut self) -> Files {
+        self.files.values_mut().for_each(BTreeMap::clear);
+        Files::new(self.files.keys().map(|&hub| (hub, Vec::new())))
     }
 
     /// Whether all hubs have written the state before this round, or before a later round.
@@ -144,7 +169,7 @@ impl Disks {
             RestoredKey { elements: 0..elements, starts: vec![next - elements; 2] }
         };
         let keys = self.layout.keys().iter().map(key).collect();
-        let restored = Restored::new(before, vec![(Round(0), Numbers::new(self.optimizer))], values, keys);
+        let restored = Restored::new(before, self.numbers[&before].changes_from(before), values, keys);
         (Some(restored.with_last_squares(self.of_files.get(&before).copied())), files, is_damaged)
     }
 }

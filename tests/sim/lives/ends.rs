@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use membership::{End, Event, Failure, Step};
+use sim_tests::control::Harm;
+use sim_tests::counts::count;
 use sim_tests::simulated::{Again, JOB};
 
 use super::ledger::Ledger;
@@ -25,9 +27,11 @@ impl Life {
         }
         for hub in &mut self.job.hubs.hubs {
             assert!(hub.failure().is_some(), "members hear nothing: {:?}", hub.heard());
+            (0..WORKERS).for_each(|rank| hub.answers(rank));
+            assert!(!hub.has_untold(), "the hub waits until its members hear that it stops");
             hub.forget();
         }
-        self.counts.add("jobs failed", 1);
+        count("jobs failed", 1);
     }
 
     /// Lets workers that know of the failure at one hub act as their state machines say. They give up; or
@@ -40,14 +44,14 @@ impl Life {
             if matches!(stage, Stage::Dead | Stage::HubLost) || self.dice.below(8) > 0 {
                 continue;
             }
-            self.job.kill(rank);
+            self.job.ends_for(rank, Harm::GivesUp);
             self.stages[rank as usize] = Stage::Dead;
             if !matches!(stage, Stage::TakesPart | Stage::Unlinked) {
                 continue;
             }
             let told = match (self.came_back.contains(&rank), end) {
                 (true, End::HubLost) => {
-                    self.counts.add("hubs lost again before workers had weights", 1);
+                    count("hubs lost again before workers had weights", 1);
                     self.does(rank, Event::Failed(Failure::HubLost))
                 }
                 (true, End::JobOver) => self.does(rank, Event::Failed(Failure::ForGood)),
@@ -88,9 +92,13 @@ impl Life {
         let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
         let is_all_saved = self.was_saved_at_stop() && !is_damaged;
         let restored = restored.map(Arc::new);
+        // Rank 0 brings the state if the hubs have lost all their files.
+        let is_brought = restored.is_some() && self.dice.below(4) == 0;
+        let files = if is_brought { self.disks.lose_all() } else { files };
+        count("states brought", usize::from(is_brought));
         let from = restored.as_ref().map(|restored| restored.round());
         assert!(is_damaged || from >= self.floor, "goes on from {from:?}, and {:?} was written", self.floor);
-        (self.floor, self.said) = (from, from);
+        (self.floor, self.said) = if is_brought { (None, None) } else { (from, from) };
         let first = from.unwrap_or_default();
         self.ledger.begin_again(restored.as_deref());
         let reached = |rank: u32| {
@@ -105,6 +113,7 @@ impl Life {
         let reached = Vec::from_iter((0..WORKERS).map(reached));
         self.reached.clone_from(&reached);
         self.came_back.clear();
+        self.compared.fill(0);
         // Workers that step alone begin with the lead that they had.
         let are_apart = matches!(self.ledger, Ledger::Alone(_)) && from.is_some();
         let known = || reached.iter().flatten();
@@ -113,8 +122,8 @@ impl Life {
         // A worker that steps alone and dies may have been the slowest.
         let is_all_saved = is_all_saved && (!are_apart || reached.iter().all(Option::is_some));
         assert!(!is_all_saved || furthest <= first.0, "the stop lost rounds {} to {furthest}", first.0);
-        self.counts.add("jobs gone on from a checkpoint", usize::from(restored.is_some()));
-        self.terms.again = Some(Again { restored, files, reached });
+        count("jobs gone on from a checkpoint", usize::from(restored.is_some()));
+        self.terms.again = Some(Again { restored, is_brought, files, reached });
         self.terms.late = Some(self.dice.below(u64::MAX));
         for rank in 0..WORKERS {
             match self.stages[rank as usize] {
@@ -137,6 +146,6 @@ impl Life {
     pub fn refuses(&mut self) {
         let (rank, differs) = (self.dice.below(u64::from(WORKERS)) as u32, self.dice.below(3) == 0);
         let hubs = self.job.hubs.hubs.iter_mut();
-        self.counts.add("refusals", hubs.map(|hub| usize::from(hub.refuses(rank, differs))).sum::<usize>());
+        count("refusals", hubs.map(|hub| usize::from(hub.refuses(rank, differs))).sum::<usize>());
     }
 }

@@ -20,6 +20,13 @@
 //! | no event is lost: each waiting task is woken, and gets news by their version | simulated members, which use nothing else |
 //! | every wait ends | [`Life::until`], at any moment of a life |
 //! | a job that fails at a hub fails at all hubs, closes all links, and leaves nothing on a core | [`Life::end`] |
+//! | a lost member is one that the story has harmed in this way, and a job fails in the words of this loss | `blame` of the control |
+//! | an incomplete checkpoint names the hub whose disk has failed | [`disks::Disks`] |
+//! | a worker that only sends heartbeats is lost when all others wait for it, and nobody else is | [`Life::is_held_up`] |
+//! | a hub that was suspended blames nobody for that | the control of a hub |
+//! | a new learning rate is used from its round on, also in a job that comes back | [`ledger::Together`] |
+//! | a job begins with the state that rank 0 brings | [`ledger`], [`Life::come_back`] |
+//! | each input of a coordinator occurs, but those that are listed | [`check_counts`] |
 //! | a worker that hangs is lost, and one that is silent for a shorter time is not | [`Life::until`] |
 //! | a state that was reported as written at all hubs exists, unless a disk damages it; a lost answer reports nothing | [`Life::step`], [`Life::come_back`] |
 //! | each request for a state is answered, and never too early with a timeout; one client reads at a time | the files of a hub, [`Life::until`] |
@@ -39,44 +46,38 @@ mod life;
 mod stops;
 mod tree;
 
-use std::collections::BTreeMap;
-
+use coordinator::Input;
 use fabric::sim::seeds;
 use life::Life;
+use sim_tests::counts;
 use tree::Tree;
 
-/// The number of times that each thing has happened in lives, by name.
-#[derive(Debug, Default)]
-struct Counts(BTreeMap<&'static str, usize>);
+/// The inputs of a hub below others, and about it.
+const BELOW_OTHERS: [&str; 6] =
+    ["Reserve", "Ready", "MissMachines", "MachinesReached", "TellAbove", "ToldAbove"];
+/// The inputs that occur in no life: figures for people, and the last state of a failed job, which
+/// `coordinator/src/job/tests/last.rs` tries.
+const IN_NO_LIFE: [&str; 3] = ["Crossed", "AskToHold", "AskForPart"];
 
-impl Counts {
-    fn add(&mut self, what: &'static str, times: usize) {
-        *self.0.entry(what).or_default() += times;
-    }
-
-    fn add_all(&mut self, other: Counts) {
-        other.0.into_iter().for_each(|(what, times)| self.add(what, times));
-    }
-
-    /// Checks that each of these things has happened more often than this. Does nothing if one seed is
-    /// replayed.
-    fn check(&self, least: &[(&str, usize)]) {
-        eprintln!("{:?}", self.0);
-        let is_seldom = |(what, least): &&(&str, usize)| self.0.get(what).copied().unwrap_or(0) <= *least;
-        let seldom = least.iter().find(is_seldom).filter(|_| std::env::var_os("PHUB_SIM_SEED").is_none());
-        assert!(seldom.is_none(), "{seldom:?} hardly happens: {:?}", self.0);
-    }
+/// Checks that each of these things has happened more often than this. Does nothing if one seed is replayed.
+fn check_counts(least: impl IntoIterator<Item = (&'static str, usize)>) {
+    let counts = counts::take();
+    eprintln!("{counts:?}");
+    let is_seldom = |(what, least): &(&str, usize)| counts.get(what).copied().unwrap_or(0) <= *least;
+    let seldom = least.into_iter().find(is_seldom).filter(|_| std::env::var_os("PHUB_SIM_SEED").is_none());
+    assert!(seldom.is_none(), "{seldom:?} hardly happens: {counts:?}");
 }
 
 #[test]
 fn whoever_comes_and_goes_each_round_is_stepped_once() {
-    let mut counts = Counts::default();
-    for seed in seeds(500) {
-        counts.add_all(Life::new(seed).live());
-    }
-    counts.check(&[
+    seeds(2_000).for_each(|seed| Life::new(seed).live());
+    let is_here = |input: &&&str| !BELOW_OTHERS.contains(*input) && !IN_NO_LIFE.contains(*input);
+    let inputs = Input::NAMES.iter().filter(is_here).map(|input| (*input, 0));
+    check_counts(inputs.chain([
         ("deaths", 1000),
         ("hangs", 100),
+        ("stalls", 30),
+        ("stalls that were too long", 30),
         ("leaves", 100),
         ("snapshots", 1000),
         ("files not written", 200),
@@ -92,6 +93,7 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("requests of hubs given up", 100),
         ("parts without an answer", 200),
         ("jobs failed", 100),
+        ("jobs that all workers left", 300),
         ("jobs gone on from a checkpoint", 50),
         ("hubs lost again before workers had weights", 5),
         ("stops in order", 40),
@@ -102,16 +104,15 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("scaled", 10),
         ("clipped by the last norm", 20),
         ("scaled by a round that some chunks passed", 2),
-    ]);
+        ("rates changed", 100),
+        ("states brought", 20),
+    ]));
 }
 
 #[test]
 fn whoever_comes_and_goes_below_other_hubs_each_round_is_stepped_once() {
-    let mut counts = Counts::default();
-    for seed in seeds(500) {
-        counts.add_all(Tree::new(seed).live());
-    }
-    counts.check(&[
+    seeds(10_000).for_each(|seed| Tree::new(seed).live());
+    check_counts(BELOW_OTHERS.map(|input| (input, 100)).into_iter().chain([
         ("workers lost", 300),
         ("workers back", 300),
         ("workers without links", 300),
@@ -130,5 +131,7 @@ fn whoever_comes_and_goes_below_other_hubs_each_round_is_stepped_once() {
         ("hubs above lost again before all had weights", 20),
         ("machines lost, and the job with them", 10),
         ("gone on from a file", 50),
-    ]);
+        ("stops in order", 30),
+        ("states read", 100),
+    ]));
 }

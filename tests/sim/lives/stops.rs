@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use sim_tests::control::{Control, Stopping};
+use sim_tests::counts::count;
 
 use super::ledger::Ledger;
 use super::life::{Life, Stage};
 
 impl Life {
-    fn any_hub(&mut self) -> &mut Control {
+    pub fn any_hub(&mut self) -> &mut Control {
         let hub = self.dice.below(self.job.hubs.hubs.len() as u64) as usize;
         &mut self.job.hubs.hubs[hub]
     }
@@ -28,7 +29,7 @@ impl Life {
         if let Ledger::Alone(alone) = &mut self.ledger {
             alone.may_end = true;
         }
-        self.counts.add("stops in order", 1);
+        count("stops in order", 1);
     }
 
     /// Whether a hub waits until its job is saved.
@@ -39,7 +40,7 @@ impl Life {
     /// Disturbs a stop. Stops this hub or another one at once, or cleanly; or kills one; or lets the disk
     /// take too long.
     pub fn breaks_stop(&mut self) {
-        self.counts.add("stops broken", 1);
+        count("stops broken", 1);
         match self.dice.below(5) {
             0 => self.any_hub().stops(),
             1 => self.any_hub().dies(),
@@ -61,8 +62,8 @@ impl Life {
             saved += usize::from(state == Stopping::Saved(true));
             not_saved += usize::from(matches!(state, Stopping::Saved(false) | Stopping::TooLate));
         }
-        self.counts.add("jobs saved at a stop", saved);
-        self.counts.add("jobs not saved at a stop", not_saved);
+        count("jobs saved at a stop", saved);
+        count("jobs not saved at a stop", not_saved);
         // With several hubs, workers that step alone continue as if the hub had been killed after the cut.
         saved > 0 && (self.terms.job.hubs == 1 || !self.terms.job.level.consistency.steps_alone())
     }

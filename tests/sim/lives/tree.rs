@@ -14,12 +14,13 @@ use coordinator::Use;
 use fabric::sim::{Faults, Net};
 use pbox_core::{
     Consistency, JobTerms, Key, KeyId, Layout, LevelTerms, Members, Notice, OnLoss, Round, Schedule,
+    Selection, Tensor,
 };
+use sim_tests::counts::count;
 use sim_tests::levels::{Levels, Shape, Terms};
 use sim_tests::race::SGD;
 use sim_tests::trouble::Dice;
 
-use super::Counts;
 use super::disks::Disks;
 use super::ledger::{Ledger, Together};
 use super::life::BY_KEY;
@@ -28,6 +29,8 @@ use super::life::BY_KEY;
 const STEPS: u32 = 300;
 /// Codecs that keep the pushed numbers and their sums exactly.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
+/// The words of a hub that ends because nobody is left who could push a round that went up.
+pub const ABANDONED: &str = "was the last that could push";
 /// A time that no life reaches.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 /// The largest difference between the rounds of a worker's keys.
@@ -54,7 +57,6 @@ pub struct Tree {
     pub unlinked_hubs: BTreeSet<usize>,
     /// The number of notices that were read.
     pub read: usize,
-    pub counts: Counts,
 }
 
 /// Draws a shape with two or three levels.
@@ -135,8 +137,7 @@ impl Tree {
         let shape = shape(&mut dice);
         let is_deep = shape.iter().any(|below| matches!(below, Shape::Hub(of) if of[0] != Shape::Worker));
         let mut job = above(&layout, shape.len() as u32, &mut dice);
-        let mut counts = Counts::default();
-        counts.add("refused by name", usize::from(leave_out_refused(&mut job, is_deep)));
+        count("refused by name", usize::from(leave_out_refused(&mut job, is_deep)));
         // Hubs do not pull.
         let schedules = Vec::from_iter(Schedule::ALL.into_iter().filter(|schedule| !schedule.pulls()));
         let mut level = |of: LevelTerms| LevelTerms {
@@ -150,11 +151,11 @@ impl Tree {
         let reorder = dice.below(2) == 0 && !job.finds_norms();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
         let ledger = Ledger::new(&layout, &job);
-        counts.add("coded", usize::from(job.level.compression.is_some()));
-        counts.add("steps wait for the norm", usize::from(job.waits_for_all()));
-        counts.add("steps wait for their key", usize::from(job.optimizer.adapts_keys()));
-        counts.add("scaled", usize::from(matches!(&ledger, Ledger::Together(of) if of.scales())));
-        counts.add("machines step alone", usize::from(job.level.consistency.steps_alone()));
+        count("coded", usize::from(job.level.compression.is_some()));
+        count("steps wait for the norm", usize::from(job.waits_for_all()));
+        count("steps wait for their key", usize::from(job.optimizer.adapts_keys()));
+        count("scaled", usize::from(matches!(&ledger, Ledger::Together(of) if of.scales())));
+        count("machines step alone", usize::from(job.level.consistency.steps_alone()));
         let mesh = !is_deep && dice.below(3) == 0;
         let (late, again) = (Some(seed), None);
         let terms = Terms { job, levels, cores, worker_credit: None, mesh, is_orderly: false, late, again };
@@ -178,12 +179,11 @@ impl Tree {
             unlinked,
             unlinked_hubs,
             read: 0,
-            counts,
         }
     }
 
     /// Runs the tree until nothing more happens and all workers and hubs are back.
-    pub fn live(mut self) -> Counts {
+    pub fn live(mut self) {
         for falls_one_in in [2, 3, 0] {
             self.may_fall = falls_one_in > 0 && self.dice.below(falls_one_in) == 0;
             if self.begin() && self.happen() {
@@ -193,7 +193,6 @@ impl Tree {
             self.end();
             self.come_back();
         }
-        self.counts
     }
 
     /// Runs until all workers take part and have weights. The hubs at the top may be lost again before.
@@ -203,7 +202,7 @@ impl Tree {
         let falls = |tree: &mut Tree| {
             if are_lost_again && tree.dice.below(50) == 0 {
                 tree.hubs_above_die(false);
-                tree.counts.add("hubs above lost again before all had weights", 1);
+                count("hubs above lost again before all had weights", 1);
             }
             !tree.job.is_hub_alive(0)
         };
@@ -221,7 +220,12 @@ impl Tree {
     fn happen(&mut self) -> bool {
         for _ in 0..STEPS {
             match self.dice.below(30) {
-                0 => self.job.nodes[0].control.want(Use::File, FOR_EVER),
+                0 => {
+                    let selections = [Selection::All, Selection::One(Tensor::Weights)];
+                    let clients = selections.map(Use::Client);
+                    let purpose = [Use::File, clients[0], clients[1]][self.dice.below(3) as usize];
+                    self.job.nodes[0].control.want(purpose, FOR_EVER);
+                }
                 1..4 => self.happens_to_worker(),
                 4..6 => {
                     self.happens_to_hub();
@@ -230,7 +234,7 @@ impl Tree {
                     }
                 }
                 6 if self.may_fall && self.dice.below(5) == 0 => {
-                    self.hubs_above_die(true);
+                    self.hubs_above_end();
                     return false;
                 }
                 _ => {}
@@ -289,10 +293,10 @@ impl Tree {
     /// ended, or no worker is left who could push a round that went up.
     fn check_end(&mut self, hub: usize) {
         let why = self.job.nodes[hub].control.failed.as_deref().unwrap_or_default();
-        let is_abandoned = why.contains("was the last that could push");
+        let is_abandoned = why.contains(ABANDONED);
         let above_lives = self.job.above(hub).is_some_and(|above| self.job.is_hub_alive(above));
         assert!(is_abandoned || !above_lives, "hub {hub} ends, and a worker below takes part: {why:?}");
-        self.counts.add("hubs whose round nobody could push", usize::from(is_abandoned));
+        count("hubs whose round nobody could push", usize::from(is_abandoned));
     }
 
     /// Whether a machine takes part at the hubs at the top. It may lack links for some time.
@@ -329,7 +333,7 @@ impl Tree {
             0 if self.takes_part(worker) => {
                 self.job.unlink(worker);
                 self.unlinked.insert(worker);
-                self.counts.add("workers without links", 1);
+                count("workers without links", 1);
             }
             1 if self.goes_on()
                 && !self.stays(worker)
@@ -337,7 +341,7 @@ impl Tree {
             {
                 self.job.kill(worker);
                 self.unlinked.remove(&worker);
-                self.counts.add("workers lost", 1);
+                count("workers lost", 1);
             }
             _ => self.mend(worker),
         }
@@ -358,7 +362,7 @@ impl Tree {
                 } else if self.job.workers[0].node != hub {
                     self.job.kill_machine(hub);
                     self.forget();
-                    self.counts.add("hubs lost", 1);
+                    count("hubs lost", 1);
                 }
             }
             _ => self.mend_hub(hub),
@@ -369,14 +373,14 @@ impl Tree {
     fn loses_network(&mut self) {
         let linked = (1..self.job.nodes.len()).filter(|&hub| self.is_linked_above(hub));
         linked.collect::<Vec<_>>().into_iter().for_each(|hub| self.loses_links(hub));
-        self.counts.add("all hubs without links", 1);
+        count("all hubs without links", 1);
     }
 
     fn loses_links(&mut self, hub: usize) {
         let turns = self.dice.below(4);
         self.job.unlink_hub(hub, turns);
         self.unlinked_hubs.insert(hub);
-        self.counts.add("hubs without links", 1);
+        count("hubs without links", 1);
     }
 
     /// Whether a hub takes part at the hub above, and has its links.
@@ -399,22 +403,32 @@ impl Tree {
     /// Makes new links for a worker, or brings the worker back, if that is possible.
     fn mend(&mut self, worker: usize) {
         if self.unlinked.contains(&worker) {
-            if self.job.relink(worker).unwrap() {
-                self.unlinked.remove(&worker);
-            }
+            self.relink(worker);
         } else if !self.job.is_alive(worker) && self.job.come_back(worker).unwrap() {
-            self.counts.add("workers back", 1);
+            count("workers back", 1);
+        }
+    }
+
+    /// Makes new links for a worker that makes some, if that is possible.
+    pub fn relink(&mut self, worker: usize) {
+        if self.unlinked.contains(&worker) && self.job.relink(worker).unwrap() {
+            self.unlinked.remove(&worker);
+        }
+    }
+
+    /// Makes new links for a hub that makes some, if that is possible.
+    pub fn relink_hub(&mut self, hub: usize) {
+        if self.unlinked_hubs.contains(&hub) && self.job.relink_hub(hub).unwrap() {
+            self.unlinked_hubs.remove(&hub);
         }
     }
 
     /// Makes new links for a hub, or brings the hub back, if that is possible.
     fn mend_hub(&mut self, hub: usize) {
         if self.unlinked_hubs.contains(&hub) {
-            if self.job.relink_hub(hub).unwrap() {
-                self.unlinked_hubs.remove(&hub);
-            }
+            self.relink_hub(hub);
         } else if !self.job.is_hub_alive(hub) && self.job.hub_comes_back(hub).unwrap() {
-            self.counts.add("hubs back", 1);
+            count("hubs back", 1);
         }
     }
 
@@ -450,9 +464,15 @@ impl Tree {
         self.read_notices();
         let (root, dice) = (&mut self.job.nodes[0].control, &mut self.dice);
         if root.has_file() && dice.below(4) == 0 {
-            root.write(|occasion, before, whole| self.disks.write((0, occasion), before, whole, dice));
+            let numbers = root.job().numbers.clone();
+            root.write(|occasion, before, whole| {
+                self.disks.write((0, occasion), (before, &numbers), whole, dice)
+            });
         }
-        assert!(root.failed.is_none(), "the job fails: {:?}", root.failed);
+        if dice.below(8) == 0 {
+            root.has_read();
+        }
+        assert!(root.failed.is_none() || root.is_closed(), "the job fails: {:?}", root.failed);
         for worker in 0..self.job.workers.len() {
             if self.takes_part(worker) {
                 let rank = self.job.rank_above(self.job.workers[worker].node) as u32;
@@ -463,14 +483,14 @@ impl Tree {
     }
 
     fn read_notices(&mut self) {
-        let Tree { job, ledger, disks, counts, .. } = self;
+        let Tree { job, ledger, disks, .. } = self;
         for (node, notice) in &job.notices[self.read..] {
             match notice {
                 Notice::Snapshot { taken, .. } => {
                     if let Ok(part) = &taken.part {
                         ledger.check_part(part, taken.before, job, |rank| Self::machine_lives(job, rank));
                         disks.take(part, taken.occasion);
-                        counts.add("snapshots", 1);
+                        count("snapshots", 1);
                     }
                 }
                 Notice::Skipped { chunk, rounds, .. } if *node == 0 => match ledger {
@@ -478,6 +498,8 @@ impl Tree {
                     Ledger::Alone(_) => panic!("no machine that steps alone leaves rounds out: {notice:?}"),
                 },
                 Notice::WorkerGone { by_itself: true, .. } | Notice::AboveGone { .. } => {}
+                // The hub at the top has stopped in order.
+                Notice::JobFailed { .. } | Notice::WorkerGone { .. } if !job.is_hub_alive(0) => {}
                 // The end of the run checks whether the job may end like this.
                 Notice::JobFailed { .. } if *node > 0 => {}
                 notice => panic!("hub {node}: {notice:?}"),

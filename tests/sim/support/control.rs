@@ -6,39 +6,53 @@
 //! ```
 //!
 //! The driver of a real hub does the same with threads. Both queues keep their order, and the caller decides
-//! when something leaves a queue. After each event the control checks the invariants. A failure prints the
-//! end of the story.
+//! when something leaves a queue. After each event the control checks the invariants. If one seed is
+//! replayed, the control prints the story.
 
+/// Prints a line of the story, if the story is printed.
+macro_rules! tell {
+    ($control:expr, $($words:tt)*) => {
+        if $control.is_told {
+            eprintln!("{}, hub {}: {}", $control.name, $control.job().hubs.share.hub, format_args!($($words)*));
+        }
+    };
+}
+pub(crate) use tell;
+
+mod blame;
+mod brought;
+mod command;
 mod ends;
 mod files;
+mod make;
 mod stop;
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coordinator::input::{
-    Arrived, AskForLinks, Attach, Begin, Connect, GrantLinks, Happened, HeldByLead, HubOf, Lose,
-    MachinesReached, Ready, ReleasedByLead,
+    Arrived, AskForLinks, Attach, Connect, CountJoin, Disconnect, GrantLinks, Happened, HeldByLead, Lose,
+    MachinesReached, MissMachines, Ready, ReleasedByLead,
 };
 use coordinator::{
-    Blame, Cause, CutId, Effect, Event, Files, Hub, JobSpec, Join, LateLimits, Made, MemberOf, Quotas,
-    Secret, Settings, Step, Stepped, Token,
+    Blame, Cause, CutId, Effect, Event, Files, Hub, Join, Made, MemberOf, Secret, Step, Stepped, Token,
 };
 use fabric::any::Transport;
-use fabric::{RecvWindow, SpanError, Spans, sim};
-use pbox_core::control::{ArrivedRequest, HeartbeatReply, JoinRequest, Member, Pass, ReleaseRequest};
-use pbox_core::{
-    Core, JobId, JobTerms, LevelTerms, Notice, Numbers, NumbersByRound, Occasion, Round, Share, further,
+use pbox_core::control::{
+    ArrivedRequest, HeartbeatReply, JobState, JoinRequest, Member, Pass, ReleaseRequest,
 };
+use pbox_core::{JobId, JobTerms, Layout, Notice, Numbers, NumbersByRound, Restored, Round, Share};
 
+use crate::counts::count;
 use crate::hubs::Letter;
+pub use blame::Harm;
+use command::Command;
+pub use command::WayUp;
 pub use files::{FilesHere, known_to};
+use make::{ask, hub_of};
 pub use stop::{StopHere, Stopping};
 
-/// The number of lines that a failure prints: the last lines of a story are those that matter.
-const TOLD: usize = 60;
 /// The secret of the job.
 const SECRET: Secret = Secret([7; 16]);
 /// The time that passes in each step.
@@ -48,69 +62,12 @@ const SWEPT_EVERY: u32 = 16;
 /// The longest time that members and hubs may be silent.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A link to a hub above, and the window that the hub above writes into, if there is one.
-pub type WayUp = (sim::Endpoint, Option<Arc<RecvWindow>>);
-
-/// A command for a simulated core.
-enum Command {
-    /// Take a worker's link.
-    Add { rank: u32, gradients: Arc<RecvWindow>, own: Option<Spans>, link: Box<sim::Endpoint> },
-    /// Drop the link of a worker that makes a new one.
-    Unlink(u32),
-    /// Remove a worker.
-    Remove(u32),
-    /// Take the links to hubs above.
-    AddAbove(LevelTerms, Vec<WayUp>),
-    /// Drop the links to hubs above.
-    UnlinkAbove,
-    /// Begin with the round of the hubs above.
-    BeginBelow(CutId, Round),
-    /// Finish no round.
-    Hold(CutId),
-    /// Report how far each worker that steps alone has come.
-    Lines(CutId),
-    /// Let no chunk go further than this round, or than these lines.
-    EndBefore(CutId, Round, Arc<[Option<Round>]>),
-    /// Take a snapshot before a round.
-    Snapshot(Occasion, Round),
-    /// Become ready for the next snapshot. The memory of the previous one is lost.
-    GiveBack,
-    /// Continue.
-    Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
-    /// Forget the job, which has failed.
-    End,
-}
-
-impl fmt::Display for Command {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Command::Add { rank, .. } => write!(out, "takes the link of worker {rank}"),
-            Command::Unlink(rank) => write!(out, "drops the link of worker {rank}"),
-            Command::Remove(rank) => write!(out, "removes worker {rank}"),
-            Command::AddAbove(_, ways) => write!(out, "takes {} links to hubs above", ways.len()),
-            Command::UnlinkAbove => write!(out, "drops the links to hubs above"),
-            Command::BeginBelow(_, first) => write!(out, "begins with round {}", first.0),
-            Command::Hold(cut) => write!(out, "holds for {cut:?}"),
-            Command::Lines(cut) => write!(out, "says its lines for {cut:?}"),
-            Command::EndBefore(_, before, lines) => {
-                write!(out, "goes no further than round {}, or than {lines:?}", before.0)
-            }
-            Command::GiveBack => write!(out, "may take the next snapshot"),
-            Command::Snapshot(_, before) => write!(out, "takes a snapshot before round {}", before.0),
-            Command::Release { cut, from, admitted, .. } => {
-                write!(out, "goes on after {cut:?}, with {admitted:?} from round {}", from.0)
-            }
-            Command::End => write!(out, "forgets the job"),
-        }
-    }
-}
-
 /// The control of a job at a hub.
 pub struct Control {
     /// The hub, whose only job this is.
     hub: Hub,
     id: JobId,
-    name: String,
+    pub name: String,
     /// The commands that each core has and has not yet carried out.
     commands: Vec<VecDeque<Command>>,
     /// The actions of the cores that the job does not yet know.
@@ -119,6 +76,8 @@ pub struct Control {
     answers: usize,
     /// The highest of the cores' fronts, and their furthest lines.
     fronts: (Option<Round>, Vec<Option<Round>>),
+    /// The state that rank 0 brings, and the layout, until the job begins with it.
+    brings: Option<(Arc<Layout>, Arc<Restored>)>,
     /// The ranks that have begun to take part since the last call of `begun`, each with its first round.
     begun: Vec<(u32, Round)>,
     /// The requests and messages to other hubs.
@@ -145,49 +104,19 @@ pub struct Control {
     now: Instant,
     ticks: u32,
     /// Whether the story is printed as it happens, because one seed is replayed.
-    is_told_aloud: bool,
+    pub is_told: bool,
     /// The tokens that the hub has given, each with its rank.
     given: Vec<(Token, u32)>,
     /// The rounds that members had reached when they lost their hubs, by rank.
     reached: Vec<Option<Round>>,
+    /// What the story has done to the member of each rank, by rank.
+    harms: Vec<Vec<Harm>>,
+    /// The reason for the last loss of a member.
+    lost: Option<String>,
     /// The news that members have got.
     heard: HeartbeatReply,
     /// The number of times that waiting members were woken to look again.
     pub wakes: u64,
-    story: VecDeque<String>,
-}
-
-/// Returns a hub with a single job, which begins with a round.
-fn hub_of(
-    job: (JobId, String),
-    terms: &Arc<JobTerms>,
-    share: Share,
-    made: Made,
-    (first, files): (Round, &Files),
-) -> Hub {
-    let late = LateLimits { warning: Duration::MAX, limit: None };
-    let mut hub = Hub::new(Settings { jobs_limit: 1, quotas: Quotas::default(), late });
-    let of_hub = HubOf {
-        share,
-        names: Vec::new(),
-        pieces: Vec::new(),
-        secret: SECRET,
-        first_round: first,
-        files: known_to(share.hub, files),
-    };
-    let from = (first, NumbersByRound::new(Numbers::new(terms.optimizer)));
-    let spec = JobSpec { id: job.0, name: job.1, terms: Arc::clone(terms), made };
-    hub.ask(Begin { spec, hub: of_hub, from }, Instant::now());
-    hub
-}
-
-impl Drop for Control {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the last of what happened to {}:", self.name);
-            self.story.iter().for_each(|line| eprintln!("  {line}"));
-        }
-    }
 }
 
 impl Control {
@@ -203,8 +132,10 @@ impl Control {
         let made = Made { cores, is_below, owners: owners[share.hub as usize], ..Made::default() };
         let owners = Vec::from_iter((0..).zip(owners).filter(|(_, shards)| **shards > 0).map(|(hub, _)| hub));
         let files = Files::new(owners.iter().map(|&hub| (hub, Vec::new())));
-        let hub = hub_of(named.clone(), terms, share, made, (Round(0), &files));
-        let ((id, name), now) = (named, Instant::now());
+        let now = Instant::now();
+        let begun = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
+        let hub = hub_of(named.clone(), terms, share, made, (begun, &files), now);
+        let (id, name) = named;
         Control {
             heard: hub.job(id).expect("it begins").news.now().clone(),
             hub,
@@ -214,6 +145,7 @@ impl Control {
             reports: VecDeque::new(),
             answers: 0,
             fronts: Default::default(),
+            brings: None,
             begun: Vec::new(),
             letters: Vec::new(),
             follows: HashMap::new(),
@@ -227,11 +159,12 @@ impl Control {
             is_dead: false,
             now,
             ticks: 0,
-            is_told_aloud: std::env::var_os("PHUB_SIM_SEED").is_some(),
+            is_told: std::env::var_os("PHUB_SIM_SEED").is_some(),
             given: Vec::new(),
             reached: vec![None; terms.workers as usize],
+            harms: vec![Vec::new(); terms.workers as usize],
+            lost: None,
             wakes: 0,
-            story: VecDeque::new(),
         }
     }
 
@@ -241,22 +174,11 @@ impl Control {
     }
 
     fn ask<R: coordinator::Request>(&mut self, request: R) -> R::Answer {
-        self.hub.ask(request, self.now)
+        ask(&mut self.hub, request, self.now)
     }
 
     fn member(&self, rank: u32) -> MemberOf {
         MemberOf { job: self.id, rank }
-    }
-
-    /// Adds a line to the story.
-    pub fn tell(&mut self, line: String) {
-        if self.is_told_aloud {
-            eprintln!("{}, hub {}: {line}", self.name, self.job().hubs.share.hub);
-        }
-        if self.story.len() == TOLD {
-            self.story.pop_front();
-        }
-        self.story.push_back(line);
     }
 
     /// Returns a new token for a worker.
@@ -274,15 +196,20 @@ impl Control {
     /// Lets a worker join that has a name at several hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
         assert!(self.job().members.get(rank).is_none(), "rank {rank} is taken");
-        self.tell(format!("{} joins", self.job().spec.spoken(rank)));
+        tell!(self, "{} joins", self.job().spec.spoken(rank));
         for (token, _) in self.given.iter().filter(|(_, of)| *of == rank) {
             assert!(
                 self.hub.tokens().owner(*token).is_err(),
                 "a token of a former worker serves the next one"
             );
         }
+        self.harms[rank as usize].clear();
         let token = self.token(rank);
         self.ask(self.join_of(rank, worker, token)).expect("its rank is free");
+        self.ask(CountJoin { name: self.name.clone(), rank, from: None, refused: None });
+        if rank == 0 && self.brings.is_some() {
+            self.is_offered_a_state();
+        }
         self.connect(rank, token);
     }
 
@@ -302,36 +229,18 @@ impl Control {
         assert_eq!(self.hub.tokens().owner(token), Ok((self.id, rank)), "a new token serves its member");
         let member = self.member(rank);
         self.ask(Connect { member, token }).expect("a new token is good for a connection");
+        if self.given.len().is_multiple_of(4) {
+            // The first connection fails, and the member tries another transport.
+            self.ask(Disconnect { member });
+            self.ask(Connect { member, token }).expect("the token is valid again");
+        }
         assert!(self.ask(Connect { member, token }).is_err(), "a token is valid for one connection");
         self.ask(Attach { member, transport: Transport::Tcp.to_string(), nics: Vec::new() });
-    }
-
-    /// Gives a core a worker's link.
-    pub fn add(
-        &mut self,
-        core: usize,
-        rank: u32,
-        gradients: Arc<RecvWindow>,
-        own: Option<Spans>,
-        link: sim::Endpoint,
-    ) {
-        self.commands[core].push_back(Command::Add { rank, gradients, own, link: Box::new(link) });
-    }
-
-    /// Gives a core links to hubs above.
-    pub fn add_above(&mut self, core: usize, level: LevelTerms, ways: Vec<WayUp>) {
-        self.unlinked_above = None;
-        self.commands[core].push_back(Command::AddAbove(level, ways));
     }
 
     /// Notes that the links to hubs above are lost, and that new ones will follow.
     pub fn loses_above(&mut self) {
         self.unlinked_above = Some(self.commands.len());
-    }
-
-    /// Makes all cores drop the links to hubs above.
-    pub fn unlink_above(&mut self) {
-        self.command(|| Command::UnlinkAbove);
     }
 
     /// Whether all cores have dropped the links to hubs above.
@@ -363,19 +272,33 @@ impl Control {
         self.first_round(rank)
     }
 
+    /// Notes which machines are missing at the hubs above, whose news are these.
+    pub fn misses_machines(&mut self, above: &JobState) {
+        let machines = match above {
+            JobState::Gathering { missing, .. } => missing.clone(),
+            _ => Vec::new(),
+        };
+        self.ask(MissMachines { job: self.id, machines: machines.clone() }).expect("it goes on");
+        self.publish();
+        let expected = JobState::Gathering { missing: Vec::new(), machines };
+        assert_eq!(self.heard.state, expected, "the members wait for these machines");
+    }
+
     /// Returns the round from which a member takes part, if it takes part.
     pub fn first_round(&self, rank: u32) -> Option<Round> {
         let member = self.job().news.now().members.iter().find(|member| member.rank == rank)?;
         Some(member.from)
     }
 
-    /// Notes that a member has died, so that its heartbeat ends.
-    pub fn hangs_up(&mut self, rank: u32) {
+    /// Notes that a member has died for this reason, so that its heartbeat ends.
+    pub fn hangs_up(&mut self, rank: u32, why: Harm) {
+        self.harms(rank, why);
         self.reports.push_back(Event::HungUp(rank));
     }
 
     /// Unlinks a living member, which then asks for new links.
     pub fn unlink(&mut self, rank: u32) {
+        self.harms(rank, Harm::Cut);
         let asks = AskForLinks { member: self.member(rank), why: "it says so".to_owned() };
         let lost = self.ask(asks).expect("it takes part, and lives");
         self.carry_out_all(lost);
@@ -395,7 +318,7 @@ impl Control {
         let owner = Ok((self.id, rank));
         let its = self.given.iter().filter(|(token, _)| self.hub.tokens().owner(*token) == owner);
         assert_eq!(its.count(), 2, "rank {rank} has the token of its join and that of its links");
-        self.tell(format!("{} makes new links", self.job().spec.spoken(rank)));
+        tell!(self, "{} makes new links", self.job().spec.spoken(rank));
         true
     }
 
@@ -406,8 +329,12 @@ impl Control {
 
     /// Loses a member.
     pub fn lose(&mut self, rank: u32, reason: &str) {
-        let lose = Lose { member: self.member(rank), cause: Cause::Other, reason: reason.to_owned() };
-        let effects = self.ask(lose);
+        self.loses(rank, Cause::Other, reason);
+    }
+
+    fn loses(&mut self, rank: u32, cause: Cause, reason: &str) {
+        self.harms(rank, Harm::Reported(reason.to_owned()));
+        let effects = self.ask(Lose { member: self.member(rank), cause, reason: reason.to_owned() });
         self.carry_out_all(effects);
     }
 
@@ -453,6 +380,9 @@ impl Control {
         match notice {
             Notice::WorkerGone { rank, reason, by_itself, .. } => {
                 let (rank, reason, by_itself) = (*rank, reason.clone(), *by_itself);
+                if !by_itself {
+                    self.harms(rank, Harm::BreaksProtocol);
+                }
                 self.reports.push_back(Event::LinkEnded { rank, reason, by_itself });
             }
             // The links are lost already, so their ends are no news.
@@ -462,100 +392,6 @@ impl Control {
             Notice::Snapshot { taken, .. } => self.taken(core, taken),
             Notice::Skipped { .. } => {}
         }
-    }
-
-    /// Lets a core carry out its next command. A core that has ended does nothing.
-    ///
-    /// # Errors
-    /// Returns an error if a window lacks chunks.
-    pub fn obey(
-        &mut self,
-        place: usize,
-        core: Option<&mut Core<sim::Port>>,
-        notices: &mut Vec<Notice>,
-    ) -> Result<(), SpanError> {
-        let (Some(command), Some(core)) = (self.commands[place].pop_front(), core) else { return Ok(()) };
-        self.tell(format!("core {place} {command}"));
-        let (job, heard) = (self.id, notices.len());
-        let done = match command {
-            Command::Add { rank, gradients, own, link } => {
-                drop(core.add_worker(job, rank, gradients, own, *link)?);
-                Some(Event::Attached(rank))
-            }
-            Command::Unlink(rank) => {
-                drop(core.unlink_worker(job, rank));
-                Some(Event::Dropped(rank))
-            }
-            Command::Remove(rank) => {
-                drop(core.remove_worker(job, rank, notices));
-                Some(Event::Removed(rank))
-            }
-            Command::AddAbove(level, ways) => {
-                core.add_above(job, &level, ways, notices)?;
-                None
-            }
-            Command::UnlinkAbove => {
-                drop(core.unlink_above(job));
-                *self.unlinked_above.as_mut().expect("they are lost") -= 1;
-                None
-            }
-            Command::BeginBelow(cut, first) => {
-                core.begin_below(job, first);
-                self.answer(cut, Stepped::Below)
-            }
-            Command::Snapshot(occasion, before) => {
-                core.take_snapshot(job, occasion, before, notices);
-                None
-            }
-            Command::GiveBack => {
-                core.give_back(job, None);
-                Some(Event::Freed(place))
-            }
-            Command::Hold(cut) => {
-                let front = core.hold(job).map(|front| front.highest);
-                self.answer(cut, Stepped::Held(front))
-            }
-            Command::Lines(cut) => {
-                let lines = core.lines(job).into();
-                self.answer(cut, Stepped::Lines(lines))
-            }
-            Command::EndBefore(cut, before, lines) => {
-                core.end_before(job, before, &lines);
-                self.answer(cut, Stepped::Ends)
-            }
-            Command::End => {
-                drop(core.remove_job(job));
-                None
-            }
-            Command::Release { cut, from, admitted, ahead } => {
-                if !ahead.is_empty() {
-                    core.begin_ahead(job, &ahead);
-                }
-                core.release(job, from, &admitted, notices);
-                self.answer(cut, Stepped::Released)
-            }
-        };
-        notices[heard..].iter().for_each(|notice| self.hear(place, notice));
-        self.reports.extend(done);
-        Ok(())
-    }
-
-    /// Notes a core's answer to the step of a cut. Returns the end of the step after the last answer.
-    fn answer(&mut self, cut: CutId, mut stepped: Stepped) -> Option<Event> {
-        let (highest, furthest) = &mut self.fronts;
-        self.answers -= 1;
-        match &mut stepped {
-            Stepped::Held(front) => {
-                *highest = (*highest).max(*front);
-                *front = *highest;
-            }
-            Stepped::Lines(lines) => {
-                *furthest = further(std::mem::take(furthest), lines.to_vec());
-                *lines = furthest.as_slice().into();
-            }
-            _ => {}
-        }
-        (self.answers == 0).then_some(Event::Cut(cut, stepped))
     }
 
     /// Notes an event. The job takes it in after the earlier ones.
@@ -570,9 +406,12 @@ impl Control {
         if self.is_swept && self.ticks.is_multiple_of(SWEPT_EVERY) && self.failed.is_none() {
             self.reports.push_back(Event::Swept(LIMIT));
         }
-        let Some(event) = self.reports.pop_front() else { return false };
+        let Some(event) = self.reports.pop_front() else {
+            self.begins_with_brought();
+            return false;
+        };
         if !matches!(event, Event::Swept(_)) {
-            self.tell(format!("{event:?}"));
+            tell!(self, "{event:?}");
         }
         let effects = self.ask(Happened { job: self.id, event });
         self.carry_out_all(effects);
@@ -599,7 +438,9 @@ impl Control {
 
     /// Whether commands, reports or letters are on their way.
     pub fn is_busy(&self) -> bool {
-        !self.reports.is_empty() || self.commands.iter().any(|commands| !commands.is_empty())
+        self.brings.is_some()
+            || !self.reports.is_empty()
+            || self.commands.iter().any(|commands| !commands.is_empty())
     }
 
     /// Forgets the messages on their way, because the job has ended.
@@ -614,12 +455,8 @@ impl Control {
         std::mem::take(&mut self.begun)
     }
 
-    fn command(&mut self, command: impl Fn() -> Command) {
-        self.commands.iter_mut().for_each(|commands| commands.push_back(command()));
-    }
-
     fn carry_out(&mut self, effect: Effect) {
-        self.tell(format!("  {effect:?}"));
+        tell!(self, "  {effect:?}");
         match effect {
             Effect::Cut(cut, Step::HoldOthers(request)) => self.letters.push(Letter::Hold(cut, request)),
             Effect::Cut(cut, Step::ReleaseOthers(request)) => {
@@ -650,7 +487,10 @@ impl Control {
                 self.letters.push(Letter::HasPart(follow, hub, before, whole));
             }
             Effect::Part(asked, reply) => self.answers_part(asked, reply),
-            Effect::NotWhole(..) => self.files.not_whole += 1,
+            Effect::NotWhole(round, why) => {
+                count("checkpoints not whole", 1);
+                self.files.not_whole.push((round, why));
+            }
             Effect::Wanted(want, written) => self.wanted(want, written),
             Effect::Cut(cut, Step::BeginAbove) => self.waits_above = Some(cut),
             Effect::Cut(cut, step) => {
@@ -672,12 +512,16 @@ impl Control {
             }
             Effect::DropLinks(rank, _) => self.command(|| Command::Unlink(rank)),
             Effect::RemoveWorker(rank) => self.command(|| Command::Remove(rank)),
-            Effect::Fail(reason, blame) => self.fails(reason, blame),
+            Effect::Lost { rank, cause, reason, .. } => self.check_lost(rank, cause, &reason),
+            Effect::Fail(reason, blame) => {
+                self.check_fails(&reason);
+                self.fails(reason, blame);
+            }
             Effect::HeldTooLong(limit) => {
                 self.fails(format!("hub 0 holds the job for more than {limit:?}"), Blame::Hub);
             }
             Effect::Wake => self.wakes += 1,
-            Effect::TookPart(..) | Effect::Relinked(_) | Effect::Lost { .. } | Effect::Forget(..) => {}
+            Effect::TookPart(..) | Effect::Relinked(_) | Effect::Forget(..) => {}
             effect => panic!("no simulated job has such an effect: {effect:?}"),
         }
     }

@@ -8,7 +8,7 @@ use coordinator::{Blame, CutId, Event, FollowId};
 use pbox_core::control::{ArrivedRequest, HoldRequest, PartState, ReleaseRequest, WholeRounds};
 use pbox_core::{JobTerms, Round, Share};
 
-use crate::control::Control;
+use crate::control::{Control, tell};
 use crate::post::Post;
 use crate::simulated::JOB;
 use crate::trouble::Dice;
@@ -169,7 +169,7 @@ impl Hubs {
 
     fn deliver(&mut self, from: usize, to: usize, letter: Letter) {
         let hub = &mut self.hubs[to];
-        hub.tell(format!("gets {letter:?}"));
+        tell!(hub, "gets {letter:?}");
         let ended = || Err("the job ended meanwhile".to_owned());
         match letter {
             Letter::Hold(cut, _) if hub.failed.is_some() => hub.letters.push(Letter::Held(cut, ended())),

@@ -4,6 +4,7 @@
 #![allow(missing_docs)] // no user reads this crate
 
 pub mod control;
+pub mod counts;
 pub mod hubs;
 pub mod levels;
 pub mod member;

@@ -13,6 +13,7 @@
 use coordinator::{CutId, Event, FollowId, Stepped};
 use pbox_core::Round;
 
+use crate::counts::count;
 use crate::hubs::Letter;
 use crate::trouble::Dice;
 
@@ -49,10 +50,6 @@ pub struct Post {
     /// The average number of steps from one lost question for a part of a checkpoint, or lost answer, to the
     /// next.
     pub loses_parts_one_in: Option<u64>,
-    /// The number of requests that were given up.
-    pub given_up: usize,
-    /// The number of questions for parts that had no answer.
-    pub unanswered: usize,
 }
 
 impl Post {
@@ -114,7 +111,7 @@ impl Post {
             _ => None,
         };
         let place = self.sent.iter().position(|sent| of_part(sent).is_some() && dice.below(one_in) == 0)?;
-        self.unanswered += 1;
+        count("parts without an answer", 1);
         of_part(&self.sent.remove(place))
     }
 
@@ -131,7 +128,7 @@ impl Post {
             let is_of = |sent: &Sent| sent.to == silent && sent.letter.asks() == Some((cut, releases));
             self.sent.retain(|sent| !is_lost || !is_of(sent));
             self.sent.iter_mut().filter(|sent| is_of(sent)).for_each(|sent| sent.is_late = true);
-            self.given_up += 1;
+            count("requests of hubs given up", 1);
             return (self.answered(silent, cut, releases, Err("no answer came".to_owned())), None);
         }
         let is_told =
@@ -139,7 +136,7 @@ impl Post {
         let Some(place) = self.sent.iter().position(is_told) else { return (None, None) };
         let Sent { from, letter, .. } = &self.sent[place];
         let given_up = Some((*from, letter.clone()));
-        self.given_up += 1;
+        count("requests of hubs given up", 1);
         match is_lost {
             true => _ = self.sent.remove(place),
             false => self.sent[place].is_late = true,

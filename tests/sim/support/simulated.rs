@@ -12,11 +12,12 @@ use fabric::{RecvWindow, SendWindow};
 use pbox_core::frame::HEADER_BYTES;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, Optimizer,
-    Placement, Restored, Round, ShardSpec, Share, Slices, Wire,
+    ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Look, Notice, Numbers,
+    NumbersByRound, Optimizer, Placement, Restored, Round, ShardSpec, Share, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
+use crate::control::Harm;
 use crate::hubs::Hubs;
 use crate::trouble::Dice;
 
@@ -51,6 +52,8 @@ pub struct Terms {
 pub struct Again {
     /// The state of all hubs, if there is one.
     pub restored: Option<Arc<Restored>>,
+    /// Whether rank 0 brings the state, because the hubs have no files.
+    pub is_brought: bool,
     /// The files of each hub that owns chunks.
     pub files: Files,
     /// The round that each worker had reached, by rank, or `None` for a new worker.
@@ -161,16 +164,22 @@ impl Simulated {
             let mut core = Core::new(net.port(), Kernels::detect());
             for mut spec in specs.by_ref().take(terms.shards) {
                 spec.snapshot_every = terms.snapshot_every;
-                spec.restored = terms.again.as_ref().and_then(|again| again.restored.clone());
+                let again = terms.again.as_ref().filter(|again| !again.is_brought);
+                spec.restored = again.and_then(|again| again.restored.clone());
                 core.add_job(JOB, spec)?;
             }
             hub.push(core);
         }
         let workers = job.workers;
         let (dice, mut hubs) = (Dice::new(terms.late.unwrap_or(0)), Hubs::new(&job, cores, &owners));
-        if let Some(Again { restored, files, reached }) = &terms.again {
-            let first = restored.as_ref().map_or(Round(0), |restored| restored.round());
-            hubs.hubs.iter_mut().for_each(|hub| hub.begin_again(first, files, reached));
+        if let Some(Again { restored, is_brought, files, reached }) = &terms.again {
+            let here = restored.as_ref().filter(|_| !is_brought);
+            let numbers = || NumbersByRound::new(Numbers::new(job.optimizer));
+            let from = here.map_or_else(|| (Round(0), numbers()), |state| (state.round(), state.numbers()));
+            for hub in &mut hubs.hubs {
+                hub.begin_again(from.clone(), files, reached);
+                restored.iter().filter(|_| *is_brought).for_each(|state| hub.will_bring(layout, state));
+            }
         }
         let mut simulated = Simulated {
             net,
@@ -382,7 +391,26 @@ impl Simulated {
 
     /// Hangs a worker, so that it does nothing any more and its links remain.
     pub fn hang(&mut self, rank: u32) {
+        self.hubs.hubs.iter_mut().for_each(|hub| hub.harms(rank, Harm::Hangs));
         self.alive[rank as usize] = false;
+    }
+
+    /// Notes that a worker stalls: its program pushes nothing any more, and its session takes answers and sends heartbeats.
+    pub fn stall(&mut self, rank: u32) {
+        self.hubs.hubs.iter_mut().for_each(|hub| hub.harms(rank, Harm::Late));
+    }
+
+    /// Changes the learning rate at all hubs, from a round on that no worker has pushed.
+    pub fn change_rate(&mut self, rate: f32, from: Round) {
+        let cores = self.cores.chunks_mut(self.terms.cores);
+        for (hub, cores) in self.hubs.hubs.iter_mut().zip(cores) {
+            hub.changes_rate(rate, from, cores.iter_mut());
+        }
+    }
+
+    /// Looks at the rounds on all cores.
+    pub fn look(&mut self) -> Look {
+        self.cores.iter_mut().fold(Look::default(), |look, core| look.with(core.look(JOB)))
     }
 
     /// Lets a worker leave all hubs and then close its links.
@@ -394,9 +422,14 @@ impl Simulated {
 
     /// Kills a worker, so that its links end without a goodbye.
     pub fn kill(&mut self, rank: u32) {
+        self.ends_for(rank, Harm::Killed);
+    }
+
+    /// Ends a worker for this reason, so that its links and its heartbeat end without a goodbye.
+    pub fn ends_for(&mut self, rank: u32, why: Harm) {
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
-        self.hubs.hubs.iter_mut().for_each(|hub| hub.hangs_up(rank));
+        self.hubs.hubs.iter_mut().for_each(|hub| hub.hangs_up(rank, why.clone()));
     }
 
     /// Brings back a killed worker without weights. Returns the round from which it takes part. The hub may
@@ -494,7 +527,8 @@ impl Simulated {
         let (may_end, _) = self.hubs.has_failed();
         let workers =
             self.workers.iter_mut().zip(&mut self.batches).zip(&mut self.arrivals).zip(&mut self.alive);
-        for (((worker, batches), arrivals), alive) in workers.filter(|(_, alive)| **alive) {
+        let workers = (0..).zip(workers);
+        for (rank, (((worker, batches), arrivals), alive)) in workers.filter(|(_, (_, alive))| **alive) {
             let worked_off = worker.progress().and_then(|count| {
                 if let Some(batches) = batches {
                     batches.take_news(worker);
@@ -503,7 +537,8 @@ impl Simulated {
                 Ok(count)
             });
             let count = match worked_off {
-                Err(_) if may_end => {
+                // The hubs have closed the links of a worker that they have lost.
+                Err(_) if may_end || !self.hubs.have(rank) => {
                     *alive = false;
                     continue;
                 }

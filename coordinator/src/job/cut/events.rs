@@ -113,6 +113,11 @@ impl Cuts {
         let limit = 3 * limit;
         (now - cut.since > limit).then_some(Effect::HeldTooLong(limit))
     }
+
+    /// Begins the wait for hub 0 again, because this hub itself was suspended.
+    pub(crate) fn stood_still(&mut self, now: Instant) {
+        self.now.iter_mut().for_each(|cut| cut.since = now);
+    }
 }
 
 /// Returns the highest round of the chunks of all hubs. Fails if the hubs' rounds are too far apart.

@@ -248,7 +248,7 @@ impl Moved<'_> {
         }
         match (failed, &cut.purpose) {
             (Some(why), Purpose::Admit(workers)) => {
-                let why = |rank| format!("worker {rank} could not be admitted: {why}");
+                let why = |rank| format!("{} could not be admitted: {why}", job.spec.spoken(rank));
                 let ranks = workers.iter().filter_map(|&worker| job.members.rank(worker));
                 let lost = ranks.map(|rank| (rank, Cause::Other, why(rank))).collect();
                 effects.extend(job.lose_all(lost));

@@ -30,7 +30,7 @@ impl Job {
             Life::Failed { .. } => return Leave::Nothing,
             Life::Gathering(Gathering { missing: ranks, machines, .. }) => {
                 let missing = missing(ranks, machines, self.spec.terms.workers);
-                return Leave::Fails(format!("worker {rank} gave up waiting for {missing}"));
+                return Leave::Fails(format!("{} gave up waiting for {missing}", self.spec.spoken(rank)));
             }
             Life::Running => {}
         }

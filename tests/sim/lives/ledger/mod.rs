@@ -103,7 +103,7 @@ impl Ledger {
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         match self {
             Ledger::Together(together) => {
-                together.begin_again(restored.map_or(Round(0), |restored| restored.round()));
+                together.begin_again(restored);
             }
             Ledger::Alone(alone) => alone.begin_again(restored),
         }

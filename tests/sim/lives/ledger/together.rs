@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pbox_core::oracle::{self, Step};
-use pbox_core::{ChunkId, KeyId, Layout, Round, SnapshotPart};
+use pbox_core::{ChunkId, KeyId, Layout, Restored, Round, SnapshotPart};
 use sim_tests::race::SGD;
 use sim_tests::trouble::Dice;
 use worker_shim::Exchange;
@@ -26,6 +26,8 @@ pub struct Together {
     pushes: [(f32, f32); 3],
     /// The bound of the norm of the previous round, if that norm scales a step.
     most_of_last: Option<f32>,
+    /// The learning rates, each with its first round, in order.
+    rates: Vec<(Round, f32)>,
     /// The skipped rounds, by chunk, in order.
     skipped: Vec<Vec<Range<u32>>>,
     /// The computed weight before each round, by chunk.
@@ -50,6 +52,7 @@ impl Together {
             layout,
             pushes,
             most_of_last,
+            rates: vec![(Round(0), SGD.learning_rate())],
             skipped,
             weights,
             restored: BTreeSet::new(),
@@ -88,8 +91,19 @@ impl Together {
         of_chunk.push(rounds);
     }
 
-    /// Begins again from the state before a round.
-    pub fn begin_again(&mut self, Round(before): Round) {
+    /// Begins again from a state, or from zero. The state has the learning rates of later rounds.
+    pub fn begin_again(&mut self, restored: Option<&Restored>) {
+        let Round(before) = restored.map_or(Round(0), Restored::round);
+        match restored {
+            Some(restored) => {
+                self.rates.retain(|(from, _)| from.0 < before);
+                let later = restored.numbers().changes_from(Round(before));
+                let later =
+                    later.iter().map(|(from, of)| (Round(from.0.max(before)), of.optimizer.learning_rate()));
+                self.rates.extend(later);
+            }
+            None => self.rates.truncate(1),
+        }
         for rounds in self.skipped.iter_mut().flatten() {
             (rounds.start, rounds.end) = (rounds.start.min(before), rounds.end.min(before));
         }
@@ -98,6 +112,19 @@ impl Together {
         self.restored.retain(|&round| round < before);
         self.restored.insert(before);
         self.is_counted = false;
+    }
+
+    /// Changes the learning rate from a round on.
+    pub fn change_rate(&mut self, rate: f32, from: Round) {
+        let place = self.rates.partition_point(|(of, _)| *of < from);
+        if self.rates.get(place).is_some_and(|(of, _)| *of == from) {
+            self.rates.remove(place);
+        }
+        self.rates.insert(place, (from, rate));
+    }
+
+    fn rate(&self, round: u32) -> f32 {
+        self.rates[self.rates.partition_point(|(from, _)| from.0 <= round) - 1].1
     }
 
     /// Returns the number of steps that a chunk has made before a round, without the broadcast.
@@ -141,7 +168,7 @@ impl Together {
             let (round, mut weight) = (weights.len() as u32 - 1, weights[weights.len() - 1]);
             if !self.is_skipped(chunk.index(), round) {
                 let (number, rescale) = (self.pushed(round), self.scale(round));
-                let step = Step { rescale, ..Step::new(&SGD, 1, Round(1), SGD.learning_rate(), 1.0, 1.0) };
+                let step = Step { rescale, ..Step::new(&SGD, 1, Round(1), self.rate(round), 1.0, 1.0) };
                 oracle::step(&SGD, &step, number, &mut weight, &mut [0.0; 3]);
             }
             self.weights[chunk.index()].push(weight);

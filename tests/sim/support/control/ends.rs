@@ -1,20 +1,27 @@
 //! The end of a job at a simulated hub, and the work that a hub does over time.
 
-use coordinator::input::{self, Fail, Happened, Heard, Lose, Sweep};
-use coordinator::{Blame, Cause, Differs, Event, Files, Join, KEEP_FAILED, Leave, Token, Unserved};
+use coordinator::input::{
+    self, Compare, CountJoin, Drain, Fail, Find, Happened, Heard, Judge, StoodStill, Sweep, TellAbove, Told,
+    ToldAbove,
+};
+use coordinator::{
+    Blame, Cause, Compared, Differs, Effect, Event, Files, Join, KEEP_FAILED, Leave, Token, Unserved,
+};
 use membership::End;
-use pbox_core::Round;
 use pbox_core::control::{JobState, RefusalCode};
+use pbox_core::{Look, NumbersByRound, Round};
 
+use super::make::LATE;
 use super::{Command, Control, LIMIT, hub_of};
 use crate::hubs::Letter;
 
 impl Control {
     /// Lets the job, which gathers, begin with a round. `reached` has the rounds that members had reached
     /// when they lost their hubs, by rank.
-    pub fn begin_again(&mut self, first: Round, files: &Files, reached: &[Option<Round>]) {
+    pub fn begin_again(&mut self, from: (Round, NumbersByRound), files: &Files, reached: &[Option<Round>]) {
         let (named, job) = ((self.id, self.name.clone()), self.job());
-        self.hub = hub_of(named, &job.spec.terms, job.hubs.share, job.spec.made.clone(), (first, files));
+        self.hub =
+            hub_of(named, &job.spec.terms, job.hubs.share, job.spec.made.clone(), (from, files), self.now);
         self.reached = reached.to_vec();
     }
 
@@ -34,7 +41,14 @@ impl Control {
             (false, true) => RefusalCode::TermsDiffer,
             (false, false) => RefusalCode::RankTaken,
         };
-        assert_eq!(self.ask(join).map_err(|refused| refused.code), Err(expected), "rank {rank}");
+        let refused = self.ask(join).expect_err("the rank is taken, or the terms differ");
+        assert_eq!(refused.code, expected, "rank {rank}");
+        let (name, why) = (self.name.clone(), Some(refused.why.clone()));
+        self.ask(CountJoin { name, rank, from: None, refused: why });
+        self.publish();
+        let named = self.heard.refused.as_ref().map(|why| why.starts_with(&format!("rank {rank}: ")));
+        let expected = self.job().life.gathers().then_some(true);
+        assert_eq!(named, expected, "members that wait for rank {rank} hear why it was refused");
         true
     }
 
@@ -61,10 +75,13 @@ impl Control {
         if self.failed.is_some() {
             return;
         }
-        self.tell(format!("the job fails: {reason}"));
+        tell!(self, "the job fails: {reason}");
         let fail = Fail { job: self.id, reason: reason.clone(), blame, saves: false };
         let failed = self.ask(fail).expect("it has not failed before");
         self.failed = Some(reason.clone());
+        if self.job().spec.made.is_below {
+            self.ask(TellAbove { job: self.id });
+        }
         failed.effects.into_iter().for_each(|effect| self.carry_out(effect));
         for (of_lead, is_release) in std::mem::take(&mut self.follows).into_values() {
             let ended = "the job ended meanwhile".to_owned();
@@ -79,10 +96,18 @@ impl Control {
         if self.forgets {
             self.command(|| Command::End);
         }
+        self.brings = None;
         self.files.end();
         self.ends_without_state();
         self.wakes += 1;
         self.publish();
+    }
+
+    /// Notes that the hubs above have been notified of the failure.
+    pub fn told_above(&mut self) {
+        assert!(self.has_untold(), "the hubs above must be notified");
+        self.ask(ToldAbove { job: self.id });
+        assert!(!self.has_untold());
     }
 
     /// Forgets the job some time after its failure. From then on, no token is valid.
@@ -98,9 +123,7 @@ impl Control {
     /// Loses a member that has reported the loss of another hub of the job.
     pub fn loses_hub(&mut self, rank: u32, reason: &str) {
         if self.failed.is_none() && self.job().members.get(rank).is_some() {
-            let (member, cause) = (self.member(rank), Cause::HubLost);
-            let effects = self.ask(Lose { member, cause, reason: reason.to_owned() });
-            self.carry_out_all(effects);
+            self.loses(rank, Cause::HubLost, reason);
         }
     }
 
@@ -121,6 +144,57 @@ impl Control {
         self.heard_of(lives);
     }
 
+    /// Suspends the hub for longer than a member may be silent. For that, it loses nobody.
+    pub fn stands_still(&mut self) {
+        self.now += 4 * LIMIT;
+        self.ask(StoodStill);
+        let effects = self.ask(Happened { job: self.id, event: Event::Swept(LIMIT) });
+        let is_blamed = |effect: &Effect| match effect {
+            Effect::Lost { cause, .. } => *cause == Cause::Silent,
+            effect => matches!(effect, Effect::HeldTooLong(_)),
+        };
+        assert!(!effects.iter().any(is_blamed), "only this hub was silent: {effects:?}");
+        self.carry_out_all(effects);
+    }
+
+    /// Lets much time pass in which nothing moves, according to this look at the cores. Living members report that they
+    /// live.
+    pub fn is_held_up(&mut self, look: &Look, lives: impl Fn(u32) -> bool) {
+        let judge = Judge { job: self.id, look: look.clone(), above: Vec::new() };
+        let first = self.ask(judge.clone());
+        self.carry_out_all(first);
+        self.now += 2 * LATE;
+        self.heard_of(lives);
+        let effects = self.ask(judge);
+        self.carry_out_all(effects);
+    }
+
+    /// Takes no more jobs.
+    pub fn drains(&mut self) {
+        let jobs = self.ask(Drain);
+        assert_eq!(jobs.contains(&self.name), self.failed.is_none(), "{jobs:?}");
+        let refused = self.ask(Find { name: "another job".to_owned(), owner: None });
+        let expected = if self.is_closed() { RefusalCode::HubStops } else { RefusalCode::Draining };
+        assert_eq!(refused.map_err(|refused| refused.code), Err(expected));
+    }
+
+    /// Answers a member's heartbeat with the failure of the job.
+    pub fn answers(&mut self, rank: u32) {
+        self.ask(Told { member: self.member(rank) });
+    }
+
+    /// Whether somebody must still be notified that the job has failed.
+    pub fn has_untold(&self) -> bool {
+        self.hub.end().has_untold()
+    }
+
+    /// Compares the digest of a member's weights before a round with those of the other members.
+    pub fn compares(&mut self, rank: u32, round: Round, digest: u64) {
+        let compared = Compared { round, written: false };
+        let compare = Compare { member: self.member(rank), compared, digest };
+        self.ask(compare).expect("all members have the same weights");
+    }
+
     pub(super) fn heard_of(&mut self, lives: impl Fn(u32) -> bool) {
         for rank in (0..self.job().spec.terms.workers).filter(|&rank| lives(rank)) {
             let heard = Heard { member: self.member(rank), latest: None };
@@ -128,19 +202,27 @@ impl Control {
         }
     }
 
-    /// Lets a member leave while other members remain.
+    /// Lets a member leave. The last one ends the job.
     pub fn leaves(&mut self, rank: u32) {
         let (member, owner) = (self.member(rank), Ok((self.id, rank)));
-        let token =
-            self.given.iter().map(|(token, _)| *token).find(|&of| self.hub.tokens().owner(of) == owner);
+        let tokens = || self.given.iter().map(|(token, _)| *token);
+        let Some(token) = tokens().find(|&of| self.hub.tokens().owner(of) == owner) else { return };
         let round = self.job().progress.round();
-        if token.is_some()
-            && self.ask(input::Leave { member, token, round, behind: Vec::new() }) == Leave::Left
-        {
-            self.tell(format!("worker {rank} leaves"));
-            self.command(|| Command::Remove(rank));
-            self.publish();
-            self.check();
+        match self.ask(input::Leave { member, token: Some(token), round, behind: Vec::new() }) {
+            Leave::Left => {
+                tell!(self, "worker {rank} leaves");
+                self.command(|| Command::Remove(rank));
+                self.publish();
+                self.check();
+            }
+            Leave::Last => {
+                self.ask(input::End { job: self.id }).expect("all workers have left");
+                assert!(self.hub.names().is_empty() && self.hub.jobs().next().is_none(), "nothing is left");
+                for &(token, rank) in &self.given {
+                    assert!(self.hub.tokens().owner(token).is_err(), "a token of rank {rank}");
+                }
+            }
+            leave => assert!(self.failed.is_some(), "rank {rank}: {leave:?}"),
         }
     }
 }

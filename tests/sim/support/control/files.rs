@@ -10,6 +10,7 @@ use pbox_core::control::{CheckpointReply, WholeRounds, WrittenReply};
 use pbox_core::{Occasion, Round, Selection, Taken};
 
 use super::{Command, Control};
+use crate::counts::count;
 use crate::hubs::Letter;
 
 /// The longest time that another hub may let hub 0 wait for an answer about its part.
@@ -28,56 +29,18 @@ pub struct FilesHere {
     named: HashMap<WantId, Round>,
     /// The client that has a copy of the state.
     reading: Option<WantId>,
+    /// The checkpoints that lack the part of a hub, each with the reason.
+    pub not_whole: Vec<(Round, String)>,
     /// The questions of hub 0 that wait for an answer.
     asked: HashMap<AskedId, FollowId>,
     /// The latest round for which hub 0 knows that all hubs have written the state before it.
     pub whole: Option<Round>,
-    /// The number of snapshots on request that failed. They are tried again, or are too late.
-    pub dropped: usize,
-    /// The number of wants whose time was over.
-    pub overdue: usize,
-    /// The number of files that a client wanted.
-    pub wanted: usize,
-    /// The number of clients that got a state.
-    pub given: usize,
-    /// Of them, those that got weights alone.
-    pub given_weights: usize,
-    /// Of them, those that named the round.
-    pub given_before: usize,
-    /// The number of clients whose round had passed.
-    pub passed: usize,
-    /// The number of checkpoints that lack the part of a hub.
-    pub not_whole: usize,
 }
 
 impl FilesHere {
     /// Forgets the files in progress, because the job has failed.
     pub(super) fn end(&mut self) {
-        let FilesHere {
-            whole,
-            dropped,
-            overdue,
-            wanted,
-            given,
-            given_weights,
-            given_before,
-            passed,
-            not_whole,
-            ..
-        } = *self;
-        let none = FilesHere::default();
-        *self = FilesHere {
-            whole,
-            dropped,
-            overdue,
-            wanted,
-            given,
-            given_weights,
-            given_before,
-            passed,
-            not_whole,
-            ..none
-        };
+        *self = FilesHere { whole: self.whole, ..FilesHere::default() };
     }
 
     /// Whether a client waits for a state.
@@ -121,7 +84,7 @@ impl Control {
             self.ask(WantState { job: self.id, purpose, at, limit }).expect("the job goes on");
         self.files.wants.insert(want, (purpose, self.now + limit));
         note(self, want);
-        self.tell(format!("{want:?} for {purpose:?} at {at:?} within {limit:?}"));
+        tell!(self, "{want:?} for {purpose:?} at {at:?} within {limit:?}");
         self.carry_out_all(effects);
     }
 
@@ -147,16 +110,16 @@ impl Control {
         match written {
             Ok(reply) => {
                 assert_eq!(purpose, Use::File);
-                self.files.wanted += 1;
+                count("files wanted", 1);
                 self.files.whole = self.files.whole.max(Some(reply.round));
             }
             Err(NoState::Before(why)) => {
                 assert!(self.files.named[&want] < why.front(), "{why}");
-                self.files.passed += 1;
+                count("rounds passed before they were read", 1);
             }
             Err(NoState::Other(why)) if self.now >= until => {
-                self.files.overdue += 1;
-                self.tell(format!("too late: {why}"));
+                count("states wanted for too long", 1);
+                tell!(self, "too late: {why}");
             }
             Err(why) => {
                 let (is_early, why) = (["in time", "another client", "not written yet"], why.to_string());
@@ -186,16 +149,16 @@ impl Control {
             Parts::Give(want) => {
                 let (purpose, _) = self.files.wants.remove(&want).expect("it has no answer");
                 assert_eq!(purpose, Use::Client(occasion.selection()));
-                self.files.given_weights += usize::from(occasion.selection() != Selection::All);
+                count("weights read alone", usize::from(occasion.selection() != Selection::All));
                 if let Some(named) = self.files.named.remove(&want) {
                     assert_eq!(before, named, "the state is before the round that the reader named");
-                    self.files.given_before += 1;
+                    count("states read before a round", 1);
                 }
                 let former = self.files.reading.replace(want);
                 assert!(former.is_none(), "one client reads at a time");
-                self.files.given += 1;
+                count("states read", 1);
             }
-            Parts::Drop => self.files.dropped += 1,
+            Parts::Drop => count("snapshots that were none", 1),
             Parts::Skip(_) => {}
         }
         self.give_back(occasion);
@@ -226,7 +189,7 @@ impl Control {
             }
             CheckpointReply { round: before, bytes: 1, milliseconds: 1, error_before: None }
         });
-        self.tell(format!("the state before round {} is written: {}", before.0, written.is_ok()));
+        tell!(self, "the state before round {} is written: {}", before.0, written.is_ok());
         if written.is_ok() && share.is_whole() {
             self.files.whole = self.files.whole.max(Some(before));
         }

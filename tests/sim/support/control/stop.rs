@@ -70,7 +70,7 @@ impl Control {
 
     fn take_steps(&mut self, steps: Vec<StopStep>) {
         for step in steps {
-            self.tell(format!("{step:?}"));
+            tell!(self, "{step:?}");
             match step {
                 StopStep::Save { .. } => {
                     assert_eq!(self.stopping.state, Stopping::Not, "one stop at a time");

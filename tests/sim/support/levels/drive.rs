@@ -97,6 +97,9 @@ impl Levels {
                 let furthest = self.nodes[parent].control.heard().reached;
                 self.nodes[node].control.begins_above(first, furthest);
                 begins = true;
+            } else {
+                let above = self.nodes[parent].control.heard().state.clone();
+                self.nodes[node].control.misses_machines(&above);
             }
         }
         begins
@@ -134,9 +137,12 @@ impl Levels {
                 Some(End::HubLost) => above.loses_hub(rank, &why),
                 _ => above.lose(rank, &why),
             }
+            self.nodes[node].control.told_above();
             self.end_failed(parent);
         }
-        if self.terms.job.on_loss == OnLoss::Continue {
+        // The hubs below a hub at the top that stops see that their links end.
+        let is_lost_root = node == 0 && self.nodes[0].control.is_closed();
+        if self.terms.job.on_loss == OnLoss::Continue && !is_lost_root {
             // Workers of this hub could not continue anywhere else.
             self.kill_below(node);
         }

@@ -12,10 +12,13 @@ use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, Placement, Round, Wire};
+use pbox_core::{
+    Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, Numbers, NumbersByRound, Placement, Round,
+    Wire,
+};
 use worker_shim::{Exchange, ExchangeError};
 
-use crate::control::Control;
+use crate::control::{Control, Harm};
 use crate::simulated::Again;
 use crate::trouble::Dice;
 
@@ -173,11 +176,12 @@ impl Levels {
             ..self.terms.job.clone()
         };
         let mut node = self.make(number, Arc::new(terms), above, cores, depth)?;
-        if let Some(Again { restored, files, reached }) = &self.terms.again {
+        if let Some(Again { restored, files, reached, .. }) = &self.terms.again {
             let first = restored.as_ref().filter(|_| above.is_none()).map(|restored| restored.round());
+            let numbers = NumbersByRound::new(Numbers::new(self.terms.job.optimizer));
             let reached = reached.iter().skip(if has_hubs { reached.len() } else { self.workers.len() });
             let reached = Vec::from_iter(reached.copied().chain(std::iter::repeat(None)).take(below.len()));
-            node.control.begin_again(first.unwrap_or_default(), files, &reached);
+            node.control.begin_again((first.unwrap_or_default(), numbers), files, &reached);
         }
         self.nodes.push(node);
         for (rank, shape) in (0..).zip(below) {
@@ -215,7 +219,7 @@ impl Levels {
         let Worker { node, rank, ref mut alive, ref ends, .. } = self.workers[worker];
         *alive = false;
         ends.iter().for_each(|&end| self.net.kill(end));
-        self.nodes[node].control.hangs_up(rank);
+        self.nodes[node].control.hangs_up(rank, Harm::Killed);
     }
 
     /// Unlinks a living worker, which asks for new links. The worker counts as dead until it has made them.
@@ -283,7 +287,7 @@ impl Levels {
         }
         self.is_gone(node);
         if let Some((parent, rank)) = self.nodes[node].above {
-            self.nodes[parent].control.hangs_up(rank);
+            self.nodes[parent].control.hangs_up(rank, Harm::Killed);
         }
     }
 
