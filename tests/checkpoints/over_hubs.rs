@@ -266,7 +266,7 @@ fn a_part_that_is_damaged_costs_one_generation_at_all_hubs() {
     }
     let hubs = hubs(&dirs, None);
     let why = refused(config_at(&addresses(&hubs), "job", 0, 1));
-    says(why, &["not whole", "damaged is hub 1, at", "job@3.hub1of2", "job@5.hub1of2", "digest"]);
+    says(why, &["not complete", "damaged is hub 1, at", "job@3.hub1of2", "job@5.hub1of2", "digest"]);
     assert_eq!(rounds_in(dirs[1].path()), [3, 5], "nothing was renamed");
 }
 
@@ -322,7 +322,10 @@ fn a_job_is_not_begun_anew_in_silence() {
         std::fs::remove_file(part(&dirs, 1, round)).unwrap();
     }
     let error = refused(config_at(&addresses(&here), "job", 0, 1));
-    says(error, &["not whole", "hub 0, at", "has rounds [3, 5]", "hub 1, at", "has rounds []", "from zero"]);
+    says(
+        error,
+        &["not complete", "hub 0, at", "has rounds [3, 5]", "hub 1, at", "has rounds []", "from zero"],
+    );
     assert_eq!(rounds_in(dirs[0].path()), [3, 5], "nothing was removed");
     drop(here);
 

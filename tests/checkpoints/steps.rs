@@ -169,5 +169,8 @@ fn steps_of_other_keys_are_refused() {
     let brought = State { before: Round(BEFORE), steps: Some(vec![1; 2]), ..state.state() };
     let config = training.config(&hub.address().to_string(), 0);
     let error = Session::join_with(config, brought).err().unwrap().to_string();
-    assert!(error.contains("the steps of 2 keys: expected those of the job's 3"), "{error}");
+    assert!(
+        error.contains("numbers of steps for 2 keys: expected a number for each of the job's 3 keys"),
+        "{error}"
+    );
 }

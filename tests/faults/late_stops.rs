@@ -10,7 +10,7 @@ use super::returning::{WORKERS, begun, end_together, start_process, waiting};
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::{FIRST, describe, free_address, on_threads};
-use pbox_core::control::RefusalCode;
+use pbox_core::control::{JobReply, RefusalCode};
 use pbox_core::{KeyId, Optimizer};
 use worker_shim::{Returns, Session, SessionConfig};
 
@@ -138,7 +138,8 @@ fn a_worker_that_waits_for_the_other_worker_joins_the_next_hub() {
     let worker = move |rank| std::thread::spawn(move || begun(waiting(address, rank)).returns());
     let first = worker(0);
     let name = address.to_string();
-    until("the first worker has joined", || describe(&name).jobs.iter().any(|job| job.members.len() == 1));
+    let has_links = |job: &JobReply| job.members.iter().any(|member| member.transport.is_some());
+    until("the first worker has joined", || describe(&name).jobs.iter().any(has_links));
     assert!(hub.finish().success());
     let mut hub = start_process(address, directory.path(), 1000);
     hub.read_reply();

@@ -147,7 +147,7 @@ fn numbers_of_another_optimizer_are_refused() {
         refusal_of_member(&hub, "other", "optimizer", &reply.token, body)
     };
     for (optimizer, rest, words) in [
-        (r#"{"name":"average"}"#, r#","from_round":1"#.to_owned(), "numbers are of average"),
+        (r#"{"name":"average"}"#, r#","from_round":1"#.to_owned(), "hyperparameters are of average"),
         (sgd, r#","from_round":4294967295"#.to_owned(), "4294967295 is not a round"),
         (sgd, r#","from_round":1,"keys":[]"#.to_owned(), "0 pairs of multipliers"),
         (sgd, format!(r#","from_round":1,"keys":{:?}"#, vec![[1e38, 1e39]; keys]), "number out of range"),

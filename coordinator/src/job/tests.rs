@@ -439,7 +439,7 @@ fn a_leave_that_cannot_be_is_refused_and_the_member_stays() {
     let Leave::Refused(why) = job.leave(1, left(behind(keys - 1, 2))) else {
         panic!("a key beyond the last")
     };
-    assert!(why.contains(&format!("expected {keys} keys")), "{why}");
+    assert!(why.contains(&format!("the job has {keys} keys")), "{why}");
     assert!(job.members.has(1) && job.news.now().left.is_empty());
     let at = left(behind(keys - 1, 1));
     assert_eq!(job.leave(1, at.clone()), Leave::Left);

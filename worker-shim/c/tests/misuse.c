@@ -69,7 +69,7 @@ static void wrong_settings(const char *hub) {
         fprintf(stderr, "key 1 is at %zu and has %zu bytes\n", offset, bytes);
         failures++;
     }
-    EXPECT(phub_config_place(config, 2, &offset, &bytes), INVALID, "key 2 does not exist; there are 2");
+    EXPECT(phub_config_place(config, 2, &offset, &bytes), INVALID, "key 2 does not exist; the job has 2 keys");
     EXPECT(phub_config_place(config, 1, NULL, &bytes), INVALID, "offset is null");
     FINE(phub_config_set(config, "transport", "shm"));
     phub_config_free(config);
@@ -213,7 +213,7 @@ static void wrong_calls(const char *hub) {
     const void *weights;
     size_t bytes;
     FINE(phub_gradient(session, 0, &gradient, &bytes));
-    EXPECT(phub_gradient(session, 1, &gradient, &bytes), INVALID, "key 1 does not exist; there are 1");
+    EXPECT(phub_gradient(session, 1, &gradient, &bytes), INVALID, "key 1 does not exist; the job has 1 keys");
     EXPECT(phub_gradient(session, 0, NULL, &bytes), INVALID, "data is null");
     EXPECT(phub_weights(NULL, 0, &weights, &bytes), INVALID, "session is null");
     EXPECT(phub_wait(session, 1), INVALID, "key 1");

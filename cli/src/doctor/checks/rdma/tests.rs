@@ -67,7 +67,12 @@ fn devices_that_are_not_shown_are_named_with_the_way_to_them() {
     says(&provider, Verdict::Fail, "kernel has mlx5_0, and no provider", "ibverbs-providers");
     let mut uverbs = found(&["mlx5_0"], Ok(vec![]));
     uverbs.kernel.for_programs = false;
-    says(&devices(Need::Wanted, &uverbs).unwrap(), Verdict::Fail, "no ib_uverbs", "modprobe ib_uverbs");
+    says(
+        &devices(Need::Wanted, &uverbs).unwrap(),
+        Verdict::Fail,
+        "ib_uverbs is not loaded",
+        "modprobe ib_uverbs",
+    );
     let one = device("mlx5_0", true, 5, vec![]);
     let some = devices(Need::Wanted, &found(&["irdma0", "mlx5_0"], Ok(vec![one.clone()]))).unwrap();
     says(&some, Verdict::Warn, "knows irdma0", "ibverbs-providers");
