@@ -339,9 +339,7 @@ impl Life {
 
     /// Whether other workers wait for a worker that only sends heartbeats, and its hub then loses it.
     fn may_be_late(&self) -> bool {
-        // With pulls, rounds have stood although no worker owed a push (seed 3119): the reason is not known yet.
-        let terms = &self.terms.job;
-        terms.hubs == 1 && matches!(self.ledger, Ledger::Together(_)) && !terms.level.schedule.pulls()
+        self.terms.job.hubs == 1 && matches!(self.ledger, Ledger::Together(_))
     }
 
     /// Lets much time pass, if all rounds wait for workers that only send heartbeats. These workers are then lost.

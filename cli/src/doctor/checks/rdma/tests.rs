@@ -75,7 +75,7 @@ fn devices_that_are_not_shown_are_named_with_the_way_to_them() {
     );
     let one = device("mlx5_0", true, 5, vec![]);
     let some = devices(Need::Wanted, &found(&["irdma0", "mlx5_0"], Ok(vec![one.clone()]))).unwrap();
-    says(&some, Verdict::Warn, "knows irdma0", "ibverbs-providers");
+    says(&some, Verdict::Warn, "supports irdma0", "ibverbs-providers");
     let all = devices(Need::Wanted, &found(&["mlx5_0"], Ok(vec![one]))).unwrap();
     says(&all, Verdict::Pass, "mlx5_0", "");
 }

@@ -398,7 +398,10 @@ impl Pace for Arrivals {
 
     fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
         let State { round, count } = self.state(index);
-        if count > 0 && count < self.roster.size(round) {
+        let taking_part = self.roster.size(round);
+        // Workers that take part from a later round on have no weights until this round is over. So they wait, too.
+        let is_awaited = count > 0 || taking_part < self.roster.count;
+        if is_awaited && count < taking_part {
             self.roster.ranks(round).for_each(|rank| each(rank, !self.is_in(index, rank)));
         }
         count.into()
