@@ -7,7 +7,6 @@ takes no time.
 """
 
 import argparse
-import csv
 import os
 import resource
 import sys
