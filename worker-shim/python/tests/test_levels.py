@@ -81,11 +81,13 @@ def test_a_state_goes_through_several_hubs_and_through_a_mesh(hub, hubs):
 def test_a_state_is_that_of_the_running_job_if_a_failed_job_has_the_same_name(hubs):
     machines = [{"hub": at, "rank": 0, "world_size": 1, "job": "again", "mesh": mesh(hubs, i)} for i, at in enumerate(hubs)]
 
-    def fail(place):
-        phub.Session(keys=KEYS, optimizer=NESTEROV, **place).close("on purpose")
+    def join(place):
+        return phub.Session(keys=KEYS, optimizer=NESTEROV, **place)
 
     with concurrent.futures.ThreadPoolExecutor(MACHINES) as threads:
-        list(threads.map(fail, machines))
+        sessions = list(threads.map(join, machines))  # all have joined before one fails
+    for session in sessions:
+        session.close("on purpose")
     assert [state.round for state, _weights in train(machines)] == [3] * MACHINES
 
 
