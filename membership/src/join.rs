@@ -190,7 +190,7 @@ pub struct Join<'a> {
     pub limit: Duration,
     /// The request to the first hub. The other hubs' requests differ in the hub's number and the pass.
     pub request: &'a JoinRequest,
-    /// What proves the requests.
+    /// The secret or token that proves the requests.
     pub credential: Option<&'a Credential>,
     /// The origin of the addresses.
     pub named: &'a Named,

@@ -70,8 +70,8 @@ pub struct Core<P: Port> {
     dropped: Vec<LinkId>,
     /// Whether there is work between turns: answers wait for credit of their link, or a shard has a task.
     has_duties: bool,
-    /// Places of the shards whose task ended in this turn, and whether such a shard [steps once it is
-    /// heard](Self::settle_heard). Has room for all shards.
+    /// Indices of the shards whose task ended in this turn. The flag is true if chunks of the shard [waited for other
+    /// cores](Self::settle_heard). Has room for all shards, so that no turn allocates.
     ended: Vec<(usize, bool)>,
     /// Bytes of the chunks whose answers are posted, and not flushed.
     unflushed: usize,
