@@ -28,14 +28,17 @@ fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
         found = children(program.pid());
         found.len() == 3
     });
-    found.sort_unstable();
-    // A worker's command line names the hub.
-    let mut address = String::new();
-    until("a worker knows the hub", || {
-        let line = std::fs::read_to_string(format!("/proc/{}/cmdline", found[2])).unwrap_or_default();
-        address = line.split('\0').skip_while(|&word| word != "--hub").nth(1).unwrap_or_default().into();
-        !address.is_empty()
+    // A worker's command line has its rank and the hub. Numbers of processes say nothing: after the largest one the kernel
+    // begins again with small ones.
+    let given = |pid: u32, option: &str| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split('\0').skip_while(|&word| word != option).nth(1).map(str::to_owned)
+    };
+    until("two workers know the hub", || {
+        found.iter().filter(|&&pid| given(pid, "--hub").is_some()).count() == 2
     });
+    found.sort_by_key(|&pid| given(pid, "--rank"));
+    let address = given(found[2], "--hub").expect("a worker has a rank and a hub");
     // The hub has stepped more chunks than in the warm-up.
     until("rounds are run", || hub_tests::describe(&address).cores[0].chunks > 1000);
     (program, found)
