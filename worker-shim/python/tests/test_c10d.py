@@ -60,6 +60,22 @@ def test_sums_and_means_of_all_shapes_go_by_the_hub(hub, tmp_path, world_size):
     in_processes(world_size, shapes_and_types, tmp_path / "store", world_size, hub.address)
 
 
+def other_sizes(rank, store, world_size, hub, sizes, op):
+    begin(store, rank, world_size, hub)
+    try:
+        dist.all_reduce(torch.ones(sizes[rank]), op=op)
+    except phub.OrderError as error:
+        assert f"rank {rank} has another number of elements" in str(error), error
+        return
+    assert sizes[rank] in (256, 1 << 18), "only a tensor that fills its key may find nothing"
+
+
+@pytest.mark.parametrize("sizes", [(5, 3, 5), (256, 200, 256), (1 << 18, 1 << 18, (1 << 18) - 1)], ids=str)
+@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG], ids=["sum", "mean"])
+def test_tensors_of_different_sizes_are_an_error(hub, tmp_path, sizes, op):
+    in_processes(3, other_sizes, tmp_path / "store", 3, hub.address, sizes, op)
+
+
 def the_rest(rank, store, world_size, hub):
     begin(store, rank, world_size, hub)
     number = torch.tensor([rank + 1])

@@ -12,7 +12,7 @@ import torch
 
 from .._keys import Key
 from .._optimizers import Average, Sum
-from .._phub import Error
+from .._phub import Error, OrderError
 from .._session import Session
 from ._windows import tensor as window
 
@@ -132,6 +132,7 @@ class Means:
             gradient = window(session, key, "gradient")
             gradient[:used].copy_(target)
             gradient[used:].zero_()
+            gradient[used : used + 1].fill_(-1.0)
             session.push(key)
             self._busy.add((way, key))
             self._under_way.append(_Piece(way, key, target, done if number == len(cut) - 1 else None))
@@ -144,7 +145,9 @@ class Means:
                 raise self._error
             session = self._sessions[piece.way]
             session.wait(piece.key)
-            piece.target.copy_(window(session, piece.key, "weights")[: piece.target.numel()])
+            answer, used = window(session, piece.key, "weights"), piece.target.numel()
+            _check_end(answer[used:], session, isinstance(piece.way.optimizer, Sum))
+            piece.target.copy_(answer[:used])
         except BaseException as error:
             self._error = self._error or error
         self._busy.discard((piece.way, piece.key))
@@ -154,3 +157,25 @@ class Means:
     def _fail(self, error: BaseException, done: Callable[[Optional[BaseException]], None]) -> None:
         self._error = self._error or error
         done(self._error)
+
+
+def _check_end(rest: torch.Tensor, session: Session, is_sum: bool) -> None:
+    """Checks that the tensors of all workers end at the same element of a key. Each worker writes -1 after its last element,
+    and zeros after it. A tensor that fills its key has no rest; then the workers with shorter tensors find the difference.
+
+    Args:
+        rest: the hub's answer after this worker's last element.
+
+    Raises:
+        OrderError: the tensors have different numbers of elements.
+    """
+    if rest.numel() == 0:
+        return
+    workers = -rest[0].item() * (1 if is_sum else session.world_size)
+    # Half a worker, or the rounding of 16 bits.
+    limit = max(0.5, session.world_size / 128 if rest.element_size() == 2 else 0.0)
+    if not abs(workers - session.world_size) < limit or bool(rest[1:].any()):
+        raise OrderError(
+            f"job {session.job!r}: in an all-reduce, rank {session.rank} has another number of elements than other workers have. "
+            f"All workers must call all_reduce with tensors of one size, in the same order"
+        )
