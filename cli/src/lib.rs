@@ -30,7 +30,9 @@ use anyhow::Context;
 use authority::CredentialError;
 use clap::{CommandFactory, Parser, Subcommand};
 use membership::MemberError;
-use pbox_core::control::InvalidJobName;
+use pbox_core::LayoutError;
+use pbox_core::control::{InvalidJobName, NotAnAddress};
+use pbox_core::models::UnknownModel;
 use phub_server::program::{Unusable, WrongSetting, log, parse, say, succeeds, variables_in};
 use phub_server::{HubError, HubSettings};
 use rustix::process::Signal;
@@ -179,6 +181,9 @@ fn is_of_settings(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<WrongSetting>()
             || cause.is::<InvalidJobName>()
+            || cause.is::<NotAnAddress>()
+            || cause.is::<UnknownModel>()
+            || cause.is::<LayoutError>()
             || cause.is::<CredentialError>()
             || cause.is::<PlaceError>()
             || cause.downcast_ref().is_some_and(HubError::is_of_settings)

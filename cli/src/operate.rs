@@ -8,7 +8,9 @@ use anyhow::{Context, anyhow};
 use authority::{ALL_JOBS, Credential, Right, Token};
 use clap::Parser;
 use membership::Named;
-use pbox_core::control::{Answer, ClockReply, DrainReply, HubReply, JobReply, StopReply, check_job_name};
+use pbox_core::control::{
+    Answer, ClockReply, DrainReply, HubReply, JobReply, StopReply, check_address, check_job_name,
+};
 use phub_server::client::Address;
 use phub_server::program::say;
 use tokio::runtime::Builder;
@@ -114,6 +116,15 @@ pub(crate) fn bare(hub: &str) -> &str {
     hub.strip_prefix("http://").or(hub.strip_prefix("https://")).unwrap_or(hub).trim_end_matches('/')
 }
 
+/// Returns the hub of that name, for requests.
+///
+/// # Errors
+/// Returns an error if the name is not that of a control port.
+pub(crate) fn address(hub: &str) -> anyhow::Result<Address> {
+    check_address(bare(hub)).with_context(|| format!("hub {hub}"))?;
+    Ok(Address::new(bare(hub), Named::Here))
+}
+
 /// Sends a hub a request for a page, or a post if `posts` is set.
 fn ask<R: Answer>(
     hub: &str,
@@ -127,7 +138,7 @@ fn ask<R: Answer>(
     let reads = credential.as_ref().map(|credential| credential.token(Right::Read, ALL_JOBS));
     let token = credential.map(|credential| credential.token(right, job));
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    let address = Address::new(bare(hub), Named::Here);
+    let address = address(hub)?;
     let answer = async {
         match posts {
             None => address.get(path, token, limit).await,

@@ -7,14 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use authority::{ALL_JOBS, Credential, Right, Token};
 use clap::Parser;
-use membership::Named;
 use pbox_core::control::{CoreReply, HubReply, JobReply, MemberReply};
-use phub_server::client::Address;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::operate::bare;
+use crate::operate::address;
 use crate::out;
 
 /// The timeout of an answer.
@@ -60,7 +58,7 @@ impl TopArgs {
     async fn watch(&self, token: Option<Token>) -> anyhow::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
         let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
-        let address = Address::new(bare(&self.hub), Named::Here);
+        let address = address(&self.hub)?;
         let in_terminal = std::io::stdout().is_terminal() && !self.once;
         let mut ticks = interval(PAUSE);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

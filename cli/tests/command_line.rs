@@ -37,15 +37,19 @@ fn serve_settings_out_of_range() {
 fn a_wrong_setting_has_a_status_of_its_own() {
     let _watchdog = Watchdog::start();
     let trace = ["trace", "--to", "a.json", "a.json"];
-    let wrong: [&[&str]; 10] = [
+    let wrong: [&[&str]; 14] = [
         &["serve", "--cores", "0"],
         &["serve", "--late-limit-s", "5"],
         &["serve", "--machine", "0/2"],
         &["serve", "--interface", "nowhere7"],
         &["serve", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"],
         &["stop", "no job"],
+        &["stop", "job", "foo"],
+        &["top", "foo"],
         &["topology", "--chunk-bytes", "4096"],
         &["topology", "--workers-for", "resnet50"],
+        &["topology", "--model", "resnet5"],
+        &["topology", "--model", "resnet50", "--chunk-bytes", "63"],
         &trace,
         &["certificate", "--name", "hub.example,"],
     ];

@@ -127,7 +127,7 @@ impl DoctorArgs {
             let peer = crate::operate::bare(peer);
             peer::check(peer, credential.as_ref(), &nics, &rdma.ready, &mut |check| report.add(check));
         }
-        Ok(report.end() < Verdict::Fail)
+        Ok(report.end()? < Verdict::Fail)
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! This module must not depend on the checks.
 
-use std::io::{IsTerminal, Write as _};
+use std::io::{ErrorKind, IsTerminal, Write as _};
 
+use anyhow::Context;
 use serde_json::json;
 
 use super::check::{Check, Verdict};
@@ -33,14 +34,16 @@ pub(crate) struct Report {
     form: Form,
     subject: String,
     checks: Vec<Check>,
+    /// The first error of a write to stdout.
+    unsaid: Option<std::io::Error>,
 }
 
 impl Report {
     /// Creates a report without checks. `subject` is the hub and the job that are checked.
     pub fn new(form: Form, subject: String) -> Self {
-        let report = Report { form, subject, checks: Vec::new() };
+        let mut report = Report { form, subject, checks: Vec::new(), unsaid: None };
         if let Form::Text { .. } = form {
-            say(&format!("{}\n\n", report.subject));
+            report.say(&format!("{}\n\n", report.subject));
         }
         report
     }
@@ -48,31 +51,39 @@ impl Report {
     /// Adds a check. As text, its line is printed at once.
     pub fn add(&mut self, check: Check) {
         if let Form::Text { colours } = self.form {
-            say(&line(&check, colours));
+            self.say(&line(&check, colours));
         }
         self.checks.push(check);
     }
 
     /// Prints the end of the report, and returns the worst verdict.
-    pub fn end(self) -> Verdict {
+    ///
+    /// # Errors
+    /// Returns an error if a part of the report could not be printed.
+    pub fn end(mut self) -> anyhow::Result<Verdict> {
         let verdict = self.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Pass);
         match self.form {
-            Form::Text { .. } => say(&format!("\n{}\n", summary(&self.checks))),
+            Form::Text { .. } => self.say(&format!("\n{}\n", summary(&self.checks))),
             Form::Json => {
                 let (version, subject, checks) = (env!("CARGO_PKG_VERSION"), &self.subject, &self.checks);
                 let object =
                     json!({"version": version, "subject": subject, "verdict": verdict, "checks": checks});
-                say(&format!("{object}\n"));
+                self.say(&format!("{object}\n"));
             }
         }
-        verdict
+        self.unsaid.map_or(Ok(verdict), Err).context("writing to stdout")
     }
-}
 
-/// Prints a text. Ignores a closed pipe: its reader has ended, but the exit status is still of use.
-fn say(text: &str) {
-    let mut out = std::io::stdout();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    /// Prints a text. Ignores a closed pipe: its reader has ended, but the exit status is still of use.
+    fn say(&mut self, text: &str) {
+        let mut out = std::io::stdout();
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                self.unsaid = self.unsaid.take().or(Some(error))
+            }
+            _ => {}
+        }
+    }
 }
 
 fn line(check: &Check, colours: bool) -> String {
@@ -143,7 +154,7 @@ mod tests {
         let mut report = Report::new(Form::Json, "a hub".into());
         report.add(Check::warn("b", "", ""));
         report.add(Check::note("a", ""));
-        assert_eq!(report.end(), Verdict::Warn);
+        assert_eq!(report.end().unwrap(), Verdict::Warn);
         assert!(
             Verdict::Fail > Verdict::Warn && Verdict::Warn > Verdict::Note && Verdict::Note > Verdict::Pass
         );
