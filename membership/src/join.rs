@@ -100,8 +100,8 @@ pub fn describe(
     Control::new(address, "", limit, credential, &Named::Here)?.describe()
 }
 
-/// Waits until workers can join at each of these hubs, and asks the hubs. If a connection ends before the answer, for example
-/// because a hub is restarted, waits and asks again. If a hub had admitted this member before the connection ended, the rank is
+/// Waits until workers can join at each of these hubs, and asks the hubs. If a hub stops, or a connection ends before the
+/// answer, a hub may be about to restart: waits and asks again. If a hub had admitted this member before the connection ended, the rank is
 /// taken until the hub notices that nobody connects: then the member waits, too.
 ///
 /// # Errors
@@ -123,12 +123,13 @@ fn ask_when_up<T>(
             Ok(answer) => return Ok(answer),
             Err(failure) => failure,
         };
-        let is_cut = failure.cause == Cause::Cut;
-        let is_own_rank = was_cut && failure.error.code() == Some(RefusalCode::RankTaken);
-        if !(is_cut || is_own_rank) || deadline <= Instant::now() || given_up() {
+        let (is_cut, code) = (failure.cause == Cause::Cut, failure.error.code());
+        let stops = code == Some(RefusalCode::HubStops);
+        let is_own_rank = was_cut && code == Some(RefusalCode::RankTaken);
+        if !(is_cut || stops || is_own_rank) || deadline <= Instant::now() || given_up() {
             return Err(failure.error);
         }
-        if is_cut {
+        if is_cut || stops {
             tracing::warn!("{}; asking again", failure.error);
         }
         was_cut |= is_cut;

@@ -87,6 +87,22 @@ fn a_worker_whose_join_was_cut_waits_for_its_own_rank() {
 }
 
 #[test]
+fn a_worker_that_joins_as_its_hub_stops_waits_for_the_next_hub() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 1);
+    let proxy = Proxy::start(hub.address());
+    proxy.breaks("join", Break::Stops, 2);
+    let config = |rank| SessionConfig { hub_wait: PATIENCE, ..config_at(&proxy.address(), "job", rank, 1) };
+    let mut session = ready_all(1, config).remove(0);
+    assert_eq!(proxy.left(), 0);
+    round(&mut session);
+    session.leave().unwrap();
+    // Without the patience, the hub's words are the error.
+    proxy.breaks("join", Break::Stops, u32::MAX);
+    says(refused(config_at(&proxy.address(), "other", 0, 1)), &["the hub stops"]);
+}
+
+#[test]
 fn a_rank_of_another_worker_is_an_error_at_once() {
     let _watchdog = Watchdog::start();
     let hub = hub_with_limit(1, 300);

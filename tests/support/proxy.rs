@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use pbox_core::control::{ErrorReply, RefusalCode};
 use serde_json::Value;
 
 /// The fate of a request.
@@ -11,6 +12,8 @@ use serde_json::Value;
 pub enum Break {
     /// The proxy answers with this status and a page.
     Page(u16),
+    /// The hub is about to end, and says so.
+    Stops,
     /// The connection ends without an answer, and the hub never sees the request.
     Lose,
     /// The hub carries the request out, and its answer is lost.
@@ -106,13 +109,11 @@ impl Plan {
         };
         match how {
             Some(Break::Lose) => return client.shutdown(Shutdown::Both),
-            Some(Break::Page(status)) => {
-                let page = "<html>no hub here</html>";
-                return write!(
-                    client,
-                    "HTTP/1.1 {status} Proxy\r\ncontent-length: {}\r\n\r\n{page}",
-                    page.len()
-                );
+            Some(Break::Page(status)) => return answer(&mut client, status, "<html>no hub here</html>"),
+            Some(Break::Stops) => {
+                let code = RefusalCode::HubStops;
+                let reply = ErrorReply { code, error: "the hub stops".into(), round: None };
+                return answer(&mut client, code.status(), &serde_json::to_string(&reply).unwrap());
             }
             _ => {}
         }
@@ -138,6 +139,10 @@ impl Plan {
             None => client.write_all(&answer),
         }
     }
+}
+
+fn answer(client: &mut TcpStream, status: u16, body: &str) -> std::io::Result<()> {
+    write!(client, "HTTP/1.1 {status} Proxy\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
 /// Returns the head of a request with a token in place of its proof, which is about another body.
