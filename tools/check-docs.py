@@ -8,6 +8,7 @@
 - Each test file has a head that says what the file shows (tools/list-tests.py).
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches (tools/lists.py).
 - docs/features.md names tests that exist.
+- docs/grafana-dashboard.json uses metrics that docs/metrics.md lists.
 - docs/papers.md names files and tests that exist, and the counts of its states are right.
 - docs/decisions/README.md has each number once, and a link to each decision. A record has a status, a date, and the usual
   headings.
@@ -146,6 +147,13 @@ def decisions():
             yield f"decision {number} has no record, and its line must lead to a page of docs/design, or say why not"
 
 
+def dashboard():
+    """Yields the metrics of the dashboard that the page does not list."""
+    listed = set(re.findall(r"^- `(phub_\w+)`: ", (ROOT / "docs/metrics.md").read_text(), re.M))
+    for metric in sorted(set(re.findall(r"phub_\w+", (ROOT / "docs/grafana-dashboard.json").read_text())) - listed):
+        yield f"docs/metrics.md does not list {metric}"
+
+
 def main():
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     tracked = {str(path) for file in files for path in (pathlib.Path(file), *pathlib.Path(file).parents)}
@@ -154,6 +162,7 @@ def main():
     wrong += [f"docs/path-of-a-join.md: {what}" for what in path_of_a_join()]
     wrong += [f"docs/decisions: {what}" for what in decisions()]
     wrong += [f"docs/features.md: {what}" for what in features(tracked)]
+    wrong += [f"docs/grafana-dashboard.json: {what}" for what in dashboard()]
     tests = {name for file in files if file.endswith((".rs", ".py")) and (ROOT / file).exists()
              for names in TEST.findall((ROOT / file).read_text()) for name in names}
     wrong += [f"docs/papers.md: {what}" for what in papers((ROOT / "docs/papers.md").read_text(), tracked, tests)]
