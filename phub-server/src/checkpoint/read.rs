@@ -109,8 +109,8 @@ pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), D
     }
 }
 
-/// Returns the error for a file with another version. The version may be newer, or one of its digits damaged;
-/// the digest tells. Every version has the same digest at the same position.
+/// Returns the error for a file with another version. Either the version is newer, or one of its digits is damaged;
+/// the digest shows which. Every version has the same digest at the same position.
 fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file_bytes: u64) -> DecodeError {
     let written = header.get(DIGEST_AT..DIGEST_AT + DIGEST_BYTES).unwrap_or_default();
     let written = String::from_utf8_lossy(written).into_owned();
