@@ -47,7 +47,7 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        let number = |number| NonZeroU32::new(number).expect("a constant");
+        let number = |number| NonZeroU32::new(number).expect("the constant is not zero");
         Rules { whole_each: number(16), keep: number(8), also: Vec::new(), file_bytes: 4 << 30 }
     }
 }

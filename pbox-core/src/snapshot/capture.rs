@@ -227,7 +227,7 @@ impl Capture {
         steps: u32,
         (squares, norm_mean): (Option<ExactSum>, Option<NormMean>),
     ) {
-        let current = self.current.as_mut().expect("room was given");
+        let current = self.current.as_mut().expect("the chunk has room in a snapshot");
         current.left -= 1;
         current.steps[place] = Some(steps);
         if let Some(Current { occasion, before, values, steps, .. }) =
