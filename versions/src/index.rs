@@ -122,7 +122,10 @@ impl Index {
         let index: Index = serde_json::from_slice(&bytes).map_err(|error| faulty(error.to_string()))?;
         let about = index.about().map_err(faulty)?;
         if about.id != id {
-            return Err(faulty(format!("the index says version {}, and its directory {id}", about.id)));
+            return Err(faulty(format!(
+                "the index names version {}, but its directory is that of version {id}",
+                about.id
+            )));
         }
         Ok((index, about))
     }

@@ -240,7 +240,7 @@ impl Publisher {
                 VersionError::faulty(
                     path,
                     "a file next to the weights",
-                    "expected a name that is not that of weights",
+                    "expected a UTF-8 name that does not end in .safetensors",
                 )
             })?;
             let copied =
