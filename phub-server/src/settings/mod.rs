@@ -300,8 +300,8 @@ impl HubSettings {
                 && meets(address.ip(), control.ip())
             {
                 return wrong(format!(
-                    "--listen {control} and --data-listen {data} leave one port for the control port and for {what}, which is at \
-                     {address}; move one of them"
+                    "--listen {control} and --data-listen {data} give the same port to the control port and to {what}, which is \
+                     at {address}; change one of them"
                 ));
             }
         }
