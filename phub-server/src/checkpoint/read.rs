@@ -323,7 +323,7 @@ fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom
     let groups: Vec<GroupsFrom> = parse(field, seen)?;
     match groups.iter().find(|(of, ..)| !numbers.iter().any(|(from, ..)| from == of)) {
         Some((round, ..)) => {
-            Err(faulty(field, seen, format!("no hyperparameters begin with round {}", round.0)))
+            Err(faulty(field, seen, format!("the file has no hyperparameters from round {} on", round.0)))
         }
         None => Ok(groups),
     }

@@ -435,7 +435,7 @@ impl Gather for GatherNorm {
 
     fn open(&self) -> Round {
         if self.by_former {
-            return Round(0); // no chunk is decided before its step
+            return Round(0); // here a gathered chunk has already stepped
         }
         self.gathered.iter().map(Gathered::open).max().unwrap_or_default()
     }

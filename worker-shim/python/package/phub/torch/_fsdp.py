@@ -27,7 +27,7 @@ from ._windows import copy, tensor
 
 
 class Replicas:
-    """The average of gradients over the replicas of a model after `fully_shard`, which may also have sharded its parts."""
+    """The average of gradients over the replicas of a model that `fully_shard` has sharded, as a whole or also part by part."""
 
     def __init__(
         self, model: torch.nn.Module, mesh: Any, *, hub: Union[str, Hub, None] = None, job: str = "fsdp", **session: Any
