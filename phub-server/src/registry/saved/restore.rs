@@ -136,7 +136,7 @@ impl Registry {
                 });
                 Err(format!(
                     "its checkpoint is not complete, because no round has the parts of all hubs: {}{damage}; bring the missing files \
-                     back, or move these away to start the job from zero",
+                     back, or move the other files away to start the job from zero",
                     have.collect::<Vec<_>>().join(", ")
                 ))
             }
