@@ -1,5 +1,5 @@
-//! The report of a run with compute. It has samples per second, the layers for which the workers waited, and the
-//! share of the communication that took no extra time, because the workers computed meanwhile.
+//! The report of a run with compute. It has samples per second, and the layers for which the workers waited. It also
+//! has the share of the communication that took no extra time, because the workers computed meanwhile.
 
 use std::fmt::Write as _;
 

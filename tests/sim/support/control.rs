@@ -74,7 +74,7 @@ pub struct Control {
     reports: VecDeque<Event>,
     /// The number of cores that have not yet answered the step of a cut.
     answers: usize,
-    /// The answers of the cores to the step of a cut: the highest round of any chunk, and the furthest round of each
+    /// The answers of the cores to the step of a cut. They are the highest round of any chunk, and the furthest of each
     /// worker that steps alone.
     fronts: (Option<Round>, Vec<Option<Round>>),
     /// The state that rank 0 brings, and the layout, until the job begins with it.

@@ -24,7 +24,7 @@ class Asleep:
     """The parameters of a model that a job does not have, except those that another optimizer trains."""
 
     def __init__(self, model: Model, optimizer: "weakref.ref[Any]") -> None:
-        """`optimizer`: the optimizer at the hub. Its `_phub_wake` takes parameters into its job."""
+        """Watches the parameters. The hub runs `optimizer`, whose `_phub_wake` takes parameters into its job."""
         self._optimizer = optimizer
         self._holder = Holder(_no_values, _no_values, _no_values, weakref.ref(self))
         of_model = {name: each for name, each in model.without_optimizer.items() if not is_held(each)}

@@ -24,7 +24,7 @@ class Watcher(Protocol):
         """Is called before the script reads or writes a watched gradient, and unwatches it."""
 
     def zeroed_by_script(self, gradient: Any) -> None:
-        """Is called before the script sets a gradient to zero. After that the gradient need not be watched any more."""
+        """Notes that the script is about to set a gradient to zero. After that the gradient need not be watched any more."""
 
     def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
         """Returns whether the watcher will do a search of `GradScaler` later, and write its result into `found`.
