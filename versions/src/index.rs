@@ -213,7 +213,7 @@ mod tests {
     fn fields_of_others_are_refused() {
         for (from, to, said) in [
             ("\"000006\"", "\"000007\"", "expected one before version 000007"),
-            ("\"000007\"", "\"000008\"", "its directory 000007"),
+            ("\"000007\"", "\"000008\"", "its directory is that of version 000007"),
             ("\"000007\"", "\"7 \"", "expected at most 18 digits"),
             ("\"xor\"", "\"overwrite\"", "delta_encoding"),
             ("\"zstd\"", "\"gzip\"", "compression_format"),
