@@ -175,7 +175,7 @@ mod tests {
         }
         for (text, word) in [
             ("\"0123456789abcdef\"\n", "quotation marks: leave these out"),
-            ("PHUB_TOKEN=0123456789abcdef\n", "put what follows it alone"),
+            ("PHUB_TOKEN=0123456789abcdef\n", "write only what follows it"),
         ] {
             let error = Credential::parse(text, "the file x").unwrap_err().to_string();
             assert!(error.contains("the file x") && error.contains(word), "{error}");

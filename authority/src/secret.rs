@@ -41,7 +41,7 @@ impl Secret {
         let wrong = |seen: &str| Err(WeakSecret { seen: seen.to_owned() });
         // Workers that get the variable from a shell would have a secret without this prefix.
         if text.starts_with("PHUB_TOKEN=") {
-            return wrong("begins with PHUB_TOKEN=, which is for a shell: put what follows it alone");
+            return wrong("begins with PHUB_TOKEN=, which is for a shell: write only what follows it");
         }
         if ['"', '\''].iter().any(|mark| text.len() > 1 && text.starts_with(*mark) && text.ends_with(*mark)) {
             return wrong("is in quotation marks: leave these out");

@@ -36,7 +36,7 @@ impl Right {
 
 impl fmt::Display for Right {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(RIGHTS.iter().find(|(right, _)| right == self).expect("all are there").1)
+        f.write_str(RIGHTS.iter().find(|(right, _)| right == self).expect("the table has all rights").1)
     }
 }
 

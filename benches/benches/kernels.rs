@@ -18,8 +18,8 @@ const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_dec
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 1e-3, weight_decay: 1e-4, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 
-/// The memory of the data, a cache or not, with the number of chunks. One chunk fits into the first and second level of
-/// cache; 512 chunks are 16 MiB per buffer.
+/// The place of the data, the cache or the memory, with the number of chunks. One chunk fits into the first and
+/// second level of cache; 512 chunks are 16 MiB per buffer.
 const PLACES: [(&str, usize); 2] = [("cache", 1), ("memory", 512)];
 
 /// The numbers of workers. The mean of 1 worker is a scaled copy, of 2 workers one addition, and of 8 workers

@@ -320,7 +320,7 @@ fn hubs_that_do_not_belong_together_are_named() {
         says(failure(&["pull", "job", hubs, "--to", &file]), words);
         assert!(begun.elapsed() < Duration::from_secs(60));
     };
-    refused(first, &["the number of hubs given for job \"job\" is 1, expected 2", "give all of its hubs"]);
+    refused(first, &["the number of hubs given for job \"job\" is 1, expected 2", "name all of its hubs"]);
     refused(&format!("{first},{first}"), &["are both hub 0 of job \"job\"", first]);
     let strange = format!("{first},{}", theirs[1].address);
     refused(&strange, &[first, &theirs[1].address, "have different jobs with the name \"job\""]);

@@ -223,7 +223,9 @@ impl Bed {
                 Some((seen, reason)) if gone == seen && reason.contains(&words) => {
                     self.dropped[gone][core] = true;
                 }
-                seen => panic!("{imm:?} of rank {rank}: expected rank {gone}: {words:?}, saw {seen:?}"),
+                seen => panic!(
+                    "{imm:?} of rank {rank}: expected that the hub drops rank {gone} with {words:?}, saw {seen:?}"
+                ),
             }
         }
         assert_eq!(drops.next(), None, "one notice for each dropped worker");

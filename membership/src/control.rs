@@ -71,6 +71,8 @@ pub(crate) struct Control {
 }
 
 impl Control {
+    /// Creates a client for the requests about one job at a hub.
+    ///
     /// # Errors
     /// Returns an error if the environment's settings for certificates cannot be used.
     pub fn new(

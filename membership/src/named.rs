@@ -141,8 +141,8 @@ fn waiting() -> MutexGuard<'static, BTreeMap<String, Vec<Waiter>>> {
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks an address up, and passes the result to `done`. Calls `done` on a new thread, or at once if the address has no
-/// name. If there is no thread, `done` is dropped.
+/// Looks an address up, and passes the result to `done`. Calls `done` at once for an IP address, and on a new thread
+/// for a name. If no thread can be started, drops `done`.
 pub fn look_up_with(
     address: &str,
     named: &Named,

@@ -104,7 +104,7 @@ fn deal(
                 let piece = &mut piece[..left.min(PIECE_BYTES)];
                 left -= piece.len();
                 match values.read_exact(piece) {
-                    // The requests to the hubs then end too early, too, and their errors say so.
+                    // The requests to the hubs then also end too early, and their errors say so.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
                     read => read?,
                 }

@@ -85,7 +85,7 @@ fn one_of_two_hubs_stands_still_beyond_its_limit() {
             hubs[1].process.signal(Signal::CONT);
         });
         for ended in &ended {
-            // A stop of its process says nothing about a worker. The hub sees that it was itself stopped.
+            // The stopped hub got no heartbeats, but it blames no worker: it notices that it was itself stopped.
             assert_eq!(*ended, Ok(()), "{ended:?}");
         }
         workers.into_iter().for_each(|worker| worker.leave().unwrap());

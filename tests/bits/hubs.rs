@@ -76,7 +76,7 @@ fn hubs_on_other_machines_write_to_one_window_and_no_weights_are_copied() {
         session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
         session.gradient_mut::<f32>(KeyId(0)).unwrap().fill(0.0);
         session.send_ahead([KeyId(0)]).unwrap();
-        // Hubs may answer to the window now, so that only a copy can be read.
+        // Hubs may write answers into the window now, so only a copy of the weights can be read.
         assert_eq!(session.weights::<f32>(KeyId(0)).is_ok(), mode == WeightsMode::Private);
         session.push(KeyId(0)).unwrap();
         session.wait(KeyId(0)).unwrap();

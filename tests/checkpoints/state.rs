@@ -281,7 +281,7 @@ fn a_bad_state_is_refused() {
     let averages = join_by_hand(&hub, "average", &average);
     says(
         offer(&hub, "average", &averages.token, 3).unwrap_err(),
-        &["400: a state for average, which keeps none"],
+        &["400: a state for the optimizer average, which keeps none"],
     );
 
     // The sender is named only in a header, and never in the address.
@@ -291,7 +291,7 @@ fn a_bad_state_is_refused() {
     }
     let (status, why) = bring(&hub, "job", &second.token, vec![0; bytes]);
     assert_eq!(status, 409);
-    says(why, &["waits for no state of worker 1"]);
+    says(why, &["expects no state from worker 1"]);
     let (status, why) = bring(&hub, "job", &first.token, vec![0; bytes - 4]);
     assert_eq!(status, 400);
     says(why, &[&format!("{} bytes, expected {bytes}", bytes - 4), "join again"]);

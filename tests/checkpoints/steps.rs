@@ -15,7 +15,7 @@ use worker_shim::{Session, SessionError, State};
 /// The number of steps of each key: fewer than rounds, as many as rounds, and none.
 const STEPS: [u32; 3] = [1, 3, 0];
 
-/// The state is the state before this round.
+/// The round that follows the state.
 const BEFORE: u32 = 4;
 
 fn keys() -> Vec<Key> {

@@ -14,8 +14,9 @@ use pbox_core::control::{JobReply, RefusalCode};
 use pbox_core::{KeyId, Optimizer};
 use worker_shim::{Returns, Session, SessionConfig};
 
-/// The number of steps before the step in which the hub stops. The next number is that of the steps after it.
+/// The number of steps before the step in which the hub stops.
 const BEFORE: u32 = 3;
+/// The number of steps after the step in which the hub stops.
 const AFTER: u32 = 2;
 
 /// Pushes gradients of the value rank plus 1. A step with both workers takes 1.5, a step with worker 0 alone

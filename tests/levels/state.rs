@@ -168,16 +168,16 @@ fn a_bad_offer_and_a_bad_state_are_refused_below_other_hubs() {
     let rank_1 = join_by_hand(first, "job", &join_request(1, 2));
     says(offer(first, "job", &rank_1.token, 3).unwrap_err(), &["400: worker 1 offers a state", "rank 0"]);
     says(offer(first, "job", &rank_0.token, 0).unwrap_err(), &["400: a state before round 0"]);
-    says(bring(first, "job", &rank_0.token, vec![0; 4]).1, &["waits for no state of worker 0"]);
+    says(bring(first, "job", &rank_0.token, vec![0; 4]).1, &["expects no state from worker 0"]);
     let bytes = offer(first, "job", &rank_0.token, 3).unwrap().unwrap() as usize;
     assert_eq!(bytes, 4 * elements());
     says(offer(first, "job", &rank_0.token, 3).unwrap_err(), &["409", "too late"]);
     let elsewhere = join_by_hand(second, "job", &join_request(0, 2));
     assert_eq!(offer(second, "job", &elsewhere.token, 3).unwrap(), None);
-    says(bring(second, "job", &elsewhere.token, vec![0; bytes]).1, &["waits for no state"]);
+    says(bring(second, "job", &elsewhere.token, vec![0; bytes]).1, &["expects no state"]);
     assert_eq!(bring(first, "job", &rank_0.token, vec![0; bytes + 1]).0, 413);
     let (status, why) = bring(first, "job", &rank_0.token, vec![0; bytes - 4]);
-    assert_eq!((status, why.contains("waits for no state")), (409, true), "once: {why}");
+    assert_eq!((status, why.contains("expects no state")), (409, true), "once: {why}");
 }
 
 #[test]

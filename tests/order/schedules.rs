@@ -117,7 +117,10 @@ fn the_first_layer_waits_for_as_many_bytes_whatever_the_number_of_links() {
         assert!(shared > 0 && shared <= most, "{shared} bytes late over {links} links");
     }
     let (shared, each) = (late(32, level.with_links(32).credit()), late(32, level.credit()));
-    assert!(each > 10 * shared, "{each} bytes late where each link has what one needs, and else {shared}");
+    assert!(
+        each > 10 * shared,
+        "{each} bytes late if each link has the credit of a single link, and {shared} if links share it"
+    );
     let given = LevelTerms { credit: Some(Credit::Bytes(100)), ..level };
     assert_eq!(given.with_links(32).credit(), Credit::Bytes(100), "what is given is of each link");
 }

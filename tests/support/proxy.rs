@@ -16,7 +16,7 @@ pub enum Break {
     Stops,
     /// The connection ends without an answer, and the hub never sees the request.
     Lose,
-    /// The hub carries the request out, and its answer is lost.
+    /// The hub carries out the request, and its answer is lost.
     LoseAnswer,
 }
 
@@ -49,7 +49,7 @@ impl Proxy {
         std::thread::spawn(move || {
             for client in socket.incoming() {
                 let (client, plan) = (client.unwrap(), Arc::clone(&shared));
-                // A client or a hub that hangs up ends the connection.
+                // An error means that the client or the hub has hung up. The connection then ends.
                 std::thread::spawn(move || drop(plan.serve(client)));
             }
         });

@@ -19,6 +19,8 @@ pub struct Network {
 }
 
 impl Network {
+    /// Creates a network with these widths.
+    ///
     /// # Panics
     /// Panics if there are fewer than two widths.
     pub fn new(widths: impl Into<Vec<usize>>) -> Self {

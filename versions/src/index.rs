@@ -122,7 +122,10 @@ impl Index {
         let index: Index = serde_json::from_slice(&bytes).map_err(|error| faulty(error.to_string()))?;
         let about = index.about().map_err(faulty)?;
         if about.id != id {
-            return Err(faulty(format!("the index says version {}, and its directory {id}", about.id)));
+            return Err(faulty(format!(
+                "the index names version {}, but its directory is that of version {id}",
+                about.id
+            )));
         }
         Ok((index, about))
     }
@@ -210,7 +213,7 @@ mod tests {
     fn fields_of_others_are_refused() {
         for (from, to, said) in [
             ("\"000006\"", "\"000007\"", "expected one before version 000007"),
-            ("\"000007\"", "\"000008\"", "its directory 000007"),
+            ("\"000007\"", "\"000008\"", "its directory is that of version 000007"),
             ("\"000007\"", "\"7 \"", "expected at most 18 digits"),
             ("\"xor\"", "\"overwrite\"", "delta_encoding"),
             ("\"zstd\"", "\"gzip\"", "compression_format"),

@@ -47,7 +47,7 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        let number = |number| NonZeroU32::new(number).expect("a constant");
+        let number = |number| NonZeroU32::new(number).expect("the constant is not zero");
         Rules { whole_each: number(16), keep: number(8), also: Vec::new(), file_bytes: 4 << 30 }
     }
 }
@@ -240,7 +240,7 @@ impl Publisher {
                 VersionError::faulty(
                     path,
                     "a file next to the weights",
-                    "expected a name that is not that of weights",
+                    "expected a UTF-8 name that does not end in .safetensors",
                 )
             })?;
             let copied =

@@ -1,5 +1,5 @@
-//! A model in private memory, whose chunks are summed and stepped by some cores. There are several ways to
-//! divide the work.
+//! A model in private memory. Several cores sum and step its chunks, and there are several ways to divide the work
+//! between them.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -13,8 +13,8 @@ use pbox_core::kernels::Kernels;
 use crate::memory::{NESTEROV, pin};
 
 const CHUNK_BYTES: usize = 32 << 10;
-/// The memory of the data, a cache or not, with the number of chunks. One chunk is in the cache, and 512 are 16 MiB per
-/// buffer.
+/// The place of the data, the cache or the memory, with the number of chunks. One chunk is in the cache, and 512 are
+/// 16 MiB per buffer.
 const PLACES: [(&str, usize); 2] = [("cache", 1), ("memory", 512)];
 const WORKERS: [usize; 5] = [1, 2, 4, 8, 32];
 /// The least number of chunks of a timed pass.

@@ -1,5 +1,5 @@
-//! The report of a run with compute. It has samples per second, the layers for which the workers waited, and
-//! the share of the communication that their computing hid.
+//! The report of a run with compute. It has samples per second, and the layers for which the workers waited. It also
+//! has the share of the communication that took no extra time, because the workers computed meanwhile.
 
 use std::fmt::Write as _;
 
@@ -39,7 +39,7 @@ pub struct ComputeReport {
     /// The time without compute and without waiting for weights: threads woke late, or had no core.
     late_ms: f64,
     exchange_ms: f64,
-    /// The share of an exchange that computing hid.
+    /// The share of an exchange that took no extra time, because the worker computed meanwhile.
     pub overlap: f64,
     /// The most samples per second if computing and the link are as busy as possible, and each layer waits
     /// for its weights.

@@ -16,9 +16,9 @@ pub(crate) const REQUEST_REDIRECT: u16 = 0x04;
 pub(crate) struct NicFacts {
     /// The RDMA device, with its port if it has several.
     pub name: String,
-    /// The PCI link of the NIC as it is now, and the best link that the NIC could have.
+    /// The network device of the NIC, such as `eth0`.
     pub netdev: Option<String>,
-    /// The PCI link to the machine as it is now, and the best link of which both ends are capable.
+    /// The PCI link to the machine as it is now, and the best link that the NIC is capable of.
     pub slot: Option<(PciLink, PciLink)>,
     /// The kind of IOMMU domain of the NIC: `identity`, or a kind of translation.
     pub iommu: Option<String>,

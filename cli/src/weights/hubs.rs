@@ -263,7 +263,7 @@ impl Hubs {
             let (number, hubs) = part.place().unwrap_or((0, 1));
             ensure!(
                 hubs as usize == given,
-                "the number of hubs given for job {job:?} is {given}, expected {hubs}; give all of its hubs: HOST:PORT,HOST:PORT"
+                "the number of hubs given for job {job:?} is {given}, expected {hubs}; name all of its hubs: HOST:PORT,HOST:PORT"
             );
             for &(other, run, before) in &seen {
                 if other == number {
@@ -279,7 +279,7 @@ impl Hubs {
             seen.push((number, part.run(), address));
         }
         let addresses = || self.all.iter().map(|hub| hub.address.as_str()).collect::<Vec<_>>().join(",");
-        ensure!(!seen.is_empty(), "there is no part of job {job:?} at {}; give all of its hubs", addresses());
+        ensure!(!seen.is_empty(), "there is no part of job {job:?} at {}; name all of its hubs", addresses());
         Ok(())
     }
 
@@ -290,7 +290,7 @@ impl Hubs {
         ensure!(given > 0, "the state of job {job:?} has no tensor of its weights");
         ensure!(
             given == keys,
-            "job {job:?} has {keys} keys, and its hubs gave {given}; give all of its hubs"
+            "job {job:?} has {keys} keys, and its hubs gave {given}; name all of its hubs"
         );
         Ok(())
     }

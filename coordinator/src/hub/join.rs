@@ -45,7 +45,7 @@ impl Hub {
     /// other hubs.
     pub(crate) fn join(&mut self, join: Join, now: Instant) -> Result<(JobId, Pass), Refused> {
         let (id, rank) = (self.id(&join.name)?, join.rank);
-        let job = self.jobs.get_mut(&id).expect("names are of jobs that are there");
+        let job = self.jobs.get_mut(&id).expect("a name belongs to an existing job");
         job.may_come(&join)?;
         let Join { lead, relinks, reached, from, token, saves, .. } = join;
         self.tokens.give(token, (id, rank));

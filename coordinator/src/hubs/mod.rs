@@ -219,7 +219,7 @@ impl Hubs {
             return Ok(());
         }
         let why = format!(
-            "job {name:?} is another one at hub 0, at {lead}, than here; if its hub 0 was started again, the job ends here soon: \
+            "job {name:?} at hub 0, at {lead}, is not the job of this hub; if hub 0 was started again, the job ends here soon: \
              try again; otherwise use another job name"
         );
         Err(Refused::new(RefusalCode::JobDiffers, why))

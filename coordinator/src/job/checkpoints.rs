@@ -202,7 +202,10 @@ impl Checkpoints {
         refused: Option<String>,
     ) -> Option<Over> {
         let collecting = &mut self.collecting;
-        let of = collecting.iter().position(|one| one.occasion == occasion).expect("it is there");
+        let of = collecting
+            .iter()
+            .position(|one| one.occasion == occasion)
+            .expect("the snapshot is being collected");
         let one = &mut collecting[of];
         one.answers += 1;
         one.lacks.extend(refused.is_some().then_some(core));

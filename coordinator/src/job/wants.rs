@@ -233,7 +233,7 @@ impl Saving<'_> {
     pub(super) fn cut(&mut self, id: WantId) -> Vec<Effect> {
         let Some(at) = self.wants().get(id).map(|want| want.at) else { return Vec::new() };
         let (cut, effects) = self.job.cut(Purpose::Snapshot(at), self.now);
-        self.wants().get(id).expect("it waits").waits_for = WaitsFor::Cut(cut);
+        self.wants().get(id).expect("the want still waits").waits_for = WaitsFor::Cut(cut);
         effects
     }
 

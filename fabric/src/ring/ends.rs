@@ -49,7 +49,10 @@ pub struct Corrupt {
 impl fmt::Display for Corrupt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Corrupt { ours, theirs, capacity } = self;
-        write!(f, "ring of {capacity} slots: the peer's position is {theirs}, ours is {ours}")
+        write!(
+            f,
+            "a ring of {capacity} slots cannot have the peer's position {theirs} with this end's {ours}"
+        )
     }
 }
 

@@ -136,13 +136,13 @@ impl Guest {
     }
 
     fn let_in(mut self) -> OwnedFd {
-        self.0.take().expect("once")
+        self.0.take().expect("a guest is admitted once")
     }
 }
 
 impl AsFd for Guest {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_ref().expect("it is not let in").as_fd()
+        self.0.as_ref().expect("the guest is not admitted yet").as_fd()
     }
 }
 

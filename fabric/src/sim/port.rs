@@ -145,7 +145,7 @@ impl crate::Port for Port {
                     attached.state = LinkState::Closing(CloseReason::Corrupt(why));
                     return;
                 }
-                room.show(state.ends[end.peer().0].sent.take(now).expect("it is due"));
+                room.show(state.ends[end.peer().0].sent.take(now).expect("an arrival is due"));
             }
             if state.ends[end.peer().0].sent.relieved {
                 state.wake(end.peer());

@@ -252,8 +252,8 @@ pub struct ReadersReply {
     pub followed: Option<Followed>,
 }
 
-/// How far the followers of a job have got. A follower is a process that has read the state more than once, and that has not
-/// been silent for an hour.
+/// The progress of a job's followers. A follower is a process that has read the state more than once, and that has
+/// not been silent for an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Followed {
     /// The newest state that a follower has got: the state before this round.

@@ -75,7 +75,7 @@ impl LeftAt {
         self.check_form()?;
         match self.behind.last() {
             Some(last) if last.end() > keys as u64 => Err(format!(
-                "behind has keys up to number {}: the job has {keys} keys, numbered from 0",
+                "`behind` has keys up to number {}: the job has {keys} keys, numbered from 0",
                 last.end() - 1
             )),
             _ => Ok(()),
@@ -86,7 +86,7 @@ impl LeftAt {
     pub(super) fn check_form(&self) -> Result<(), String> {
         if self.behind.len() > MAX_BEHIND {
             return Err(format!(
-                "behind has {} runs of keys: expected {MAX_BEHIND} at most",
+                "`behind` has {} runs of keys: expected {MAX_BEHIND} at most",
                 self.behind.len()
             ));
         }
@@ -95,7 +95,7 @@ impl LeftAt {
             let Behind { first, keys, round } = *behind;
             if u64::from(first.0) < end || keys == 0 || round >= self.round {
                 return Err(format!(
-                    "behind has a run of {keys} keys from number {} on, with round {}: expected at least one key, runs in ascending order, and a round below {}",
+                    "`behind` has a run of {keys} keys from number {} on, with round {}: expected at least one key, runs in ascending order, and a round below {}",
                     first.0, round.0, self.round.0
                 ));
             }
@@ -161,14 +161,17 @@ mod tests {
         assert_eq!(behind(&[(0, 2, 7)]).check(2), Ok(()));
         assert_eq!(
             behind(&[(0, 2, 7)]).check(1).unwrap_err(),
-            "behind has keys up to number 1: the job has 1 keys, numbered from 0"
+            "`behind` has keys up to number 1: the job has 1 keys, numbered from 0"
         );
         for runs in [&[(0, 0, 7)][..], &[(0, 1, 8)], &[(0, 2, 7), (1, 1, 6)], &[(5, 1, 7), (0, 1, 7)]] {
             behind(runs).check(10).expect_err("overlapping, empty or not behind");
         }
         let runs = Vec::from_iter((0..1025).map(|run| (2 * run, 1, 7)));
         assert!(
-            behind(&runs).check(5000).unwrap_err().starts_with("behind has 1025 runs of keys: expected 1024")
+            behind(&runs)
+                .check(5000)
+                .unwrap_err()
+                .starts_with("`behind` has 1025 runs of keys: expected 1024")
         );
     }
 

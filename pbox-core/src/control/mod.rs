@@ -405,8 +405,8 @@ pub struct LeaveRequest {
     /// Runs of keys with a lower round, as in [`LeftAt`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
-    /// The failure because of which the worker leaves: its own (a [`reason`]), or that of a hub below's job. Or the way in
-    /// which it lost another hub of this job. Then the job fails at this hub, too, or continues without the member.
+    /// The reason why the worker leaves. It is its own failure (a [`reason`]), the job's failure at a hub below, or
+    /// the loss of another of its hubs. The job then fails at this hub, too, or continues without the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
     /// Whether `failed` reports that a hub stops or is lost. The job may continue when that hub comes back.

@@ -111,7 +111,8 @@ impl ReleaseRequest {
 pub struct WrittenRequest {
     /// The job's secret.
     pub secret: String,
-    /// The round before which the checkpoint has the state. 0 stands for the part that is being taken now, if there is one.
+    /// The round before which the checkpoint has the state. 0 stands for the part that is in progress, if there is
+    /// one.
     pub before: Round,
     /// The rounds of which all hubs are known to have a part.
     pub whole: WholeRounds,

@@ -93,8 +93,10 @@ impl Slices {
     fn add_group(&mut self, layout: &Layout, placement: &Placement, number: usize) {
         let chunks = || layout.groups()[number].clone().map(ChunkId);
         let keys = || chunks().map(|chunk| layout.chunk(chunk).key);
-        let (first, core) =
-            (keys().next().expect("a group has chunks"), placement.owner(chunks().next().expect("as above")));
+        let (first, core) = (
+            keys().next().expect("a group has chunks"),
+            placement.owner(chunks().next().expect("a group has chunks")),
+        );
         // If hubs above place keys by layer, the keys of a group may be at different hubs.
         if placement.owners(layout.groups()[number].clone()).all(|owner| owner == core) {
             let slice = self.slices.len() as u32;

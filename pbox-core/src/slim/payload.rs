@@ -206,8 +206,9 @@ impl SlimDp {
         let elements = sum.len();
         let Ok((header, rest)) = Header::read(payload) else { return false };
         if header.what == WHOLE {
-            let values =
-                rest.chunks_exact(size_of::<E>()).map(|bytes| E::read_from_bytes(bytes).expect("as long"));
+            let values = rest
+                .chunks_exact(size_of::<E>())
+                .map(|bytes| E::read_from_bytes(bytes).expect("a chunk of this length"));
             sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value.to_f32());
             return true;
         }

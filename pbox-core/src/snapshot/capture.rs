@@ -55,7 +55,7 @@ struct Current {
     occasion: Occasion,
     before: Round,
     values: Slab,
-    /// Steps of the chunk at each place, if it is copied.
+    /// The number of steps of each chunk that is copied, by place.
     steps: Vec<Option<u32>>,
     /// Chunks that are not copied yet.
     left: usize,
@@ -73,12 +73,13 @@ pub(crate) struct Capture {
     is_over_hubs: bool,
     /// The next round before which a snapshot is due.
     due: Round,
-    /// The exponent of a power of two: one of that many due snapshots is taken. In a job over several hubs it grows when the disk
-    /// is too slow. The hubs then take the same rounds, although their disks differ: only a round that all have is a checkpoint.
+    /// One of `2^spread` due snapshots is taken. In a job over several hubs it grows when the disk is too slow. The
+    /// hubs then take the same rounds, although their disks differ: only a round that all have is a checkpoint.
     spread: u32,
     /// The snapshots that began in time since `spread` has changed.
     in_time: u32,
-    /// Whether the snapshot that is in progress or out was due. A snapshot for a reader does not show that the disk is slow.
+    /// Whether the snapshot that is in progress, or that is being written, was due. A snapshot for a reader does not
+    /// show that the disk is slow.
     is_due: bool,
     current: Option<Current>,
     /// Whether a part has left the core, to be written to disk. Its memory will come back.
@@ -98,8 +99,8 @@ const MOST_SPREAD: u32 = 10;
 const IN_TIME: u32 = 8;
 
 impl Capture {
-    /// Snapshots of `chunks`, whose elements have these tensors. A snapshot is due every `every` rounds, first after round
-    /// `first`. `is_over_hubs` says whether the job is over several hubs.
+    /// Creates the snapshots of `chunks`, whose elements have these tensors. A snapshot is due every `every` rounds,
+    /// first after round `first`. `is_over_hubs` says whether the job is over several hubs.
     pub fn new(
         chunks: Vec<ChunkId>,
         (elements, tensors): (usize, Tensors),
@@ -175,8 +176,9 @@ impl Capture {
         }
     }
 
-    /// Returns the room for a copy of the chunk at `place`, which has reached `round`, and the tensors that are copied. `None` if
-    /// the chunk is copied: where workers step alone, it may still step in the last round of a job.
+    /// Returns the room for a copy of the chunk at `place`, which has reached `round`, and the tensors that are
+    /// copied. Returns `None` if the chunk is already copied: if workers step alone, a copied chunk may step again in
+    /// the last round of a job.
     #[cold]
     pub fn room(
         &mut self,
@@ -225,7 +227,7 @@ impl Capture {
         steps: u32,
         (squares, norm_mean): (Option<ExactSum>, Option<NormMean>),
     ) {
-        let current = self.current.as_mut().expect("room was given");
+        let current = self.current.as_mut().expect("the chunk has room in a snapshot");
         current.left -= 1;
         current.steps[place] = Some(steps);
         if let Some(Current { occasion, before, values, steps, .. }) =

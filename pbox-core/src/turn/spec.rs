@@ -23,9 +23,10 @@ pub struct ShardSpec {
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
-    /// The spans of these chunks in the job's weights, in the same order, then the [lines](Wire::weights_line) that the
-    /// core writes. With BSP the spans are in the window that all workers read. Below other hubs they are in the window of
-    /// sums, with the lines that the core passes on. Otherwise they are in a window that only the hub sees.
+    /// The spans of these chunks in the job's weights, in the same order, followed by the spans of the
+    /// [lines](Wire::weights_line) that the core writes. With BSP the spans are in the window that all workers read.
+    /// At a hub below others they are in the window of sums, and the lines are those that the core passes on. In all
+    /// other modes they are in a window that only the hub sees.
     pub weights: Spans,
     /// The state to continue with. Without it, weights and state are zero and the job begins with round 0.
     pub restored: Option<Arc<Restored>>,

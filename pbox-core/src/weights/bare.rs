@@ -32,7 +32,8 @@ impl Read for BareSlots {
 
     #[inline]
     fn begin<E: Element>(&mut self, _: &Chunk, push: Push, weights: &mut [E]) {
-        let first = <[E]>::ref_from_bytes(push.bytes()).expect("a chunk holds whole elements, on 64 bytes");
+        let first = <[E]>::ref_from_bytes(push.bytes())
+            .expect("a chunk has whole elements, at a multiple of 64 bytes");
         weights.copy_from_slice(first);
     }
 

@@ -38,7 +38,9 @@ impl Read for CountedSlots {
 
     fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]) {
         let values = &push.bytes()[..chunk.bytes];
-        weights.copy_from_slice(<[E]>::ref_from_bytes(values).expect("whole elements, on 64 bytes"));
+        weights.copy_from_slice(
+            <[E]>::ref_from_bytes(values).expect("whole elements, at a multiple of 64 bytes"),
+        );
     }
 
     fn sum<E: Element>(

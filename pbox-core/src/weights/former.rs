@@ -44,7 +44,7 @@ impl Former {
     /// Returns a chunk's former weights.
     pub fn of<E: Element>(&mut self, chunk: &Chunk, place: usize) -> &mut [E] {
         let bytes = &mut self.slab.as_mut_slice().as_mut_bytes()[self.starts[place]..][..chunk.bytes];
-        <[E]>::mut_from_bytes(bytes).expect("a chunk holds whole elements, on 64 bytes")
+        <[E]>::mut_from_bytes(bytes).expect("a chunk has whole elements, at a multiple of 64 bytes")
     }
 
     /// Copies the kept values of a chunk, for a trial.

@@ -52,7 +52,7 @@ impl Shadow {
 
     fn of_mut<E: Element>(&mut self, place: usize) -> &mut [E] {
         let bytes = &mut self.slab.as_mut_slice().as_mut_bytes()[self.chunks[place].clone()];
-        <[E]>::mut_from_bytes(bytes).expect("whole elements, from a multiple of 4 bytes on")
+        <[E]>::mut_from_bytes(bytes).expect("whole elements, at a multiple of 4 bytes")
     }
 
     /// Replaces a chunk's shadow by weights that the worker gets raw.

@@ -273,5 +273,5 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
 
 fn rounded_mut<E: Element>(words: &mut [u64], elements: usize) -> &mut [E] {
     let bytes = &mut words.as_mut_bytes()[..elements * size_of::<E>()];
-    <[E]>::mut_from_bytes(bytes).expect("whole elements, on 8 bytes")
+    <[E]>::mut_from_bytes(bytes).expect("whole elements, at a multiple of 8 bytes")
 }

@@ -530,8 +530,10 @@ impl<M: Mode> Staged<M> {
         // SAFETY: the other end has posted this line. If it writes nevertheless, the result is read as words, and every
         // word is checked.
         let bytes = unsafe { self.gradients.push(link, span) }.bytes();
-        self.gather
-            .take_line(line, <[u64]>::ref_from_bytes(bytes).expect("lines are whole words, on 64 bytes"))
+        self.gather.take_line(
+            line,
+            <[u64]>::ref_from_bytes(bytes).expect("lines are whole words, at a multiple of 64 bytes"),
+        )
     }
 
     /// Prepares a chunk's weights for workers that have none, as [`Reply::greet`] does.

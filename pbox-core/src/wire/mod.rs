@@ -458,7 +458,7 @@ impl Frames {
     pub fn read_raw(&self, bytes: &[u8], weights: &mut [f32]) {
         let Ok(values) = self.raw(bytes) else { return };
         typed!(self.dtype, E => {
-            let values = <[E]>::ref_from_bytes(values).expect("whole elements behind a header of 8 bytes");
+            let values = <[E]>::ref_from_bytes(values).expect("whole elements, after a header of 8 bytes");
             weights.iter_mut().zip(values).for_each(|(weight, value)| *weight = value.to_f32());
         });
     }
@@ -466,7 +466,7 @@ impl Frames {
     /// Writes a raw frame of these weights, rounded to the key's type, among the chunk's bytes.
     pub fn write_raw(&self, weights: &[f32], bytes: &mut [u8]) {
         typed!(self.dtype, E => {
-            let values = <[E]>::mut_from_bytes(self.begin_raw(bytes)).expect("whole elements behind a header");
+            let values = <[E]>::mut_from_bytes(self.begin_raw(bytes)).expect("whole elements, after a header");
             values.iter_mut().zip(weights).for_each(|(value, &weight)| *value = E::from_f32(weight));
         });
     }

@@ -61,7 +61,7 @@ pub(super) fn digest_text(hash: &Xxh3) -> String {
     format!("{:032x}", hash.digest128())
 }
 
-/// The multipliers of learning rate and weight decay, for the keys that have such.
+/// The multipliers of learning rate and weight decay, for the keys that have multipliers other than one.
 pub(super) type Multipliers = BTreeMap<String, [f32; 2]>;
 
 /// Returns the multipliers of `keys` that differ from one.

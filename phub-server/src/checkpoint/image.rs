@@ -21,8 +21,8 @@ pub(crate) enum NoImage {
     Memory { needed: u64, available: u64 },
 }
 
-/// Returns the file of a job with this name, or of a hub's part of it, with the tensors of the snapshot. The part says which job
-/// of the name it is of.
+/// Returns the file of a job with this name, or of a hub's part of it, with the tensors of the snapshot. In a part, `run` tells
+/// this job from other jobs with the same name.
 pub(crate) fn image(
     job: &str,
     snapshot: &Snapshot,

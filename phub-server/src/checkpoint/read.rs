@@ -109,8 +109,8 @@ pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), D
     }
 }
 
-/// Returns the error for a file with another version. The version may be newer, or one of its digits damaged;
-/// the digest tells. Every version has the same digest at the same position.
+/// Returns the error for a file with another version. Either the version is newer, or one of its digits is damaged;
+/// the digest shows which. Every version has the same digest at the same position.
 fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file_bytes: u64) -> DecodeError {
     let written = header.get(DIGEST_AT..DIGEST_AT + DIGEST_BYTES).unwrap_or_default();
     let written = String::from_utf8_lossy(written).into_owned();
@@ -323,7 +323,7 @@ fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom
     let groups: Vec<GroupsFrom> = parse(field, seen)?;
     match groups.iter().find(|(of, ..)| !numbers.iter().any(|(from, ..)| from == of)) {
         Some((round, ..)) => {
-            Err(faulty(field, seen, format!("no hyperparameters begin with round {}", round.0)))
+            Err(faulty(field, seen, format!("the file has no hyperparameters from round {} on", round.0)))
         }
         None => Ok(groups),
     }

@@ -33,6 +33,8 @@ pub(crate) struct Encryption {
 }
 
 impl Encryption {
+    /// Reads the certificate and the key of a hub with these settings.
+    ///
     /// # Errors
     /// Returns an error if the certificate or the key cannot be used.
     pub fn new(settings: &HubSettings) -> Result<Self, TlsError> {

@@ -68,6 +68,8 @@ impl Sees {
 }
 
 impl Guard {
+    /// Creates the guard of a hub with these settings.
+    ///
     /// # Errors
     /// Returns an error if there is no secret, and the settings do not say that the hub serves everybody.
     pub fn new(settings: &HubSettings) -> Result<Self, CredentialError> {

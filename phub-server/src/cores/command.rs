@@ -52,7 +52,8 @@ pub(crate) enum Command {
     Hold { job: JobId, reply: Reply<Option<Front>> },
     /// Return the round that each worker has reached in a held job.
     Lines { job: JobId, reply: Reply<Vec<Option<Round>>> },
-    /// End a held job: let no chunk pass the round `before`, or the lines of the workers.
+    /// End a held job: let no chunk pass the round `before`. If workers step alone, let no worker pass its own line
+    /// instead.
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
     /// Copy the state that a held job has before a round.
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },

@@ -70,7 +70,7 @@ impl Inner {
     /// Returns the member that this token belongs to, and its job, which must have the name `job`.
     pub fn member(&mut self, job: &str, token: &str) -> Result<(MemberOf, Both<'_>), Refused> {
         let (state, rank) = self.hub.member(job, token)?;
-        let own = self.jobs.get_mut(&state.spec.id).expect("what the coordinator has is here");
+        let own = self.jobs.get_mut(&state.spec.id).expect("each job of the coordinator has a part here");
         Ok((MemberOf { job: state.spec.id, rank }, (state, own)))
     }
 

@@ -264,7 +264,7 @@ impl Registry {
         let Made { begin, wire, cores, weights, peers, joined, warning, shards, above } = made;
         let (id, workers) = (begin.spec.id, begin.spec.terms.workers);
         inner.ask(begin);
-        let state = inner.hub().job(id).expect("it has begun");
+        let state = inner.hub().job(id).expect("the job has begun");
         let mut job = Job::new(state, wire, cores, weights, peers);
         (job.above, job.checkpoints.warning) = (joined, warning);
         for (&core, shard) in job.cores.numbers.iter().zip(shards) {

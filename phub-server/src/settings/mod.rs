@@ -300,8 +300,8 @@ impl HubSettings {
                 && meets(address.ip(), control.ip())
             {
                 return wrong(format!(
-                    "--listen {control} and --data-listen {data} leave one port for the control port and for {what}, which is at \
-                     {address}; move one of them"
+                    "--listen {control} and --data-listen {data} give the same port to the control port and to {what}, which is \
+                     at {address}; change one of them"
                 ));
             }
         }
@@ -447,7 +447,7 @@ mod tests {
             ["--listen", "0.0.0.0:7101", "--data-listen", "10.0.0.1:7100"],
         ] {
             let one = refused(&ports);
-            assert!(one.contains("one port") && one.contains(ports[3]), "{one}");
+            assert!(one.contains("the same port") && one.contains(ports[3]), "{one}");
         }
         let two = ["--listen", "10.0.0.1:7100", "--data-listen", "10.0.0.2:7100"];
         assert!(HubSettings::of_arguments(two.map(Into::into)).unwrap().check().is_ok());

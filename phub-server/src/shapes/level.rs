@@ -93,11 +93,11 @@ impl Shapes {
 /// The bytes of some chunks that cross a link once, with the headers of their frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// The gradient of one worker.
+    /// The bytes of one worker's gradient.
     pub gradient: u64,
-    /// The sum of one hub below, over its workers' gradients, with counts.
+    /// The bytes of one lower hub's sum of its workers' gradients, with counts.
     pub sum: u64,
-    /// The weights to one worker or hub below.
+    /// The bytes of the weights to one worker or hub below.
     pub weights: u64,
 }
 

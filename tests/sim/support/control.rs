@@ -74,7 +74,8 @@ pub struct Control {
     reports: VecDeque<Event>,
     /// The number of cores that have not yet answered the step of a cut.
     answers: usize,
-    /// The highest of the cores' fronts, and their furthest lines.
+    /// The answers of the cores to the step of a cut. They are the highest round of any chunk, and the furthest of each
+    /// worker that steps alone.
     fronts: (Option<Round>, Vec<Option<Round>>),
     /// The state that rank 0 brings, and the layout, until the job begins with it.
     brings: Option<(Arc<Layout>, Arc<Restored>)>,

@@ -28,8 +28,8 @@ def best(costs, start_up):
 
 
 def of_pulls(rows):
-    """Returns the layers' costs and the start-up, from the rows of figure 3. A row's pull has its start-up; that of the smallest
-    layer, with 0.1% of the bytes, is taken as the start-up alone."""
+    """Returns the layers' costs and the start-up, from the rows of figure 3. Each pull contains
+    a start-up. The pull of the smallest layer, with 0.1% of the bytes, counts as a start-up alone."""
     pulls = [float(row["pull_ms"]) for row in rows]
     start_up = min(pulls)
     return [(pull - start_up, float(row["forward_ms"])) for pull, row in zip(pulls, rows)], start_up

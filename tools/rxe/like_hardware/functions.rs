@@ -104,7 +104,7 @@ impl Answer for () {
     fn failed(_: c_int) {}
 }
 
-/// Functions that call the real one, after `$around` has had a look, and may answer itself.
+/// Functions that call the real function. With `$around`, that is called first, and may answer instead of the real function.
 macro_rules! functions {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? $(, $around:expr)?;)*) => {$(
         #[unsafe(no_mangle)]

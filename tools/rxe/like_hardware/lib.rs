@@ -1,22 +1,22 @@
-//! A libibverbs in front of the real one. It behaves like hardware that soft-RoCE is not. It has limits, it fails,
-//! it takes its time, and it logs what queue pairs are asked for. All else goes to the real one.
+//! A libibverbs in front of the real one, for tests on soft-RoCE. It imitates hardware: it has limits, calls fail or are
+//! slow, and it logs the settings of queue pairs. All other calls go to the real library unchanged.
 //!
 //! On the `unsafe` list. `binary.sh` builds it as `libibverbs.so.1`; a check puts its folder into LD_LIBRARY_PATH. Any thread.
 //!
 //! | variable | what the library then does |
 //! | --- | --- |
-//! | `LIKE_AS` | it has the limits of `mlx5`, `mlx4` or `bnxt_re` ([`kinds`]): it says so, and refuses larger things |
-//! | `LIKE_MAX_MR` | ENOMEM for more memory regions at a time |
-//! | `LIKE_FAULTS` | a file of lines `CALL[@DEVICE] fail ERRNO [after N]` or `CALL[@DEVICE] delay MS`: this call fails, once it was made N times in this process, or takes so much longer. It is read again when 20 ms are over. Calls of the data path are `ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq` and `ibv_req_notify_cq` |
-//! | `LIKE_GRH` | ports say that a GRH is required |
-//! | `LIKE_PKEYS` | ports say that this is their table of partition keys: `ffff,0,8003`, in which 0 is an empty entry. The real port has one: queue pairs get that |
-//! | `LIKE_INFINIBAND` | a file of lines `DEVICE LID GID INDEX REAL`: a port says that it has this LID, and who asks for a path to this LID or GID gets one from the real GID of this index to the real GID. What is in sysfs (link layer, GIDs) is the check's to cover |
-//! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type; there are no others. After DEVICE_FATAL nothing can be made on the context that read it: EIO. From PORT_ERR to PORT_ACTIVE the port says that it is down |
-//! | `LIKE_EVENTS_OF` | the pipe is for the device of this name alone; the others have their own events |
-//! | `LIKE_LOG` | a file that gets a line for each queue pair made, each change of one, and each range of memory or of a dma-buf that is registered |
+//! | `LIKE_AS` | devices have the limits of `mlx5`, `mlx4` or `bnxt_re` ([`kinds`]): queries report them, and calls that ask for more fail |
+//! | `LIKE_MAX_MR` | a process may have this number of memory regions at a time; more fail with ENOMEM |
+//! | `LIKE_FAULTS` | a file of lines `CALL[@DEVICE] fail ERRNO [after N]` or `CALL[@DEVICE] delay MS`: the call fails, at first or after N calls in this process, or takes MS milliseconds longer. The file is read again after 20 ms. Calls of the data path are `ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq` and `ibv_req_notify_cq` |
+//! | `LIKE_GRH` | ports report that a GRH is required |
+//! | `LIKE_PKEYS` | ports report this table of partition keys: `ffff,0,8003`, in which 0 is an empty entry. The real port has one key, and queue pairs get that key |
+//! | `LIKE_INFINIBAND` | a file of lines `DEVICE LID GID INDEX REAL`: the port reports this LID. A path to this LID or GID becomes a path from the real GID with this index to the real GID. The test itself must replace what is in sysfs (link layer, GIDs) |
+//! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type. There are no other events. After a context has read DEVICE_FATAL, it can make no objects: calls fail with EIO. From PORT_ERR to PORT_ACTIVE the port reports that it is down |
+//! | `LIKE_EVENTS_OF` | the pipe is only for the device with this name; other devices have their own events |
+//! | `LIKE_LOG` | a file that gets a line when a queue pair is made or changed, and when a range of memory or of a dma-buf is registered |
 //!
-//! Drivers of hardware take dma-bufs, which soft-RoCE's does not: here `ibv_reg_dmabuf_mr` maps the dma-buf, and has the mapping
-//! registered.
+//! Drivers of hardware take dma-bufs, and soft-RoCE's driver does not. So `ibv_reg_dmabuf_mr` maps the dma-buf here, and registers
+//! the mapping.
 
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals, dead_code, clippy::missing_safety_doc)]
 
@@ -46,7 +46,7 @@ unsafe extern "C" {
     fn __errno_location() -> *mut c_int;
 }
 
-/// A variable's number.
+/// Returns the number in an environment variable, if it is set.
 fn setting(name: &str) -> Option<i64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, which is no number")))

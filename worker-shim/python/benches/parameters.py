@@ -72,7 +72,7 @@ def main():
         for name in systems:
             torch.distributed.barrier()
             took = steps(models[name], optimizers[name], inputs, arguments.steps)
-            if leg > 0:  # the first is for buckets and coverage to be learnt
+            if leg > 0:  # in the first leg, buckets and coverage are learnt
                 found[name].append(took)
     if me.rank == 0:
         medians = {name: {part: statistics.median(leg[part] for leg in legs) for part in PARTS} for name, legs in found.items()}

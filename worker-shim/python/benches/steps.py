@@ -189,7 +189,7 @@ def main():
         for name, run in legs.items():
             torch.distributed.barrier()
             took = run()
-            if leg > 0:  # the first is for buckets and coverage to be learnt
+            if leg > 0:  # in the first leg, buckets and coverage are learnt
                 seconds[name].append(took)
     if me.rank == 0:
         hidden = {}

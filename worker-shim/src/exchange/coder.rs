@@ -287,11 +287,11 @@ pub(super) fn part_mut(values: &mut Slab, span: Span) -> &mut [u8] {
 
 /// Returns the elements of a key or a chunk.
 pub(super) fn elements<E: Element>(bytes: &[u8]) -> &[E] {
-    <[E]>::ref_from_bytes(bytes).expect("whole elements, on 64 bytes")
+    <[E]>::ref_from_bytes(bytes).expect("a span has whole elements, at a multiple of 64 bytes")
 }
 
 pub(super) fn elements_mut<E: Element>(bytes: &mut [u8]) -> &mut [E] {
-    <[E]>::mut_from_bytes(bytes).expect("whole elements, on 64 bytes")
+    <[E]>::mut_from_bytes(bytes).expect("a span has whole elements, at a multiple of 64 bytes")
 }
 
 /// Converts values to f32.

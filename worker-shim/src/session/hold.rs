@@ -137,7 +137,7 @@ impl Session {
                 Step::CatchUp => ended(self.catch_up(&stood, own), Event::CaughtUp, &mut why),
                 Step::Wait(until) => self.pause(until),
                 Step::GiveUp(over) => {
-                    let error = why.expect("a try failed");
+                    let error = why.expect("at least one try has failed");
                     if over.is_none() {
                         return Err(error);
                     }

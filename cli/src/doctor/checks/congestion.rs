@@ -19,7 +19,8 @@ pub(crate) fn congestion(asked: &Congestion) -> Check {
 }
 
 fn judge(asked: &Congestion, got: &Controlled, rules: &CongestionRules) -> Check {
-    let says = |names: &Option<String>| names.clone().unwrap_or("what it does not show here".into());
+    let says =
+        |names: &Option<String>| names.clone().unwrap_or("algorithms that it does not show here".into());
     let (available, allowed) = (says(&rules.available), says(&rules.allowed));
     let seen = format!("{got}; the kernel has {available}, and lets every process have {allowed}");
     if *asked == Congestion::Auto && got.is_paced() {

@@ -124,7 +124,7 @@ fn judge(name: &str, at: &str, control: &Seen, error: Option<std::io::Error>) ->
         _ => Check::fail(
             name,
             format!("cannot listen at {at}: {error}"),
-            "--data-listen with an address of this machine (ip -brief address) and a port that is free (ss -ltnp), as its next one is",
+            "--data-listen with an address of this machine (ip -brief address) and a port that is free, as must be the next higher port (ss -ltnp)",
         ),
     }
 }

@@ -1,4 +1,5 @@
-//! A trial that sends bytes over each NIC to itself, and checks them. No setting can show that this works.
+//! A trial that sends bytes from each NIC to the same NIC, and checks them. Settings cannot show that a NIC moves
+//! bytes; only a trial can.
 
 use fabric::verbs::{
     ConnectError, LoopbackError, NicOptions, PathFlags, VerbsError, loopback, takes_dma_bufs,

@@ -80,7 +80,8 @@ pub enum Step {
     HoldOthers(HoldRequest),
     /// Ask all cores for each worker's line.
     Lines,
-    /// Let no chunk pass this round or, if there are lines, the line of each worker.
+    /// Let no chunk pass this round. If workers step alone, let no worker pass its own line instead: the round at
+    /// which the job ends for that worker.
     EndBefore(Round, Arc<[Option<Round>]>),
     /// Let all cores take a snapshot before this round.
     TakeSnapshot(Occasion, Round),

@@ -38,7 +38,7 @@ impl<P: Port> Core<P> {
         if let Some(former) = self.unlink(id, rank) {
             self.port.detach(former);
         }
-        let terms = of_mode!(&self.shards[first].as_ref().expect("found above").shard, shard => &shard.terms);
+        let terms = of_mode!(&self.shards[first].as_ref().expect("the shard was found above").shard, shard => &shard.terms);
         let credit = terms.level.credit().at_first();
         self.attach(id, Member { shard: first, rank }, endpoint, credit);
         Ok(discarded)

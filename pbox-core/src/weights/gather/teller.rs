@@ -28,7 +28,7 @@ pub(super) struct Teller {
 pub(crate) enum Refused {
     /// The line names a hub that has no part.
     NotOfHub,
-    /// The line does not have a sum, or its round is not that of the post.
+    /// The line has no valid sum, or its round is not the round of the post.
     NoPart,
     /// No hub can have reached this round.
     NoSuchRound,

@@ -181,7 +181,7 @@ thread_local! {
 }
 
 fn with<T>(act: impl FnOnce(&mut Journal) -> T) -> T {
-    JOURNAL.with_borrow_mut(|journal| act(journal.as_mut().expect("begun")))
+    JOURNAL.with_borrow_mut(|journal| act(journal.as_mut().expect("a journal was begun")))
 }
 
 /// A guard: while it exists, the changes of this thread are noted. If the thread panics, the journal is
@@ -196,7 +196,7 @@ pub(super) fn begin(has_links: bool) -> Noting {
 
 impl Drop for Noting {
     fn drop(&mut self) {
-        let journal = JOURNAL.take().expect("begun");
+        let journal = JOURNAL.take().expect("a journal was begun");
         if std::thread::panicking() {
             eprintln!("{}", journal.story.join("\n"));
         }

@@ -112,7 +112,7 @@ impl Wake for Bell {
 }
 
 impl Up {
-    /// Returns the origin of addresses that a join names: hubs of a mesh, or other hubs of a job.
+    /// Returns the origin to give for the addresses in a join, which are those of other hubs, of the mesh or of the job.
     pub(super) fn outside(&self) -> Named {
         Named::Outside(self.peers.clone())
     }

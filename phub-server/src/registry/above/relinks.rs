@@ -28,7 +28,7 @@ impl RelinksAbove {
 
     /// Notes the end of a step. Returns the next one.
     pub fn handle(&mut self, event: Event) -> Step {
-        let member = self.member.as_mut().expect("it lost a link");
+        let member = self.member.as_mut().expect("a link was lost before");
         member.handle(event, Instant::now()).expect("the end of a step")
     }
 

@@ -78,8 +78,8 @@ impl Registry {
             return Err(Refusal::bad(format!("{share}: expected 1 to {MAX_HUBS} hubs, numbered from 0")));
         }
         let registry = Arc::clone(self);
-        // A thread for joins must not do this work: all of them may be joins that wait for this answer from
-        // each other's hubs.
+        // A thread for joins must not do this work: at each of the hubs, all of them may be busy with joins that wait
+        // for this answer.
         let look = move || {
             let Some(store) = &registry.store else { return Ok((None, None)) };
             let rounds = store.rounds(&name, share)?;

@@ -178,8 +178,8 @@ impl Registry {
                 conflict(
                     name,
                     &format!(
-                        "it waits for no state of worker {rank}: rank 0 offers one after its join, and brings \
-                         it once, if the answer has state_bytes"
+                        "it expects no state from worker {rank}: only rank 0 offers one, after its join, and sends it \
+                         once, if the hub's answer has state_bytes"
                     ),
                 )
             })?;
@@ -261,7 +261,7 @@ fn check_offer(
         ));
     }
     if !optimizer.keeps_weights() {
-        return Err(format!("a state for {}, which keeps none: offer none", optimizer.name()));
+        return Err(format!("a state for the optimizer {}, which keeps none: offer none", optimizer.name()));
     }
     Ok(())
 }

@@ -117,7 +117,7 @@ impl Registry {
 
     /// Writes the file. On its own thread, because it waits for the disk.
     fn write(&self, id: JobId, name: &str, snapshot: &Snapshot) -> Result<CheckpointReply, String> {
-        let store = self.store.as_ref().expect("snapshots are taken where there is a store");
+        let store = self.store.as_ref().expect("only a hub with a checkpoint directory takes snapshots");
         let writing = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.writing))?;
         let _writing = writing.lock();
         let whole = self.lock().ask(BeginFile { job: id, before: snapshot.round() })??;

@@ -61,7 +61,7 @@ impl Registry {
                 copies.waiting.remove(&want)
             });
             registry.make_room(id);
-            // Without the lock: a copy that nobody takes gives up its turn.
+            // The lock must not be held here: a copy that no client takes is dropped, and then it gives up its turn.
             for client in clients.ok().flatten().into_iter().flat_map(|(_, clients)| clients) {
                 let _ = client.send(made.clone());
             }

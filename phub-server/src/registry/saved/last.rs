@@ -88,7 +88,8 @@ impl Registry {
             let write = move || {
                 let _writing = writing.lock();
                 let start = Instant::now();
-                let store = self.store.as_ref().expect("looked at before the hold");
+                let store =
+                    self.store.as_ref().expect("only a hub with a checkpoint directory saves a last state");
                 let bytes = store.save(&name, share, &snapshot)?;
                 if !share.is_whole() {
                     store.keep_parts(&name, share, |round| round == before || is_needed(&whole, round))?;

@@ -74,7 +74,7 @@ impl Reads {
         all.insert(reader, Got { before, at, follows });
     }
 
-    /// Returns how far the readers have got that read more than once.
+    /// Returns the progress of the readers that have read more than once.
     fn followed(&self, now: Instant) -> Option<Followed> {
         let all = self.got.lock().unwrap_or_else(PoisonError::into_inner);
         let follows = |got: &&Got| got.follows && now.duration_since(got.at) < SILENT;

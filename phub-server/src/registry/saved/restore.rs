@@ -1,5 +1,5 @@
-//! The state that a new job continues from: its checkpoint, if the hub has one. Of a job over several hubs, the
-//! latest round that all hubs have a part of.
+//! The state that a new job continues from: its checkpoint, if the hub has one. For a job over several hubs, it is
+//! the latest round of which all hubs have a part.
 //!
 //! ```text
 //!   hub 0: own rounds + GET parts of every other hub --> the latest whole round --> pass --> the other hubs
@@ -28,7 +28,8 @@ use crate::registry::{Because, Refusal, Registry};
 #[derive(Default)]
 struct Beginning {
     round: Round,
-    /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
+    /// The rounds of the files of each hub that owns chunks. At hubs other than hub 0, only the rounds of the hub's
+    /// own files.
     files: Files,
     /// The reason why that is not the newest round.
     warning: Option<String>,
@@ -135,7 +136,7 @@ impl Registry {
                 });
                 Err(format!(
                     "its checkpoint is not complete, because no round has the parts of all hubs: {}{damage}; bring the missing files \
-                     back, or move these away to start the job from zero",
+                     back, or move the other files away to start the job from zero",
                     have.collect::<Vec<_>>().join(", ")
                 ))
             }

@@ -115,7 +115,7 @@ impl Registry {
         if !has_part {
             return Ok(None);
         }
-        // No cut over several hubs: the client compares the rounds of their parts.
+        // No cut over all hubs is needed: the client compares the rounds of the hubs' parts.
         let at = match query.before {
             Some(round) => CutAt::Before(round),
             None if share.is_whole() => CutAt::AllHubs,

@@ -1,8 +1,8 @@
 //! The ledger of workers that step together: the rounds that no chunk has stepped, and so the expected value
 //! of each weight.
 //!
-//! All workers push the same number, which equals its own mean. If the norm has no bound, the number is 1.
-//! With a bound, rounds have different numbers, and the oracle scales some of them.
+//! All workers push the same number, so the mean of a round is this number. The number is 1 if norms have no bound.
+//! If they have one, the number differs from round to round, and the oracle scales the steps of some rounds.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -18,8 +18,8 @@ use worker_shim::Exchange;
 /// in 8 bits. Norms are so large that the constant in the formula of the scale is rounded off.
 const NUMBERS: [f32; 3] = [64.0, 256.0, 128.0];
 
-/// The rounds that each chunk has left out. All other rounds are stepped once, and subtract their number from
-/// a weight. The weight is 0 after round 0.
+/// The rounds that each chunk has left out. Every other round makes one step, which subtracts the round's number from
+/// the weight. The weight is 0 after round 0.
 pub struct Together {
     layout: Arc<Layout>,
     /// The number that is pushed, and the scale of its step, by the remainder of the round.

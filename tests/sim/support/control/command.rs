@@ -32,7 +32,8 @@ pub(super) enum Command {
     Hold(CutId),
     /// Report how far each worker that steps alone has come.
     Lines(CutId),
-    /// Let no chunk go further than this round, or than these lines.
+    /// Let no chunk go further than this round. If workers step alone, let no worker go further than its own round in
+    /// the list.
     EndBefore(CutId, Round, Arc<[Option<Round>]>),
     /// Take a snapshot before a round.
     Snapshot(Occasion, Round),

@@ -269,7 +269,7 @@ class Session:
         self._keys = {name: key_of(name, given) for name, given in keys.items()}
         self._numbers = {name: number for number, name in enumerate(self._keys)}
         if pull is None and pull_layers is not None:
-            raise _phub.SettingsError("pull_layers without pull: say which batches of them, such as pull='ibatch'")
+            raise _phub.SettingsError("pull_layers without pull: say how layers form batches, such as pull='ibatch'")
         self.pull = pull
         self.skips_nonfinite, self.keeps_ema = bool(skip_nonfinite), ema is not None
         self._layers = [[key] for key in self._keys] if pull_layers is None else [list(each) for each in pull_layers]

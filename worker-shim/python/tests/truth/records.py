@@ -40,7 +40,7 @@ class Records:
 
 
 MODULE = "module"
-"""The label of a module that the script reads between two steps, as the way `unread` does not."""
+"""The label of a module that the script reads between two steps. In the way `unread` it is not read."""
 
 
 def without_modules(values):

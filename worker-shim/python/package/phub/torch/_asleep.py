@@ -24,7 +24,7 @@ class Asleep:
     """The parameters of a model that a job does not have, except those that another optimizer trains."""
 
     def __init__(self, model: Model, optimizer: "weakref.ref[Any]") -> None:
-        """`optimizer`: the one at the hub, which takes parameters into its job by `_phub_wake`."""
+        """Watches the parameters. The hub runs `optimizer`, whose `_phub_wake` takes parameters into its job."""
         self._optimizer = optimizer
         self._holder = Holder(_no_values, _no_values, _no_values, weakref.ref(self))
         of_model = {name: each for name, each in model.without_optimizer.items() if not is_held(each)}
@@ -34,13 +34,13 @@ class Asleep:
             hold(parameter, self._holder)
 
     def handed_out(self, parameter: Any, gradient: torch.Tensor) -> None:
-        """Has the job take the parameter, so that the script finds the mean of all workers. If the optimizer does not have the
-        parameter, watches the gradient."""
+        """Gets the parameter into the job, so that the script reads the mean of all workers' gradients. If the optimizer
+        does not have the parameter, watches the gradient."""
         if not self._is_taken(parameter) and id(parameter) in self._names:
             watch(gradient, self)
 
     def missed(self, parameter: Any) -> None:
-        """Has the job take the parameter, because another worker may have a gradient of it."""
+        """Gets the parameter into the job, because another worker may have a gradient of it."""
         self._is_taken(parameter)
 
     def given(self, parameter: Any) -> None:
@@ -54,8 +54,8 @@ class Asleep:
         return True
 
     def touched(self, gradient: Any) -> None:
-        """Raises an error for a script that uses a gradient that is not the mean of all workers, outside of `no_sync()` and of a
-        backward pass, where each worker has its own.
+        """Raises an error if the gradient is this worker's own and not the mean of all workers. Within `no_sync()` and
+        within a backward pass there is no error, because there each worker uses its own gradient.
 
         Raises:
             MeanError: see above.

@@ -1,8 +1,8 @@
-"""One model's exchange with the hub, round by round: gradients go at `step()`, or their bytes before; weights come as the
-forward pass needs them, and wherever else a parameter is read.
+"""One model's exchange with the hub, round by round. Gradients go to the hub at `step()`, or their bytes even before it.
+Weights come back when the forward pass needs them, or when the script reads a parameter.
 
-A `step()` is one round. Where the script has written parameters since the last one, another round comes first, in which the hub
-takes the values that were written.
+A `step()` is one round. If the script has written to parameters since the last step, another round comes first. In that
+round the hub takes the written values.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from ._windows import copy, tensor
 
 
 class Replicas:
-    """The average of gradients over the replicas of a model after `fully_shard`, which may also have sharded its parts."""
+    """The average of gradients over the replicas of a model that `fully_shard` has sharded, as a whole or also part by part."""
 
     def __init__(
         self, model: torch.nn.Module, mesh: Any, *, hub: Union[str, Hub, None] = None, job: str = "fsdp", **session: Any
@@ -77,9 +77,9 @@ class Replicas:
         def hook(reduced: torch.Tensor) -> None:
             if reduced.numel() != sum(sizes) or any(each.dtype != reduced.dtype for each in gradients):
                 raise GradientError(
-                    f"FSDP reduced {reduced.numel()} elements of {reduced.dtype}, where {keys[0]!r} and the {len(keys) - 1} parameters "
-                    f"beside it have {sum(sizes)} of {gradients[0].dtype}: give each a gradient in each backward pass, or freeze it "
-                    f"before Replicas, and give reduce_dtype the type of the parameters"
+                    f"FSDP reduced {reduced.numel()} elements of {reduced.dtype}, but {keys[0]!r} and the {len(keys) - 1} parameters that "
+                    f"are reduced with it have {sum(sizes)} elements of {gradients[0].dtype}. Each of them needs a gradient in each "
+                    f"backward pass, or must be frozen before Replicas; reduce_dtype must be the type of the parameters"
                 )
             shards = list(reduced.split(sizes))
             copy(gradients, shards)

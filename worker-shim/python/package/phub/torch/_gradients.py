@@ -233,8 +233,9 @@ class Gradients:
         """
         if self._mean is not None and all(each is not gradient for each in self._current().values()):
             raise MeanError(
-                f"{line()}: a gradient is used here that was kept while its parameter got another one, or none; DDP would have the "
-                f"mean of all workers, and this is the worker's own. Use gradients before zero_grad(), or keep copies: p.grad.clone()"
+                f"{line()}: a gradient is used here that was kept after its parameter had got another gradient, or none. With DDP it "
+                f"would be the mean of all workers; here it is this worker's own. Use gradients before zero_grad(), or keep "
+                f"copies: p.grad.clone()"
             )
         self._is_touched = True
         if self._mean is not None and not self._average_after_backward():

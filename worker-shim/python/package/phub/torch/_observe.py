@@ -160,7 +160,7 @@ class _Rows:
         self._row = _NO_TIME
         """The times of the step to which the next pass belongs."""
         self._rows: Deque[Row] = collections.deque()
-        """The rows of steps that cannot be sent before the answer to an earlier step."""
+        """Rows that wait until the answer to an earlier row has arrived."""
         self._awaits = False
         """Whether a row has been sent whose answer has not arrived."""
         self.seen: Deque[Times] = collections.deque(maxlen=_STEPS)

@@ -62,8 +62,9 @@ class Lion(Own):
 
 
 class Lamb(Own):
-    """LAMB (You et al. 2020): Adam's step of a parameter is scaled to `lr` times the norm of the parameter. A group without weight
-    decay makes Adam's step unscaled, which in the usual recipe are biases and scales. `phub.Lamb` has the formula.
+    """LAMB (You et al. 2020): Adam's step of a parameter is scaled to `lr` times the norm of the parameter. A group without
+    weight decay takes Adam's step unscaled. In the usual recipe, biases and the scales of normalization layers are such a
+    group. `phub.Lamb` has the formula.
 
     Args:
         params: parameters or groups, as for every torch optimizer.
@@ -101,9 +102,9 @@ class Lamb(Own):
 
 
 class Lars(Own):
-    """LARS (You et al. 2017): the gradient of a parameter is scaled to `trust` times the norm of the parameter, before momentum. A
-    group without weight decay makes steps of SGD with momentum, which in the usual recipe are biases and scales. `phub.Lars` has
-    the formula.
+    """LARS (You et al. 2017): the gradient of a parameter is scaled to `trust` times the norm of the parameter, before
+    momentum. A group without weight decay takes steps of SGD with momentum. In the usual recipe, biases and the scales of
+    normalization layers are such a group. `phub.Lars` has the formula.
 
     Args:
         params: parameters or groups, as for every torch optimizer.

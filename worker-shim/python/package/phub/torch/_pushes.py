@@ -1,4 +1,5 @@
-"""The pushes of gradients to a job: bytes leave as the backward pass makes gradients, and a push counts them if they are unchanged.
+"""The pushes of gradients to a job. The bytes of a gradient leave as soon as the backward pass has made it. They count at
+the push if the gradient has not changed since.
 
 There are two jobs. In the optimizer's own job the hub makes the step. The other job gives the mean of all workers' gradients to a
 script that uses gradients before `step()`.
@@ -23,7 +24,7 @@ from ._windows import Windows
 from ._windows import tensor as window
 
 SCALES = "scaler/scales"
-"""The key of the job that makes means for the scales of all workers, by rank."""
+"""A key of the job that makes means. It has the loss scale of each worker, by rank."""
 
 Made = Mapping[str, Optional[torch.Tensor]]
 """Gradients by key; `None` for a parameter that has no gradient."""
@@ -42,8 +43,8 @@ class Pushes:
 
     def __init__(self, session: Session, windows: Windows, overlap: bool, clip_value: Optional[float]) -> None:
         """Args:
-            overlap: whether bytes leave before the push, for the keys for which that gains something.
-            clip_value: the bytes have each element between minus and plus this. The gradient itself stays.
+            overlap: whether bytes leave before the push. They do so only for keys where this saves time.
+            clip_value: elements are sent clipped to between minus and plus this value. The gradient itself is not clipped.
         """
         self._session, self._windows, self._clip_value = session, windows, clip_value
         ahead = session.keys if windows.crosses_a_bus else session.leaves_ahead()

@@ -1,8 +1,8 @@
 """Gradients that are watched: torch asks their class before each function, and the class calls the gradient's watcher first.
 
-A read changes nothing with one worker. With several workers, `p.grad` is this worker's own gradient, and a script expects the
-mean of all workers, as with DDP. The watcher puts the mean there before the function runs. After a function the gradient is an
-ordinary tensor again, and any part of it may be in other hands. It does not know sessions.
+A read changes nothing with one worker. With several workers, `p.grad` is this worker's own gradient, and a script expects
+the mean of all workers, as with DDP. The watcher puts the mean there before the function runs. After that the gradient is
+an ordinary tensor again, and other code may have views of it. This module does not know sessions.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Watcher(Protocol):
         """Is called before the script reads or writes a watched gradient, and unwatches it."""
 
     def zeroed_by_script(self, gradient: Any) -> None:
-        """Is called before the script sets a gradient to zero, which then need not be watched any more."""
+        """Notes that the script is about to set a gradient to zero. After that the gradient need not be watched any more."""
 
     def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
-        """Returns whether the watcher puts a search off. torch's `GradScaler` asks before it searches gradients for values
-        that are not finite, and multiplies them by `factor`; all of them belong to this watcher. The watcher writes the result
-        into `found`."""
+        """Returns whether the watcher will do a search of `GradScaler` later, and write its result into `found`.
+        `GradScaler` searches gradients for values that are not finite, and multiplies them by `factor`. Here all the
+        gradients belong to this watcher."""
 
 
 _WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}
@@ -37,7 +37,7 @@ _SEARCH = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)  # 
 
 
 try:
-    # torch.compile (torch 2) looks at a parameter's gradient too, and neither reads nor keeps it.
+    # torch.compile (torch 2) also looks at a parameter's gradient, but neither reads nor keeps it.
     from torch._guards import TracingContext  # type: ignore[import-not-found, unused-ignore]
 
     _traced: Callable[[], Any] = TracingContext.try_get

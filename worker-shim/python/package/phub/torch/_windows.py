@@ -36,8 +36,9 @@ def tensor(session: Session, key: str, which: str) -> torch.Tensor:
 
 
 def pinnable(session: Session, key: str) -> List[torch.Tensor]:
-    """Returns a key's windows that are this process's own memory. Weights that are read-only can be the hub's pages. A
-    hub that comes back puts others at their addresses, and the GPU would read the pages that it has pinned."""
+    """Returns a key's windows that are this process's own memory. Read-only weights are left out, because they can be pages
+    of the hub. A hub that comes back maps new pages at the same addresses, and the GPU would go on to read the old, pinned
+    ones."""
     own = ("gradient", "weights") if session.weights(key).flags.writeable else ("gradient",)
     return [tensor(session, key, which) for which in own]
 
@@ -68,7 +69,8 @@ def unpin(addresses: List[int], device: torch.device) -> None:
 
 def _forget_error(device: torch.device) -> None:
     # CUDA keeps the error of a call for the next caller that asks for the last one, and PyTorch asks after each kernel that
-    # it launches. So the script would get it from an innocent line. PyTorch has no cudaGetLastError; this kernel asks.
+    # it launches. So the script would get the error from a line that did not cause it. PyTorch has no cudaGetLastError, so
+    # this launches a kernel, after which PyTorch takes the error.
     try:
         torch.ones(1, device=device)
     except RuntimeError:

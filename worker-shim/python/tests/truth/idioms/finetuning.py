@@ -300,7 +300,7 @@ def put_into_a_group_after_zero_grad_and_read(ctx):
 
 @idiom()
 def put_into_a_group_between_two_reads(ctx):
-    """A gradient of the first parameters is read before the others are put into the group."""
+    """A gradient of the group's first parameters is read before other parameters are put into the group."""
 
     def read(net):
         return net.head.bias.grad.sum() + net.first.weight.grad.sum()

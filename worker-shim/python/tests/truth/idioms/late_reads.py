@@ -228,8 +228,8 @@ def penalty_from_a_kept_copy(ctx):
 
 @idiom(workers=(1,))
 def graph_kept_over_a_step_without_gradients(ctx):
-    """Such a step writes no parameter, so a graph from before it has a backward pass. With several workers torch's error about an
-    in-place change comes, because another worker may have gradients."""
+    """A step without gradients writes no parameter, so the backward pass of an older graph still works. With several workers
+    torch raises its error about an in-place change, because another worker may have had gradients."""
     net = Mlp()
     model, optimizer = ctx.wrap(net, adamw(net.parameters()))
     for inputs, targets in ctx.batches(5):
