@@ -62,7 +62,7 @@ class AtTheHub(Joined):
             self._phub.unscale(unscaling(self))
             return loss  # what the scaler searched was the mean, so no worker makes this step
         self._take_changes_of_state()
-        if self._phub_join.model.has_changed(self):
+        if self._phub_join.model.changes_in_step(self):
             self._join_anew()
         self._phub.step(self.param_groups, unscaling(self))
         return loss
@@ -73,7 +73,7 @@ class AtTheHub(Joined):
         gradients for values that are not finite; see `_scaler`."""
         reads_before = vars(self).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS  # hooks expect unscaled gradients
         unscales = self._phub.session.skips_nonfinite and not reads_before
-        if unscales and not self._phub_join.model.has_changed(self):
+        if unscales and not self._phub_join.model.changes_in_step(self):
             self._phub.expect_search()
         return unscales
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tupl
 import torch
 
 from .._phub import SettingsError
-from ._held import unasked
+from ._held import gradient_of, unasked
 from ._tensors import broadcast_parameters
 
 Named = Union[torch.nn.Module, Iterable[Tuple[str, torch.nn.Parameter]], None]
@@ -18,10 +18,10 @@ class Model:
 
     trained: Dict[str, torch.nn.Parameter]
     """The parameters that the optimizer has and that are not frozen, in the order of the model. A shared parameter is there
-    once."""
+    once. A frozen parameter that has a gradient is among them, because torch steps it."""
 
     asleep: List[torch.nn.Parameter]
-    """The parameters that the optimizer has and that were frozen when the job was joined."""
+    """The parameters that the optimizer has and that were frozen, without a gradient, when the job was joined."""
 
     without_optimizer: Dict[str, torch.nn.Parameter]
     """The parameters that the optimizer does not have."""
@@ -65,7 +65,7 @@ class Model:
                 f"named_parameters: {len(mine) - len(found)} of the optimizer's {len(mine)} parameters have no name there, "
                 f"first its number {number}, of shape {tuple(mine[list(mine)[number]].shape)}"
             )
-        self.trained = {name: names[name] for name in found.values() if names[name].requires_grad}
+        self.trained = {name: names[name] for name in found.values() if _is_stepped(names[name])}
         if not self.trained:
             raise SettingsError("the optimizer has no parameter that requires a gradient")
         lazy = next((name for name, each in names.items() if torch.nn.parameter.is_lazy(each)), None)
@@ -78,15 +78,20 @@ class Model:
         if len(devices) > 1:
             raise SettingsError(f"parameters are on several devices ({', '.join(sorted(devices))}); expected one")
         _check_memory(self.trained)
-        self.asleep = [each for each in mine.values() if not each.requires_grad]
+        trained = {id(each) for each in self.trained.values()}
+        self.asleep = [each for key, each in mine.items() if key not in trained]
         self.without_optimizer = {name: each for name, each in names.items() if id(each) not in mine}
         self._members = _members(optimizer)
-        trained = {id(each) for each in self.trained.values()}
         self._frozen = {name: each for name, each in names.items() if id(each) not in trained}
 
     def has_changed(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer has other parameters than when the job was joined, or one is no longer frozen."""
         return _members(optimizer) != self._members or any(each.requires_grad for each in self.asleep)
+
+    def changes_in_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a step of torch would step other parameters: see `has_changed`, or the script has given a gradient to a frozen
+        parameter."""
+        return self.has_changed(optimizer) or any(gradient_of(each) is not None for each in self.asleep)
 
     @property
     def unfrozen(self) -> List[str]:
@@ -119,6 +124,11 @@ class Model:
         if rest:
             place = {name: session[name] for name in ("hub", "rank", "world_size", "mesh", "token", "transport") if name in session}
             broadcast_parameters(rest, **place)
+
+
+def _is_stepped(parameter: torch.nn.Parameter) -> bool:
+    """Whether torch steps a parameter of an optimizer, now or after a backward pass."""
+    return parameter.requires_grad or gradient_of(parameter) is not None
 
 
 def _members(optimizer: torch.optim.Optimizer) -> List[Tuple[int, FrozenSet[int]]]:
