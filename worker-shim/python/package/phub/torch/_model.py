@@ -27,10 +27,10 @@ class Model:
     """The parameters that the optimizer does not have."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named: Named) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SettingsError(f"optimizer is a {type(optimizer).__name__}: expected an optimizer of torch, and then the model")
         self._module = _module_of(named)
-        if isinstance(named, torch.nn.Module):
-            named = named.named_parameters()
-        self._named: Optional[List[Tuple[str, torch.nn.Parameter]]] = None if named is None else list(named)
+        self._named = None if named is None or self._module is not None else _pairs(named)
         self.trained = {}
         self.follow(optimizer)
 
@@ -41,9 +41,7 @@ class Model:
             SettingsError: a parameter has no name, no shape or no values, or the name of another parameter.
         """
         mine = {id(each): each for group in optimizer.param_groups for each in group["params"]}
-        if self._module is not None:
-            self._named = list(self._module.named_parameters())
-        named = self._named
+        named = self._named if self._module is None else list(self._module.named_parameters())
         if named is None:
             named = [(f"parameter.{number}", each) for number, each in enumerate(mine.values())]
         names: Dict[str, torch.nn.Parameter] = {}
@@ -148,6 +146,21 @@ def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
                 f"parameters {other!r} and {name!r} have the same memory: make them one parameter "
                 f"(module.weight = other.weight), which has one gradient"
             )
+
+
+def _pairs(named: Any) -> List[Tuple[str, torch.nn.Parameter]]:
+    """Returns names and parameters, also of a dict.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    pairs = list(named.items() if isinstance(named, Mapping) else named) if isinstance(named, Iterable) else [named]
+    for each in pairs:
+        kinds = tuple(map(type, each)) if isinstance(each, (tuple, list)) else (type(each),)
+        if len(kinds) != 2 or not issubclass(kinds[0], str) or not issubclass(kinds[1], torch.Tensor):
+            found = ", ".join(kind.__name__ for kind in kinds)
+            raise SettingsError(f"named_parameters: found ({found}); expected the model, or its named_parameters()")
+    return pairs
 
 
 def _module_of(named: Any) -> Optional[torch.nn.Module]:
