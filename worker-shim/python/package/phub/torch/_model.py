@@ -75,7 +75,7 @@ class Model:
         devices = {str(parameter.device) for parameter in mine.values()}
         if len(devices) > 1:
             raise SettingsError(f"parameters are on several devices ({', '.join(sorted(devices))}); expected one")
-        _check_memory(self.trained)
+        check_memory(self.trained)
         trained = {id(each) for each in self.trained.values()}
         self.asleep = [each for key, each in mine.items() if key not in trained]
         self.without_optimizer = {name: each for name, each in names.items() if id(each) not in mine}
@@ -134,8 +134,12 @@ def _members(optimizer: torch.optim.Optimizer) -> List[Tuple[int, FrozenSet[int]
     return [(len(group["params"]), frozenset(map(id, group["params"]))) for group in optimizer.param_groups]
 
 
-def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Checks that no two parameters have the same values in memory: the hub would step each, and one result would be lost."""
+def check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Checks that no two parameters have the same values in memory: the hub would step each, and one result would be lost.
+
+    Raises:
+        SettingsError: two have.
+    """
     places: Dict[Tuple[str, int], str] = {}
     for name, parameter in parameters.items():
         with unasked():
