@@ -269,16 +269,6 @@ class AtTheHub(Joined):
         self._phub.watch_gradients()
         return True
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Returns the parts of a copy or a pickle: an optimizer of torch's own class, with the current state."""
-        state = {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
-        return _optimizer, (self._phub_own,), state
-
-
-def _optimizer(own: type) -> torch.optim.Optimizer:
-    optimizer: torch.optim.Optimizer = object.__new__(own)
-    return optimizer
-
 
 def _versions(kept: Dict[str, Any]) -> Dict[str, int]:
     return {name: each._version for name, each in kept.items() if isinstance(each, torch.Tensor)}

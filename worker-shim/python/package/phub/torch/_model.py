@@ -89,12 +89,12 @@ class Model:
     def changes_in_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a step of torch would step other parameters: see `has_changed`, or the script has given a gradient to a frozen
         parameter."""
-        return self.has_changed(optimizer) or any(gradient_of(each) is not None for each in self.asleep)
+        return self.has_changed(optimizer) or any(map(_is_stepped, self.asleep))
 
     @property
     def unfrozen(self) -> List[str]:
-        """The names of the parameters that were frozen when the job was joined, and are not any more."""
-        awake = {id(each) for each in self.asleep if each.requires_grad}
+        """The names of the parameters that were frozen when the job was joined, and that torch would step now."""
+        awake = {id(each) for each in self.asleep if _is_stepped(each)}
         return [name for name, each in self._frozen.items() if id(each) in awake] if awake else []
 
     @property
