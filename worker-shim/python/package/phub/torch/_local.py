@@ -50,8 +50,8 @@ class LocalExchange:
 
         Raises:
             StateError: the script has written a parameter. The hub would replace some of the written values by its own.
-            WrapError: a parameter was unfrozen or has a gradient although it is frozen, or the groups have other parameters:
-                the hub has no key for them.
+            WrapError: a frozen parameter was unfrozen or got a gradient, or the groups have other parameters. The hub has no
+                key for them.
         """
         unfrozen = self._model.unfrozen
         if unfrozen or self._model.has_changed(optimizer):
