@@ -45,6 +45,12 @@ def test_no_hub_is_named(monkeypatch):
     [
         ({"keys": {}}, "at least one tensor"),
         ({"keys": {"weight": np.zeros(3)}}, "'weight' is an array of float64.*float32, float16 and bf16"),
+        ({"keys": ["weight"]}, r"keys is \['weight'\]: expected shapes or NumPy arrays by name"),
+        ({"keys": {"weight": 5}}, "'weight' is 5: expected a shape"),
+        ({"keys": {"weight": (2.5,)}}, r"'weight' is \(2.5,\): expected a shape"),
+        ({"keys": {"weight": (2, -1)}}, r"'weight' is \(2, -1\): expected a shape"),
+        ({"optimizer": phub.Sgd}, "optimizer is <class .*Sgd'>: expected one of phub's"),
+        ({"optimizer": phub.Sgd(float("nan"))}, "Sgd: learning_rate is nan; expected a finite number"),
         ({"keys": {"weight": phub.Key((3,), "f64")}}, '"f64": expected one of .*"f32"'),
         ({"optimizer": phub.Momentum(0.1, momentum=1.5)}, "momentum is 1.5; expected"),
         (

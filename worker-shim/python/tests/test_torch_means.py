@@ -360,6 +360,21 @@ def test_parameters_with_one_memory_are_refused(hub):
         phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **place)
 
 
+def test_parameters_that_get_one_memory_later_are_refused_at_the_step(hub):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = phub.torch.DistributedOptimizer(optimizer, model, hub=hub.address, rank=0, world_size=1)
+    for of_both in (True, True, False):
+        model(torch.ones(1, 4)).sum().backward()
+        model[1].weight.data = model[0].weight.data if of_both else torch.ones(4, 4)
+        if of_both:
+            with pytest.raises(phub.SettingsError, match="'0.weight' and '1.weight' have the same memory"):
+                optimizer.step()
+    optimizer.step()
+    assert torch.equal(model[1].weight, 1.0 - 0.1 * model[1].weight.grad)
+    optimizer.leave()
+
+
 def has_no_more_inputs(rank, hub):
     """Trains with an input on rank 0 alone from step 2 on, after a step in which gradients were read. Returns the weights, and those
     of a training with the means."""

@@ -483,6 +483,17 @@ def test_what_is_no_model_of_the_hub():
     for names, words in ((twice, "two parameters are called 'same'"), (named[1:], "1 of the optimizer's 4 .*no name")):
         with pytest.raises(phub.SettingsError, match=words):
             phub.torch.DistributedOptimizer(sgd, names, hub="127.0.0.1:1")
+    schedule = torch.optim.lr_scheduler.StepLR(sgd, 1)
+    for optimizer, names, words in (
+        (sgd, [each for _, each in named], r"found \(Parameter\); expected the model"),
+        (sgd, sgd, r"found \(SGD\); expected the model"),
+        (model, sgd, "optimizer is a Net: expected an optimizer of torch, and then the model"),
+        (schedule, model, "optimizer is a StepLR"),
+    ):
+        with pytest.raises(phub.SettingsError, match=words):
+            phub.torch.DistributedOptimizer(optimizer, names, hub="127.0.0.1:1")
+    with pytest.raises(phub.UnreachableError):  # a dict is as good
+        phub.torch.DistributedOptimizer(sgd, dict(named), hub="127.0.0.1:1", hub_wait=0.0)
     double = torch.nn.Linear(2, 2).double()
     with pytest.raises(phub.SettingsError, match="'weight' is torch.float64; a hub takes"):
         wrap(torch.optim.SGD(double.parameters(), lr=0.1), double, "127.0.0.1:1")

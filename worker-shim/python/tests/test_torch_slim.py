@@ -1,5 +1,8 @@
 """Slim-DP with PyTorch: optimizers that make their own steps, and exchange the changes."""
 
+import copy
+import pickle
+
 import pytest
 from conftest import in_processes
 
@@ -131,9 +134,31 @@ def test_an_unfrozen_parameter_is_an_error_at_the_step(hub):
     with pytest.raises(phub.torch.WrapError, match="parameter 'bias' was unfrozen"):
         step()
     model.bias.requires_grad_(False)
+    model.bias.grad = torch.ones(4)  # torch would step it
+    with pytest.raises(phub.torch.WrapError, match="parameter 'bias' was unfrozen, or got a gradient"):
+        wrapped.step()
+    model.bias.grad = None
     wrapped.param_groups[0]["params"] = [model.weight]
     with pytest.raises(phub.torch.WrapError, match="got other parameters"):
         step()
+    wrapped.leave()
+
+
+def test_a_copy_is_an_optimizer_of_torchs_own_with_the_state(hub):
+    model = torch.nn.Linear(3, 4)
+    wrapped, step = of_one_worker(hub, "copies", model)
+    wrapped.param_groups[0]["momentum"] = 0.9
+    with wrapped.no_sync():  # gradients are this worker's own anyhow
+        step()
+    for copied in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert type(copied) is torch.optim.SGD
+        kept = [each["momentum_buffer"] for each in wrapped.state.values()]
+        assert all(map(torch.equal, kept, (each["momentum_buffer"] for each in copied.state.values())))
+        former = copied.param_groups[0]["params"][0].detach().clone()
+        copied.param_groups[0]["params"][0].grad = torch.ones(4, 3)
+        copied.step()
+        assert not torch.equal(copied.param_groups[0]["params"][0], former)
+    step()
     wrapped.leave()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
@@ -44,7 +45,26 @@ def key_of(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
                 f"(phub.Key(shape, 'bf16')): convert it first"
             )
         return Key(given.shape, dtype)
-    return Key(tuple(int(extent) for extent in given))
+    try:
+        shape = tuple(map(operator.index, given))
+    except TypeError:
+        shape = (-1,)
+    if min(shape, default=0) < 0:
+        raise _phub.SettingsError(f"key {name!r} is {given!r:.60}: expected a shape such as (10, 64), a NumPy array or a phub.Key")
+    return Key(shape)
+
+
+def keys_of(given: Mapping[str, Union[Key, Sequence[int], Array]]) -> Dict[str, Key]:
+    """Returns the keys of a model.
+
+    Raises:
+        SettingsError: there is none, or the key of a name is not a tensor that a job can have.
+    """
+    if not isinstance(given, Mapping):
+        raise _phub.SettingsError(f"keys is {given!r:.60}: expected shapes or NumPy arrays by name")
+    if not given:
+        raise _phub.SettingsError("keys: a model has at least one tensor")
+    return {name: key_of(name, each) for name, each in given.items()}
 
 
 def described(keys: Mapping[str, Key]) -> List[Tuple[str, List[int], str, float, float]]:
@@ -63,5 +83,5 @@ class Places:
 
 def places(keys: Mapping[str, Union[Key, Sequence[int], Array]]) -> Places:
     """Returns the positions at which a session with these keys reads the gradients in its `dma_buf`. Offsets are in bytes."""
-    of_bytes, spans = _phub.places(described({name: key_of(name, given) for name, given in keys.items()}))
+    of_bytes, spans = _phub.places(described(keys_of(keys)))
     return Places(of_bytes, dict(zip(keys, spans)))

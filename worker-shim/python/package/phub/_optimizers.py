@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Tuple, Union
+import math
+from typing import Tuple, Union, get_args
+
+from . import _phub
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,5 +144,15 @@ def keeps_weights(optimizer: Optimizer) -> bool:
 
 
 def to_json(optimizer: Optimizer) -> str:
-    """Returns the optimizer as JSON, for the hub's control port."""
-    return json.dumps({"name": type(optimizer).__name__.lower(), **dataclasses.asdict(optimizer)})
+    """Returns the optimizer as JSON, for the hub's control port.
+
+    Raises:
+        SettingsError: it is no optimizer of the hub, or a number is not finite.
+    """
+    if not isinstance(optimizer, get_args(Optimizer)):
+        raise _phub.SettingsError(f"optimizer is {optimizer!r:.60}: expected one of phub's, such as phub.Adam(learning_rate=1e-3)")
+    numbers = {name: float(value) for name, value in dataclasses.asdict(optimizer).items()}
+    for name, number in numbers.items():
+        if not math.isfinite(number):  # JSON has no such number
+            raise _phub.SettingsError(f"{type(optimizer).__name__}: {name} is {number}; expected a finite number")
+    return json.dumps({"name": type(optimizer).__name__.lower(), **numbers})

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from . import _compression, _failure, _optimizers, _phub, _pull, _run, _secret, _state
 from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
-from ._keys import Array, Key, described, key_of
+from ._keys import Array, Key, described, keys_of
 from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
@@ -258,15 +258,13 @@ class Session:
             ConnectError: no transport leads to the hub.
             MissingWorkersError: the other workers did not join within `join_limit`.
         """
-        if not keys:
-            raise _phub.SettingsError("keys: a model has at least one tensor")
         if not 0.0 < join_limit < float("inf"):
             raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
         _compression.check(compression, optimizer)
         if hub_wait is not None and not 0.0 <= hub_wait < float("inf"):
             raise _phub.SettingsError(f"hub_wait is {hub_wait}: expected a number of seconds, 0 or more")
         self._owner = os.getpid()
-        self._keys = {name: key_of(name, given) for name, given in keys.items()}
+        self._keys = keys_of(keys)
         self._numbers = {name: number for number, name in enumerate(self._keys)}
         if pull is None and pull_layers is not None:
             raise _phub.SettingsError("pull_layers without pull: say how layers form batches, such as pull='ibatch'")

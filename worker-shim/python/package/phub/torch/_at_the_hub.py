@@ -62,7 +62,7 @@ class AtTheHub(Joined):
             self._phub.unscale(unscaling(self))
             return loss  # what the scaler searched was the mean, so no worker makes this step
         self._take_changes_of_state()
-        if self._phub_join.model.has_changed(self):
+        if self._phub_join.model.changes_in_step(self):
             self._join_anew()
         self._phub.step(self.param_groups, unscaling(self))
         return loss
@@ -73,7 +73,7 @@ class AtTheHub(Joined):
         gradients for values that are not finite; see `_scaler`."""
         reads_before = vars(self).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS  # hooks expect unscaled gradients
         unscales = self._phub.session.skips_nonfinite and not reads_before
-        if unscales and not self._phub_join.model.has_changed(self):
+        if unscales and not self._phub_join.model.changes_in_step(self):
             self._phub.expect_search()
         return unscales
 
@@ -268,16 +268,6 @@ class AtTheHub(Joined):
         self._join_anew()
         self._phub.watch_gradients()
         return True
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Returns the parts of a copy or a pickle: an optimizer of torch's own class, with the current state."""
-        state = {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
-        return _optimizer, (self._phub_own,), state
-
-
-def _optimizer(own: type) -> torch.optim.Optimizer:
-    optimizer: torch.optim.Optimizer = object.__new__(own)
-    return optimizer
 
 
 def _versions(kept: Dict[str, Any]) -> Dict[str, int]:

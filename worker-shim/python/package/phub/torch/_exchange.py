@@ -231,7 +231,7 @@ class Exchange:
     def _before_forward(self, module: torch.nn.Module) -> None:
         if self._buffers is not None and self._buffers_are_old and self._model.is_whole(module):
             self._buffers_are_old = False
-            self._buffers.again()
+            self._buffers.again(self._model.buffers)
         self._gradients.forward_begins()
         if self._weights.pending or self._coverage.is_learning:
             self._weights.wait(self._coverage.called(module))

@@ -140,9 +140,9 @@ class Join:
         if joined.world_size == 1:
             return None
         self.model.broadcast_rest(self._session)
-        buffers = self.model.buffers if self._broadcast_buffers else {}
-        job = {**self._place(), "job": f"{joined.job[:54]}-buffers"}
-        return Broadcast(buffers, job, Sgd(0.0)) if buffers else None
+        if not self._broadcast_buffers:
+            return None
+        return Broadcast(self.model.buffers, {**self._place(), "job": f"{joined.job[:54]}-buffers"}, Sgd(0.0))
 
 
 # Exchanges of optimizers that the script has dropped.

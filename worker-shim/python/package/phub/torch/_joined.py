@@ -65,6 +65,15 @@ class Joined(torch.optim.Optimizer):
             "DistributedDataParallel, by phub.torch.ddp_hook or phub.c10d, with an optimizer of torch's own"
         )
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Returns the parts of a copy or a pickle: an optimizer of torch's own class, with the current state."""
+        return _optimizer, (self._phub_own,), self.__getstate__()  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def _optimizer(own: type) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = object.__new__(own)
+    return optimizer
+
 
 def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: Membership) -> None:
     """Mixes `joined` into the optimizer's class. The optimizer remains the same object."""

@@ -3,7 +3,8 @@ the paper, a change that is not sent is kept, and sent after a later step (decis
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, Optional
 
 import torch
 
@@ -49,11 +50,12 @@ class LocalExchange:
 
         Raises:
             StateError: the script has written a parameter. The hub would replace some of the written values by its own.
-            WrapError: a parameter was unfrozen, or the groups have other parameters: the hub has no key for them.
+            WrapError: a frozen parameter was unfrozen or got a gradient, or the groups have other parameters. The hub has no
+                key for them.
         """
         unfrozen = self._model.unfrozen
         if unfrozen or self._model.has_changed(optimizer):
-            seen = f"parameter {unfrozen[0]!r} was unfrozen" if unfrozen else "the optimizer's groups got other parameters"
+            seen = f"parameter {unfrozen[0]!r} was unfrozen, or got a gradient," if unfrozen else "the groups got other parameters"
             raise WrapError(
                 f"{seen} after DistributedOptimizer: with SlimDP the hub's keys are fixed at the join, so each worker would keep "
                 f"its own values; {_ANEW} when its parameters are final"
@@ -102,7 +104,7 @@ class StepsItself(Joined):
 
         Raises:
             StateError: the script has written a parameter since the last step.
-            WrapError: a parameter was unfrozen since `DistributedOptimizer`.
+            WrapError: a parameter was unfrozen since `DistributedOptimizer`, or has a gradient although it is frozen.
         """
         self._phub.begin_step(self)
         loss = super().step(closure)  # type: ignore[arg-type]
@@ -114,6 +116,10 @@ class StepsItself(Joined):
         if "_phub" in self.__dict__:
             raise WrapError("with SlimDP the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
         super().add_param_group(param_group)
+
+    def no_sync(self) -> ContextManager[None]:
+        """Returns a context that changes nothing: gradients are always this worker's own."""
+        return contextlib.nullcontext()
 
     def synchronize(self) -> None:
         """Does nothing: parameters have their values when `step` returns."""

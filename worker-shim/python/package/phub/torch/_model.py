@@ -7,7 +7,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tupl
 import torch
 
 from .._phub import SettingsError
-from ._held import unasked
+from ._held import gradient_of, unasked
 from ._tensors import broadcast_parameters
 
 Named = Union[torch.nn.Module, Iterable[Tuple[str, torch.nn.Parameter]], None]
@@ -18,19 +18,19 @@ class Model:
 
     trained: Dict[str, torch.nn.Parameter]
     """The parameters that the optimizer has and that are not frozen, in the order of the model. A shared parameter is there
-    once."""
+    once. A frozen parameter that has a gradient is among them, because torch steps it."""
 
     asleep: List[torch.nn.Parameter]
-    """The parameters that the optimizer has and that were frozen when the job was joined."""
+    """The parameters that the optimizer has and that were frozen, without a gradient, when the job was joined."""
 
     without_optimizer: Dict[str, torch.nn.Parameter]
     """The parameters that the optimizer does not have."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, named: Named) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SettingsError(f"optimizer is a {type(optimizer).__name__}: expected an optimizer of torch, and then the model")
         self._module = _module_of(named)
-        if isinstance(named, torch.nn.Module):
-            named = named.named_parameters()
-        self._named: Optional[List[Tuple[str, torch.nn.Parameter]]] = None if named is None else list(named)
+        self._named = None if named is None or self._module is not None else _pairs(named)
         self.trained = {}
         self.follow(optimizer)
 
@@ -41,9 +41,7 @@ class Model:
             SettingsError: a parameter has no name, no shape or no values, or the name of another parameter.
         """
         mine = {id(each): each for group in optimizer.param_groups for each in group["params"]}
-        if self._module is not None:
-            self._named = list(self._module.named_parameters())
-        named = self._named
+        named = self._named if self._module is None else list(self._module.named_parameters())
         if named is None:
             named = [(f"parameter.{number}", each) for number, each in enumerate(mine.values())]
         names: Dict[str, torch.nn.Parameter] = {}
@@ -65,7 +63,7 @@ class Model:
                 f"named_parameters: {len(mine) - len(found)} of the optimizer's {len(mine)} parameters have no name there, "
                 f"first its number {number}, of shape {tuple(mine[list(mine)[number]].shape)}"
             )
-        self.trained = {name: names[name] for name in found.values() if names[name].requires_grad}
+        self.trained = {name: names[name] for name in found.values() if _is_stepped(names[name])}
         if not self.trained:
             raise SettingsError("the optimizer has no parameter that requires a gradient")
         lazy = next((name for name, each in names.items() if torch.nn.parameter.is_lazy(each)), None)
@@ -77,21 +75,26 @@ class Model:
         devices = {str(parameter.device) for parameter in mine.values()}
         if len(devices) > 1:
             raise SettingsError(f"parameters are on several devices ({', '.join(sorted(devices))}); expected one")
-        _check_memory(self.trained)
-        self.asleep = [each for each in mine.values() if not each.requires_grad]
+        check_memory(self.trained)
+        trained = {id(each) for each in self.trained.values()}
+        self.asleep = [each for key, each in mine.items() if key not in trained]
         self.without_optimizer = {name: each for name, each in names.items() if id(each) not in mine}
         self._members = _members(optimizer)
-        trained = {id(each) for each in self.trained.values()}
         self._frozen = {name: each for name, each in names.items() if id(each) not in trained}
 
     def has_changed(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer has other parameters than when the job was joined, or one is no longer frozen."""
         return _members(optimizer) != self._members or any(each.requires_grad for each in self.asleep)
 
+    def changes_in_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a step of torch would step other parameters: see `has_changed`, or the script has given a gradient to a frozen
+        parameter."""
+        return self.has_changed(optimizer) or any(map(_is_stepped, self.asleep))
+
     @property
     def unfrozen(self) -> List[str]:
-        """The names of the parameters that were frozen when the job was joined, and are not any more."""
-        awake = {id(each) for each in self.asleep if each.requires_grad}
+        """The names of the parameters that were frozen when the job was joined, and that torch would step now."""
+        awake = {id(each) for each in self.asleep if _is_stepped(each)}
         return [name for name, each in self._frozen.items() if id(each) in awake] if awake else []
 
     @property
@@ -121,13 +124,22 @@ class Model:
             broadcast_parameters(rest, **place)
 
 
+def _is_stepped(parameter: torch.nn.Parameter) -> bool:
+    """Whether torch steps a parameter of an optimizer, now or after a backward pass."""
+    return parameter.requires_grad or gradient_of(parameter) is not None
+
+
 def _members(optimizer: torch.optim.Optimizer) -> List[Tuple[int, FrozenSet[int]]]:
     """Returns the number of parameters of each group, also of those that the script has named twice, and their identities."""
     return [(len(group["params"]), frozenset(map(id, group["params"]))) for group in optimizer.param_groups]
 
 
-def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Checks that no two parameters have the same values in memory: the hub would step each, and one result would be lost."""
+def check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    """Checks that no two parameters have the same values in memory: the hub would step each, and one result would be lost.
+
+    Raises:
+        SettingsError: two have.
+    """
     places: Dict[Tuple[str, int], str] = {}
     for name, parameter in parameters.items():
         with unasked():
@@ -138,6 +150,21 @@ def _check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
                 f"parameters {other!r} and {name!r} have the same memory: make them one parameter "
                 f"(module.weight = other.weight), which has one gradient"
             )
+
+
+def _pairs(named: Any) -> List[Tuple[str, torch.nn.Parameter]]:
+    """Returns names and parameters, also of a dict.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    pairs = list(named.items() if isinstance(named, Mapping) else named) if isinstance(named, Iterable) else [named]
+    for each in pairs:
+        kinds = tuple(map(type, each)) if isinstance(each, (tuple, list)) else (type(each),)
+        if len(kinds) != 2 or not issubclass(kinds[0], str) or not issubclass(kinds[1], torch.Tensor):
+            found = ", ".join(kind.__name__ for kind in kinds)
+            raise SettingsError(f"named_parameters: found ({found}); expected the model, or its named_parameters()")
+    return pairs
 
 
 def _module_of(named: Any) -> Optional[torch.nn.Module]:

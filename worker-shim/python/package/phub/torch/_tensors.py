@@ -64,18 +64,20 @@ class Broadcast:
             optimizer: `Sum()` for tensors that are given once. `Sgd(0.0)` for tensors that the hub keeps, for a job that
                 continues later.
         """
-        self._tensors = {name: each for name, each in tensors.items() if each.numel() > 0}
+        self._settings, self._optimizer, self._times = settings, optimizer, 0
+        self._tensors: Dict[str, torch.Tensor] = {}
+        self._keys: Dict[str, Key] = {}
         self._session: Optional[Session] = None
+        self._join(tensors, settings)
+
+    def _join(self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
+        self._tensors, self._keys = _filled(tensors), _keys(_filled(tensors))
         if not self._tensors:
             return
-        keys = {
-            name: Key(tuple(each.shape), DTYPES[each.dtype]) if each.dtype in DTYPES else Key(_pieces(each).shape)
-            for name, each in self._tensors.items()
-        }
-        self._session = Session(keys=keys, optimizer=optimizer, **settings)
+        self._session = Session(keys=self._keys, optimizer=self._optimizer, **settings)
         try:
             self._write(self._session)
-            if isinstance(optimizer, Sgd):
+            if isinstance(self._optimizer, Sgd):
                 self._session.broadcast()
             else:
                 (self._session.push if self._session.rank == 0 else self._session.push_nothing)(*self._tensors)
@@ -85,8 +87,14 @@ class Broadcast:
             self._session.close()
             raise
 
-    def again(self) -> None:
-        """Gives every worker the values that rank 0's tensors have now."""
+    def again(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Gives every worker the values that rank 0's tensors have now. A script may have put other tensors in the place of
+        the former ones. If names, shapes or types have changed, every worker joins another job."""
+        if _keys(_filled(tensors)) != self._keys:
+            self.leave()
+            self._times += 1
+            self._join(tensors, {**self._settings, "job": f"{self._settings['job'][:58]}.{self._times}"})
+        self._tensors = _filled(tensors)
         if self._session is not None:
             self._write(self._session)
             self._session.push_weights(*self._tensors)
@@ -113,6 +121,20 @@ class Broadcast:
         session, self._session = self._session, None
         if session is not None:
             session.leave()
+
+
+def _filled(tensors: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+    """Returns the tensors that have elements."""
+    return {name: each for name, each in tensors.items() if each.numel() > 0}
+
+
+def _keys(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Key]:
+    return {
+        name: Key(tuple(each.shape), DTYPES[each.dtype])
+        if each.dtype in DTYPES
+        else Key(((each.numel() * each.element_size() + 1) // 2,))  # that of `_pieces`
+        for name, each in tensors.items()
+    }
 
 
 def _pieces(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":

@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Map
 import torch
 
 from ._held import Holder, Taker, claim, hold, mark_here, mark_pending, release, unasked
+from ._model import check_memory
 from ._windows import Windows, have_other_bits
 
 # The size of a bucket, whose parameters are copied together. It is small, so that the values are still in the cache when the next
@@ -220,7 +221,13 @@ class Weights:
             _fill([(weight, each) for (_, weight), each in zip(weights, own)])
 
     def written(self) -> List[str]:
-        """Returns the keys of the parameters that the script has written since their values arrived."""
+        """Returns the keys of the parameters that the script has written since their values arrived.
+
+        Raises:
+            SettingsError: the script has given a parameter the memory of another one.
+        """
+        if self._moved:
+            check_memory(self.parameters)
         claim(self.parameters.values(), self._holder)  # another optimizer with the same parameters may have made a step
         found = []
         with self._lock:

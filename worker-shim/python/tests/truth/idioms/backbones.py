@@ -155,3 +155,34 @@ def buffer_that_the_script_moves(ctx):
         run.optimizer.step()
         net.centre = net.centre * 0.9 + ctx.mean(outputs.detach().mean(0)) * 0.1
         ctx.record(net, loss=loss)
+
+
+class Centred(Mlp):
+    """A layer that moves its buffer by an assignment, which puts another tensor in its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(6))
+
+    def features(self, inputs):
+        self.centre = 0.9 * self.centre + 0.1 * inputs.detach().mean(0)
+        return super().features(inputs - self.centre)
+
+
+@idiom()
+def buffer_that_the_model_replaces(ctx):
+    ctx.run(Centred(), wrap={"broadcast_buffers": True}).train()
+
+
+@idiom()
+def buffers_that_come_grow_and_go(ctx):
+    """The model makes a buffer in the run, as of a mask or a cache, replaces it by a larger one, and deletes it."""
+    net = Centred()
+    run = ctx.run(net, wrap={"broadcast_buffers": True})
+    for step, _ in enumerate(run.after_steps(8)):
+        if step in (1, 3):
+            net.register_buffer("seen", torch.full((step,), step + ctx.rank))
+        if step == 5:
+            del net.seen
+        if step in (2, 4):
+            ctx.record(seen=net.seen)

@@ -124,6 +124,32 @@ def unfrozen_after_zero_grad_and_read(ctx):
 
 
 @idiom()
+def frozen_before_the_step_as_another_is_unfrozen(ctx):
+    """After the backward pass one layer is frozen and another is unfrozen. Torch still makes the step of the frozen layer."""
+    net = Mlp()
+    net.head.requires_grad_(False)
+    run = ctx.run(net, adamw, wrap={"unused": True})
+    for step, _ in enumerate(run.before_steps(3)):
+        if step == 2:
+            net.first.requires_grad_(False)
+            net.head.requires_grad_(True)
+    run.model = ctx.anew(run.model, net)
+    run.train(3)
+
+
+@idiom()
+def gradients_of_frozen_parameters_by_hand(ctx):
+    """An evolution strategy: a layer needs no backward pass, and torch steps with the gradients that the script makes."""
+    net = Mlp()
+    net.first.requires_grad_(False)
+    run = ctx.run(net, wrap={"unused": True})
+    for step, _ in enumerate(run.before_steps(6)):
+        if step in (1, 2, 4):
+            for each in net.first.parameters():
+                each.grad = torch.full_like(each, 0.1 * step)
+
+
+@idiom()
 def frozen_later(ctx):
     run = ctx.run(weight_decay=0.1)
     run.train(3)
