@@ -87,7 +87,7 @@ def update(engine, **request):
 
 
 def train(rank, address, checkpoint, steps):
-    """Trains as often as it is told. Rank 0 then sends the round, and the tokens that its model writes."""
+    """Trains for each number of steps that arrives. Then sends the round, and the tokens that its model writes."""
     torch.set_num_threads(1)
     model = transformers.LlamaForCausalLM.from_pretrained(checkpoint)
     where = {"hub": address, "rank": rank, "world_size": 2, "job": "job"}

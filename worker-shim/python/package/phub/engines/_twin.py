@@ -1,8 +1,8 @@
 """A twin of an engine's model without memory, into which the engine loads a version for a check.
 
-An engine joins tensors of a checkpoint (query, key and value are one matrix), and shards them over its ranks. Only its own loaders
-know which names, shapes and types they take. So the check calls the loaders, with tensors on torch's device "meta": the model is not
-touched. This module must not know any engine.
+An engine joins tensors of a checkpoint (query, key and value are one matrix), and shards them over its ranks. Only its own
+loaders know which names, shapes and types they take. So the check calls the loaders, with tensors on torch's device "meta": the
+model is not touched. This module must not know any engine.
 """
 
 from __future__ import annotations

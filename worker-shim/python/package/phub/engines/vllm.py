@@ -14,6 +14,7 @@ from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader.reload.layerwise import (
+    _get_original_loader,
     finalize_layerwise_reload,
     get_layerwise_info,
     initialize_layerwise_reload,
@@ -101,6 +102,14 @@ def _as_in_checkpoint(module: torch.nn.Module) -> _twin.Tensors:
 
     def of(now: Dict[str, Any], before: Dict[str, Any]) -> Dict[str, Any]:
         kept = {name: tensor for name, tensor in now.items() if name in SKIP_TENSORS or tensor is None}
-        return {**kept, **{name: restore_layer_refs(to_meta_tensor(tensor), module) for name, tensor in before.items()}}
+        return {**kept, **{name: _restored(tensor, module) for name, tensor in before.items()}}
 
     return of(now[0], before[0]), of(now[1], before[1])
+
+
+def _restored(tensor: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
+    restored = restore_layer_refs(to_meta_tensor(tensor), module)
+    if hasattr(restored, "weight_loader"):
+        # A reload leaves its own loaders there, which load nothing until the next reload.
+        restored.weight_loader = _get_original_loader(restored)
+    return restored
