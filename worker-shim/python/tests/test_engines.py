@@ -169,6 +169,14 @@ def test_weights_that_do_not_fit_change_nothing(hub, shapes, text):
     receiver.destroy()
 
 
+def test_a_parameter_that_two_layers_share_is_filled_once():
+    model = Model()
+    model.head = torch.nn.Module()
+    model.head.weight = model.norm
+    _twin.check(_twin.twin_of(model), [(name, shape, "f32") for name, shape in SHAPES.items()])
+    assert same(model.state(), {**Model().state(), "head.weight": torch.zeros(4)})
+
+
 def test_weights_for_a_parameter_of_integers_are_an_error():
     model = Model()
     model.norm = torch.nn.Parameter(torch.zeros(4, dtype=torch.int8), requires_grad=False)

@@ -37,17 +37,26 @@ def watchdog_s():
     return 600  # several engines start in a test of ranks
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """The directory of a small language model with random weights."""
-    directory = tmp_path_factory.mktemp("model")
+def saved(directory, **settings):
+    """Returns the directory, with a small language model of random weights."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 256}
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        **sizes, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.5, eos_token_id=None
+        **sizes, **settings, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.5, eos_token_id=None
     )
     transformers.LlamaForCausalLM(config).save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    """A model whose head has the weights of its embedding. A checkpoint and a hub have them once."""
+    return saved(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
 
 
 def start(checkpoint, **settings):
@@ -202,11 +211,11 @@ def test_a_failed_update_leaves_the_model_unchanged_and_names_the_cause(engine, 
     fails("expected the newest version: ")
 
 
-def test_two_ranks_get_the_weights_of_one_version(hub, checkpoint):
-    engine = start(checkpoint, tensor_parallel_size=2)
+def test_two_ranks_get_the_weights_of_one_version(hub, tied):
+    engine = start(tied, tensor_parallel_size=2)
     try:
         before = written_by(engine)
-        with Trainers(hub.address, checkpoint) as trainers:
+        with Trainers(hub.address, tied) as trainers:
             number, tokens = trainers.train(steps=3)
             source(engine, hub=hub.address, job="job", names={"model.norm.weight": "other"})
             with pytest.raises(Exception, match="tensor 'other'"):
@@ -254,10 +263,10 @@ def served(checkpoint, log):
             server.terminate()
 
 
-def test_a_server_is_updated_while_requests_run(hub, checkpoint, tmp_path):
-    completion = {"model": str(checkpoint), "prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+def test_a_server_is_updated_while_requests_run(hub, tied, tmp_path):
+    completion = {"model": str(tied), "prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
     completion.update(return_token_ids=True)
-    with served(checkpoint, tmp_path / "log") as post, Trainers(hub.address, checkpoint) as trainers:
+    with served(tied, tmp_path / "log") as post, Trainers(hub.address, tied) as trainers:
 
         def written():
             return post("/v1/completions", completion)["choices"][0]["token_ids"]

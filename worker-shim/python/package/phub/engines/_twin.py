@@ -39,12 +39,16 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 def twin_of(module: torch.nn.Module, tensors_of: Callable[[torch.nn.Module], Tensors] = on_meta) -> torch.nn.Module:
     """Returns a module with the same submodules and attributes, whose tensors have no memory."""
     done: Dict[int, torch.nn.Module] = {}
+    shared: Dict[int, Any] = {}
 
     def copy(module: torch.nn.Module) -> torch.nn.Module:
         if id(module) not in done:
             twin = done[id(module)] = module.__class__.__new__(module.__class__)
             twin.__dict__.update(module.__dict__)
             parameters, buffers = tensors_of(module)
+            for name, parameter in parameters.items():
+                # Two layers may share a parameter, and a checkpoint has it once.
+                parameters[name] = shared.setdefault(id(module._parameters.get(name, parameter)), parameter)
             below = {name: child if child is None else copy(child) for name, child in module._modules.items()}
             twin.__dict__.update(_parameters=parameters, _buffers=buffers, _modules=below)
         return done[id(module)]

@@ -5,6 +5,7 @@ vLLM makes an engine in each of its workers. `init_info` has the fields of `Sour
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 from typing import Any, Dict, Iterator, List, Optional, Tuple
@@ -13,6 +14,7 @@ import torch
 from vllm.distributed.parallel_state import get_world_group
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload.layerwise import (
     _get_original_loader,
     finalize_layerwise_reload,
@@ -94,6 +96,18 @@ class PhubWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
                 self.model.load_weights(tensors)
             finally:
                 finalize_layerwise_reload(self.model, self.model_config)
+            _process_shared(self.model)
+
+
+def _process_shared(model: torch.nn.Module) -> None:
+    """Lets layers that share a parameter, such as a tied head, make it ready for their kernels. A reload forgets those whose
+    parameter is loaded by another layer's name: on the CPU such a head would keep its old, packed weights."""
+    owners = collections.Counter(id(parameter) for layer in model.modules() for parameter in layer._parameters.values())
+    for layer in model.modules():
+        own = [parameter for parameter in layer._parameters.values() if parameter is not None]
+        method = getattr(layer, "quant_method", None)
+        if own and all(owners[id(parameter)] > 1 for parameter in own) and isinstance(method, QuantizeMethodBase):
+            method.process_weights_after_loading(layer)
 
 
 def _as_in_checkpoint(module: torch.nn.Module) -> _twin.Tensors:
