@@ -164,6 +164,20 @@ def test_values_that_cannot_be_broadcast_are_named(hub):
             phub.torch.broadcast_parameters({"weight": torch.ones(2), "layer.extra": value}, **world)
 
 
+def broadcast_of_two_types(rank, hub):
+    """Broadcasts integers at rank 0 and floats at rank 1, of as many bytes. Returns the error, and the tensor."""
+    tensor = torch.ones(2, dtype=torch.int64 if rank == 0 else torch.float64)
+    with pytest.raises(phub.Error) as error:
+        phub.torch.broadcast_parameters({"count": tensor}, hub=hub, rank=rank, world_size=2, join_limit=2.0)
+    return str(error.value), tensor.tolist()
+
+
+def test_tensors_of_other_types_than_rank_0s_are_refused(hub):
+    for error, values in in_processes(2, broadcast_of_two_types, hub.address):
+        assert "count (torch.int64)" in error and "count (torch.float64)" in error
+        assert values == [1, 1]
+
+
 def broadcast_twice(rank, hub):
     values = torch.tensor([-0.0, float("nan"), 1e-40, 3.0]) if rank == 0 else torch.zeros(4)
     tensors = {"f32": values, "f16": values.half(), "i64": torch.tensor([2**40 + 1 - rank]), "none": torch.ones(0)}

@@ -124,8 +124,11 @@ class Broadcast:
 
 
 def _filled(tensors: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-    """Returns the tensors that have elements."""
-    return {name: each for name, each in tensors.items() if each.numel() > 0}
+    """Returns the tensors that have elements, by key. A key has the type that its pieces do not show, so that types that differ
+    between workers are an error at the join."""
+    return {
+        name if each.dtype in DTYPES else f"{name} ({each.dtype})": each for name, each in tensors.items() if each.numel() > 0
+    }
 
 
 def _keys(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Key]:
