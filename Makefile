@@ -16,9 +16,15 @@ help-all:  # print all targets
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
 
-# Most tests wait for something, so there are four at a time on each core: then they take 110 s, and with two at a time 181 s.
+# Most tests wait for something, so there are four at a time on each core. The seeds of the simulator wait for nothing: they take
+# the processor time that the other tests leave.
+SEEDS_LOG = $${CARGO_TARGET_DIR:-target}/seeds.log
+OF_OTHERS = --exclude fabric-loom --exclude phub-python
 test: setup loom python  ## test everything that needs no special hardware, as it is shipped
-	RUST_TEST_THREADS=$$((4 * $$(nproc))) $(CARGO) test --release $(FEATURES)
+	$(CARGO) test --release $(FEATURES) --no-run
+	nice $(CARGO) test --release $(FEATURES) --test seeds >$(SEEDS_LOG) 2>&1 & seeds=$$!; \
+	RUST_TEST_THREADS=$$((4 * $$(nproc))) $(CARGO) test --release $(FEATURES) --workspace --exclude sim-tests $(OF_OTHERS); \
+	others=$$?; wait $$seeds; seeds=$$?; cat $(SEEDS_LOG); [ $$others = 0 ] && [ $$seeds = 0 ]
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
 

@@ -1,7 +1,6 @@
 //! Deaths, stops and failures. All other members get an error that names the cause, and no worker hangs. A
 //! fault that passes ends no job.
 
-mod chaos;
 mod compare;
 mod killed;
 mod late;

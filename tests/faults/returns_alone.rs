@@ -1,4 +1,4 @@
-//! A hub ends and comes back while workers step alone, or with Slim-DP. Every lost push is reported. No push
+//! A hub ends and comes back while workers step alone. Every lost push is reported. No push
 //! counts twice, except one that was in flight when the hub was killed.
 //!
 //! The weights count pushes: each worker adds its own digit to all of them.
@@ -6,21 +6,17 @@
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use super::returning::{
-    Hubs, Stops, WORKERS, end_together, has_a_checkpoint, places, start_process, waiting,
-};
+use super::returning::{Hubs, Stops, WORKERS, end_together, has_a_checkpoint, places, waiting};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
+use hub_tests::on_threads;
 use hub_tests::program::until;
-use hub_tests::{copying_transports, free_address, on_threads};
 use pbox_core::{Consistency, Optimizer, Round};
 use worker_shim::{Returns, Session, SessionConfig};
 
 pub(super) const COUNTING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
 /// The value that a push of rank 1 adds; a push of rank 0 adds 1. No rank pushes as many times as this.
 pub(super) const DIGIT: f32 = 2048.0;
-pub(super) const ALL: [Consistency; 3] =
-    [Consistency::Ssp { staleness: 0 }, Consistency::Ssp { staleness: 3 }, Consistency::Asp];
 
 /// Returns a worker of one hub or of several, after the broadcast.
 fn begun(list: &str, rank: u32, consistency: Consistency, transport: Transport) -> Session {
@@ -82,67 +78,22 @@ pub(super) fn assert_adds_up(ended: &[Ended], steps: u32) {
     }
 }
 
-/// The gradients of a round come one after another, and faster workers are ahead.
+/// Kills hubs at any moment, also while a job begins again after a kill. `tests/sim/lives` has the other kinds of
+/// consistency, and stops.
 #[test]
-fn a_hub_that_stops_loses_no_push_of_workers_that_step_alone() {
-    const STEPS: u32 = 60;
-    const STOPS: u32 = 3;
-    let _watchdog = Watchdog::start();
-    let transports: Vec<Transport> = copying_transports().into_iter().chain([Transport::Shm]).collect();
-    for (consistency, transport) in
-        ALL.into_iter().flat_map(|each| transports.iter().map(move |way| (each, *way)))
-    {
-        let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
-        let mut hub = start_process(address, dir.path(), 7);
-        hub.read_reply();
-        let (stops, here): (_, [AtomicU32; 2]) =
-            (Stops::every(WORKERS, STEPS / (STOPS + 1)), Default::default());
-        let seen = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                stops.make(STOPS, |_| {
-                    hub.finish();
-                    hub = start_process(address, dir.path(), 7);
-                    hub.read_reply();
-                });
-            });
-            on_threads(WORKERS, |rank| {
-                let mut session = begun(&address.to_string(), rank, consistency, transport);
-                let before = places(&mut session);
-                for number in 0..STEPS {
-                    stops.before(&mut session, number);
-                    for key in session.keys() {
-                        session.wait(key).unwrap();
-                        session.gradient_mut::<f32>(key).unwrap().fill(digit(rank));
-                        std::thread::sleep(Duration::from_millis(u64::from(1 + 2 * rank))); // computing
-                        session.push(key).unwrap();
-                    }
-                }
-                let ended = ended(&mut session, &here, WORKERS);
-                assert_eq!(places(&mut session), before, "{transport}: the memory stays where it is");
-                ended
-            })
-        });
-        assert_adds_up(&seen, STEPS);
-        for Ended { returns, pushes, .. } in &seen {
-            assert_eq!(*returns, Returns { times: STOPS, lost_rounds: 0 }, "{consistency}, {transport}");
-            assert_eq!(pushes[..], [(STEPS, STEPS); 2], "{consistency}, {transport}");
-        }
-    }
-}
-
-/// Kills hubs at any moment, also while a job begins again after a kill.
-fn killed(consistency: Consistency, count: usize) {
+fn one_hub_of_two_may_be_killed_while_workers_step_alone() {
     const STEPS: u32 = 240;
     const KILLS: u32 = 4;
-    let mut hubs = Hubs::start(count, 10);
+    let (consistency, _watchdog) = (Consistency::Ssp { staleness: 3 }, Watchdog::start());
+    let mut hubs = Hubs::start(2, 10);
     let list = hubs.list();
     let (stops, here): (_, [AtomicU32; 2]) = (Stops::every(WORKERS, STEPS / (KILLS + 1)), Default::default());
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
             until("a checkpoint is there", || has_a_checkpoint(&hubs.dirs));
             stops.kill(KILLS, |number| {
-                hubs.kill(number % count);
-                hubs.again(number % count);
+                hubs.kill(number % 2);
+                hubs.again(number % 2);
             });
         });
         on_threads(WORKERS, |rank| {
@@ -161,7 +112,7 @@ fn killed(consistency: Consistency, count: usize) {
     });
     assert_adds_up(&seen, STEPS);
     assert_counts_add_up(&seen, consistency, STEPS);
-    assert!(seen[0].pushes.iter().any(|&(least, _)| least < STEPS), "{consistency}: kills lose something");
+    assert!(seen[0].pushes.iter().any(|&(least, _)| least < STEPS), "kills lose something");
 }
 
 /// Asserts that after kills each rank has the pushes that it made, without those that were reported as lost.
@@ -183,16 +134,4 @@ pub(super) fn assert_counts_add_up(seen: &[Ended], consistency: Consistency, ste
         );
     }
     assert_eq!(seen[0].pushes, seen[1].pushes, "{consistency}: there is one state");
-}
-
-#[test]
-fn a_hub_of_workers_that_step_alone_may_be_killed_at_any_moment() {
-    let _watchdog = Watchdog::start();
-    ALL.into_iter().for_each(|consistency| killed(consistency, 1));
-}
-
-#[test]
-fn one_hub_of_two_may_be_killed_while_workers_step_alone() {
-    let _watchdog = Watchdog::start();
-    killed(Consistency::Ssp { staleness: 3 }, 2);
 }

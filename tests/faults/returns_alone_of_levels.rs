@@ -1,6 +1,5 @@
-//! Machines that step alone. A hub of a machine is killed and comes back, and hubs stop. The workers of a
-//! machine step together, and each machine has its own rounds. `tests/sim/lives` tests hubs above that are
-//! lost.
+//! Machines that step alone. A hub of a machine is killed and comes back. The workers of a machine step
+//! together, and each machine has its own rounds. `tests/sim/lives` tests hubs above that are lost or stop.
 //!
 //! The weights count pushes, as in [`returns_alone`](super::returns_alone): each machine adds its own digit.
 
@@ -8,16 +7,16 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::returning::{Stops, WORKERS, has_a_checkpoint};
-use super::returns_alone::{ALL, COUNTING, Ended, assert_adds_up, assert_counts_add_up, digit, ended, step};
+use super::returns_alone::{COUNTING, Ended, assert_adds_up, assert_counts_add_up, digit, ended, step};
 use super::returns_of_levels::{Cluster, MACHINES, on_machines};
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use pbox_core::Consistency;
-use worker_shim::{Returns, Session};
+use worker_shim::Session;
 
 /// Trains on all machines, while `faults` ends hubs and starts them again. After a step each worker sleeps
 /// for `pause` milliseconds, which depends on the numbers of the worker and the step.
-pub(super) fn trained(
+fn trained(
     cluster: &mut Cluster,
     consistency: Consistency,
     steps: u32,
@@ -69,30 +68,4 @@ fn a_hub_below_of_machines_that_step_alone_may_be_killed_at_any_moment() {
     assert_adds_up(&seen, STEPS);
     let first_of_machines: Vec<Ended> = seen.into_iter().step_by(WORKERS as usize).collect();
     assert_counts_add_up(&first_of_machines, consistency, STEPS);
-}
-
-/// The hub above and the hub of a machine stop while machines are ahead of each other.
-#[test]
-fn a_hub_that_stops_loses_no_push_of_machines_that_step_alone() {
-    const STEPS: u32 = 60;
-    const TURN: [usize; 3] = [MACHINES as usize, 1, 0];
-    let _watchdog = Watchdog::start();
-    for consistency in ALL {
-        let mut cluster = Cluster::start(false, 1000, 30);
-        let stops = Stops::every(MACHINES * WORKERS, STEPS / (TURN.len() as u32 + 1));
-        let pause = |worker: u32, _| u64::from(2 + 3 * (worker / WORKERS));
-        let seen = trained(&mut cluster, consistency, STEPS, &stops, pause, |cluster| {
-            stops.make(TURN.len() as u32, |stop| {
-                let hub = TURN[stop as usize - 1];
-                cluster.programs[hub].finish();
-                cluster.again(hub);
-            });
-        });
-        assert_adds_up(&seen, STEPS);
-        for Ended { returns, pushes, .. } in &seen {
-            let times = TURN.len() as u32;
-            assert_eq!(*returns, Returns { times, lost_rounds: 0 }, "{consistency}");
-            assert_eq!(pushes[..], [(STEPS, STEPS); 2], "{consistency}");
-        }
-    }
 }

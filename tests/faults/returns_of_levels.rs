@@ -196,18 +196,13 @@ fn stopped(is_mesh: bool, turn: &[usize]) {
 }
 
 #[test]
-fn a_hub_above_others_that_stops_loses_nothing() {
-    stopped(false, &[MACHINES as usize; 3]);
-}
-
-#[test]
 fn a_hub_of_a_mesh_that_stops_loses_nothing() {
     stopped(true, &[1, 0, 1]);
 }
 
 #[test]
-fn a_hub_below_others_that_stops_loses_nothing() {
-    stopped(false, &[0, 1, 0]);
+fn a_hub_above_or_below_others_that_stops_loses_nothing() {
+    stopped(false, &[MACHINES as usize, 0, 1]);
 }
 
 #[test]

@@ -14,9 +14,8 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::values::fill_gradient;
-use hub_tests::{copying_transports, describe, free_address, on_threads, ready_all, says, settings};
-use pbox_core::control::JobState;
-use pbox_core::{OnLoss, Round};
+use hub_tests::{copying_transports, free_address, on_threads, ready_all, says, settings};
+use pbox_core::Round;
 use phub_server::{Hub, HubSettings};
 use worker_shim::{Returns, Session, SessionConfig};
 
@@ -28,51 +27,25 @@ fn config(list: &str, rank: u32) -> SessionConfig {
 
 const NOT_ASKED: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
+/// All workers make all their steps, and have the same weights at the end.
 #[test]
 fn one_hub_of_several_may_be_killed_at_any_moment() {
+    const STEPS: u32 = 300;
+    const KILLS: u32 = 5;
     let _watchdog = Watchdog::start();
-    killed_by(2, OnLoss::Stop, |stops, hubs| {
-        stops.kill(KILLS, |number| {
-            hubs.kill(number % 2);
-            hubs.again(number % 2);
-        });
-    });
-}
-
-/// Workers that return take part again. They have no weights yet, or have just got them, when they lose
-/// another hub.
-#[test]
-fn another_hub_may_be_killed_as_a_job_begins_again() {
-    let _watchdog = Watchdog::start();
-    killed_by(3, OnLoss::Continue, |stops, hubs| {
-        stops.make(KILLS, |_| {
-            hubs.kill(0);
-            hubs.again(0);
-            let first = hubs.addresses[0].to_string();
-            until("the job begins again", || {
-                describe(&first).jobs.iter().any(|job| job.state == JobState::Running)
-            });
-            hubs.kill(1);
-            hubs.again(1);
-        });
-    });
-}
-
-const STEPS: u32 = 300;
-const KILLS: u32 = 5;
-
-/// Kills hubs while workers train. All workers make all their steps, and have the same weights at the end.
-fn killed_by(count: usize, on_loss: OnLoss, kill: impl FnOnce(&Stops, &mut Hubs) + Send) {
-    let mut hubs = Hubs::start(count, 10);
+    let mut hubs = Hubs::start(2, 10);
     let list = hubs.list();
     let (stops, ended) = (Stops::every(WORKERS, STEPS / (KILLS + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
             until("a checkpoint is whole", || has_a_checkpoint(&hubs.dirs));
-            kill(&stops, &mut hubs);
+            stops.kill(KILLS, |number| {
+                hubs.kill(number % 2);
+                hubs.again(number % 2);
+            });
         });
         on_threads(WORKERS, |rank| {
-            let mut session = begun(config(&list, rank).with_terms(|terms| terms.on_loss = on_loss));
+            let mut session = begun(config(&list, rank));
             for number in 0..STEPS {
                 stops.before(&mut session, number);
                 // Each key is waited for separately, so keys are in different rounds when the hub ends.

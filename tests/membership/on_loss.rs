@@ -3,12 +3,10 @@
 //! If every gradient is 1, the weights after round `r` are `1 - r / 2`, whichever workers take part. So each
 //! test can count rounds. A job over several hubs continues in the same way.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-
 use fabric::conformance::Watchdog;
 use hub_tests::{
-    FIRST, addresses, config_at, describe, hub, join_all, join_by_hand, join_request, on_threads, push_all,
-    ready_all, refused, says,
+    FIRST, addresses, config_at, describe, hub, join_all, join_by_hand, join_request, push_all, ready_all,
+    refused, says,
 };
 use pbox_core::OnLoss;
 use pbox_core::control::JobState;
@@ -133,66 +131,6 @@ fn one_comes_back(hubs: &[Hub]) {
     sessions.push(back);
     round(&mut sessions);
     sessions.iter().for_each(|session| weights_are(session, -1.5));
-}
-
-/// Two workers train without a pause; other workers join and leave.
-#[test]
-fn coming_and_going_under_load_changes_no_bit() {
-    let _watchdog = Watchdog::start();
-    come_and_go(&[hub(2)]);
-    come_and_go(&[hub(2), hub(1)]);
-}
-
-fn come_and_go(hubs: &[Hub]) {
-    let expected = |session: &Session| 1.0 - (session.next_round().0 - 1) as f32 / 2.0;
-    // A job begins when all its workers have joined.
-    let begin = join_all(4, |rank| config(hubs, rank, 4));
-    let (over, out) = (AtomicBool::new(false), AtomicU32::new(0));
-    let (over, out, begin) =
-        (&over, &out, std::sync::Mutex::new(begin.into_iter().map(Some).collect::<Vec<_>>()));
-    on_threads(4, |rank| {
-        let mut session = begin.lock().unwrap()[rank as usize].take().unwrap();
-        session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
-        if rank < 2 {
-            // These workers stay until the other workers are gone: a worker that joins after the end of the
-            // job would wait in a new job.
-            let mut rounds = 0;
-            while rounds < 600 || out.load(Ordering::Relaxed) < 2 {
-                round(std::slice::from_mut(&mut session));
-                weights_are(&session, expected(&session));
-                rounds += 1;
-                over.fetch_or(rounds == 600, Ordering::Relaxed);
-            }
-            return session.leave().unwrap();
-        }
-        for turn in 0.. {
-            for _ in 0..turn % 5 {
-                round(std::slice::from_mut(&mut session));
-                weights_are(&session, expected(&session));
-            }
-            if over.load(Ordering::Relaxed) {
-                assert!(turn >= 5, "it came back {turn} times only");
-                session.leave().unwrap();
-                out.fetch_add(1, Ordering::Relaxed);
-                return;
-            }
-            // The worker leaves, or is dropped within a round, or between two rounds.
-            match turn % 3 {
-                0 => session.leave().unwrap(),
-                1 => {
-                    gradients(&mut session, 1.0);
-                    session.push(FIRST).unwrap();
-                    drop(session);
-                }
-                _ => drop(session),
-            }
-            session = Session::join(config(hubs, rank, 4)).unwrap();
-            weights_are(&session, expected(&session));
-        }
-    });
-    for hub in hubs {
-        assert_eq!(describe(&hub.address().to_string()).jobs, []);
-    }
 }
 
 #[test]

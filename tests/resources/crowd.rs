@@ -31,7 +31,7 @@ fn sixteen_workers_on_any_machine() {
 #[test]
 fn processes_that_wait_use_no_processor_time() {
     let _watchdog = Watchdog::start();
-    let (hub, address) = start_hub(&[("PHUB_CORES", &cpus().to_string())]);
+    let (hub, address) = start_hub(&[("PHUB_CORES", &cpus().to_string()), ("PHUB_HEARTBEAT_LIMIT_S", "10")]);
     let mut remote = [0, 1].map(|rank| Remote::start(&format!("{address} job {rank} 3")));
     let mut late = Worker::join(&format!("{address} job 2 3")).unwrap();
     remote.iter_mut().for_each(|worker| worker.says("joined"));

@@ -204,56 +204,6 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     go(&mut sessions[0], 5).unwrap();
 }
 
-/// No push is lost while two workers train without a pause and two others join and leave.
-#[test]
-fn coming_and_going_under_load_loses_no_push() {
-    let _watchdog = Watchdog::start();
-    const ROUNDS: u32 = 400;
-    for consistency in [ssp(2), ASP] {
-        let hub = hub(2);
-        let config = |rank| {
-            let mut config = config(&hub, rank, 4, consistency);
-            config.terms.on_loss = OnLoss::Continue;
-            config
-        };
-        let over = AtomicU32::new(0);
-        let both = Barrier::new(2);
-        on_threads(4, |rank| {
-            let mut session = Session::join(config(rank)).unwrap();
-            session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
-            if rank < 2 {
-                gradients(&mut session, rank, 4, 1.0);
-                for round in 1..=ROUNDS {
-                    go(&mut session, 1).unwrap();
-                    assert_eq!(contained(&session, FIRST, rank, 4), Some(round));
-                }
-                over.fetch_add(1, Ordering::Release);
-                both.wait();
-                gradients(&mut session, rank, 4, 0.0);
-                go(&mut session, 1).unwrap();
-                assert_eq!([0, 1].map(|rank| contained(&session, FIRST, rank, 4)), [Some(ROUNDS); 2]);
-                return session.leave().unwrap();
-            }
-            for turn in 0.. {
-                gradients(&mut session, rank, 4, 1.0);
-                go(&mut session, turn % 4).unwrap();
-                if over.load(Ordering::Acquire) > 0 {
-                    return session.leave().unwrap();
-                }
-                match turn % 3 {
-                    0 => session.leave().unwrap(),
-                    1 => {
-                        session.push(FIRST).unwrap();
-                        drop(session);
-                    }
-                    _ => drop(session),
-                }
-                session = Session::join(config(rank)).unwrap();
-            }
-        });
-    }
-}
-
 #[test]
 fn a_worker_that_left_holds_workers_that_would_be_too_far_ahead() {
     let _watchdog = Watchdog::start();

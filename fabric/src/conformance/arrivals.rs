@@ -92,8 +92,11 @@ pub fn full_is_not_an_error<B: Bed>(bed: &B) {
     let (mut near, mut peer) = pair(bed, shape);
     for lap in 0..3 {
         let mut accepted = 0;
-        while near.signal(0, accepted) == Posted::Accepted {
+        // A flush for each post would be millions of system calls.
+        while near.signal(0, accepted) == Posted::Accepted || {
             near.port.flush();
+            near.signal(0, accepted) == Posted::Accepted
+        } {
             accepted += 1;
             assert!(accepted < TOO_MANY, "{}: the link never fills", bed.name());
         }
