@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` work without further steps.
-.PHONY: help help-all run test check deny house bench setup assertions loom python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim replay
+.PHONY: help help-all run test check deny house bench setup assertions loom python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim seeds waiting replay
 
 CARGO ?= cargo
 # The flag to build with hwloc, if this machine has a recent hwloc. Without it the programs read the topology from sysfs.
@@ -16,17 +16,20 @@ help-all:  # print all targets
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
 
-# Most tests wait for something, so there are four at a time on each core. The seeds of the simulator wait for nothing: they take
-# the processor time that the other tests leave.
-SEEDS_LOG = $${CARGO_TARGET_DIR:-target}/seeds.log
-OF_OTHERS = --exclude fabric-loom --exclude phub-python
 test: setup loom python  ## test everything that needs no special hardware, as it is shipped
 	$(CARGO) test --release $(FEATURES) --no-run
-	nice $(CARGO) test --release $(FEATURES) --test seeds >$(SEEDS_LOG) 2>&1 & seeds=$$!; \
-	RUST_TEST_THREADS=$$((4 * $$(nproc))) $(CARGO) test --release $(FEATURES) --workspace --exclude sim-tests $(OF_OTHERS); \
-	others=$$?; wait $$seeds; seeds=$$?; cat $(SEEDS_LOG); [ $$others = 0 ] && [ $$seeds = 0 ]
+	$(MAKE) --no-print-directory -j2 seeds waiting
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
+
+# The seeds of the simulator wait for nothing: they take the processor time that the other tests leave.
+seeds:
+	nice $(CARGO) test --release $(FEATURES) --test seeds
+
+# Most tests wait for something, so there are four at a time on each core.
+waiting:
+	RUST_TEST_THREADS=$$((4 * $$(nproc))) $(CARGO) test --release $(FEATURES) --workspace --exclude sim-tests \
+		--exclude fabric-loom --exclude phub-python
 
 # The crates on the path of a chunk, and those around it. The server is left out, because its build with assertions takes minutes.
 ASSERTED = authority topology timeline fabric pbox-core membership coordinator worker-shim sim-tests
