@@ -16,6 +16,8 @@ from .. import _phub
 from .._follow import _few
 from ._receiver import Form, torch_dtype
 
+_torch: Any = torch  # untyped, because mypy may see another version of torch than the engine uses
+
 # The parameters and buffers of a module, by name.
 Tensors = Tuple[Dict[str, Any], Dict[str, Any]]
 
@@ -116,7 +118,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
             to = args[0]
-            if func is torch.ops.aten.copy_.default:
+            if func is _torch.ops.aten.copy_.default:
                 _check_copy(to, args[1])
             self._parts.setdefault(_storage(to), set()).add((to.storage_offset(), tuple(to.shape)))
         return func(*args, **(kwargs or {}))

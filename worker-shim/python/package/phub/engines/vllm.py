@@ -28,6 +28,7 @@ from .. import _phub
 from . import _twin
 from ._receiver import Form, Receiver, Request, Source
 
+_torch: Any = torch  # untyped, because mypy may see another version of torch than the engine uses
 # vLLM writes what loggers below "vllm" say.
 _log = logging.getLogger("vllm.phub")
 
@@ -70,7 +71,7 @@ class PhubWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         """Prepares, applies or aborts an update."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
-            torch.accelerator.synchronize()
+            _torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Prepares, applies or aborts an update."""
