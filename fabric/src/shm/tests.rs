@@ -117,7 +117,7 @@ fn a_head_that_lies_closes_the_link_for_both() {
     while hub.post(link, NOTHING, Imm(0)) == Posted::Accepted {}
     assert_eq!(hub.post(link, NOTHING, Imm(0)), Posted::Closed);
     let reason = closing(&mut hub);
-    assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("position is 100")), "{reason}");
+    assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("position 100")), "{reason}");
     assert_eq!(closing(&mut worker), CloseReason::PeerGone);
 }
 
