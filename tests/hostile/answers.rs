@@ -52,7 +52,7 @@ fn answers_without_an_end_end_a_join() {
     let headers = error_of(|client| {
         client.write_all(b"HTTP/1.1 200 OK\r\n")?;
         loop {
-            client.write_all(&[b"x-a: ", [b'y'; 1000].as_slice(), b"\r\n"].concat())?;
+            client.write_all(&[b"x-a: ", [b'y'; 10_000].as_slice(), b"\r\n"].concat())?;
         }
     });
     says(headers, &["header is too big", "is phub-server running there"]);
