@@ -51,7 +51,7 @@ class _Weight:
             self.values = torch.Tensor.detach(self.parameter)
             self.place = _place(self.values)
             self.storage: Any = _storage(self.values)
-            self.users = _users(self.storage)
+            self.users: Callable[[], int] = _users(self.storage)
             self.is_on_cpu = self.values.device.type == "cpu"
             self.version = self.values._version
 
