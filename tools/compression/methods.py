@@ -17,8 +17,8 @@ class Method:
         rate: the multiplier of the task's learning rate.
         local: whether the worker makes its own steps and pushes their changes, of which the hub adds the mean (Slim-DP,
             algorithm 1). Otherwise the worker pushes gradients, and the hub makes the steps.
-        hub_rate: the multiplier of the mean that the hub adds, if the worker makes its own steps. With the number of workers
-            the hub adds the sum. The paper calls it eta', and has no value.
+        adds_sum: whether the hub adds the sum of the workers' changes, not their mean, if the worker makes its own steps. The
+            paper calls the multiplier of the sum eta', and does not give its value.
         keep: whether changes that are not sent are kept, and sent later.
         once: whether Slim-DP selects its significant set only once, after the first round.
     """
@@ -28,7 +28,7 @@ class Method:
     schedule: str = "sliced"
     rate: float = 1.0
     local: bool = False
-    hub_rate: float = 1.0
+    adds_sum: bool = False
     keep: bool = False
     once: bool = False
 
@@ -44,8 +44,8 @@ METHODS = {
     "explorer": Method(phub.SlimDP(0.3, 0.0), local=True),
     "slim-small": Method(phub.SlimDP(0.2, 0.1), local=True),
     "slim-large": Method(phub.SlimDP(0.5, 0.25), local=True),
-    "slim-sum": Method(phub.SlimDP(0.3, 0.15), local=True, hub_rate=4.0),
-    "explorer-sum": Method(phub.SlimDP(0.3, 0.0), local=True, hub_rate=4.0),
+    "slim-sum": Method(phub.SlimDP(0.3, 0.15), local=True, adds_sum=True),
+    "explorer-sum": Method(phub.SlimDP(0.3, 0.0), local=True, adds_sum=True),
     "slim-once": Method(phub.SlimDP(0.3, 0.15), local=True, once=True),
     "core-once": Method(phub.SlimDP(0.3, 0.3), local=True, once=True),
     "kept": Method(phub.SlimDP(0.3, 0.15), local=True, keep=True),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains with each method and writes the results; `run.py length` trains until accuracy is flat.
 
-There are four workers and a hub. Each is a machine: a network namespace with one link of a limited rate (tools/rig/machines.py).
+There are four workers, by default, and a hub. Each is a machine: a network namespace with one link of a limited rate (tools/rig/machines.py).
 With `length` they are processes that use shared memory: no link has a limit, no time is reported, and no root is needed. A run
 that is already in the table is not made again.
 """
@@ -18,7 +18,6 @@ sys.path.insert(0, os.path.join(HERE, "..", "rig"))
 
 from machines import Machines  # noqa: E402
 
-WORKERS = 4
 SOCKET_BYTES = 256 << 10
 
 
@@ -31,11 +30,11 @@ class Limited:
     rounds = {"digits": 440, "text": 800}
     settings = {"transport": "tcp", "hub_too": False}
 
-    def __init__(self, mbit):
-        self.machines = Machines(WORKERS + 1)
+    def __init__(self, mbit, workers):
+        self.machines = Machines(workers + 1)
         # The rate of the hub's link is that of all workers' links together, as with the many links of a PBox.
-        self.machines.limit([mbit] * WORKERS + [mbit * WORKERS], SOCKET_BYTES)
-        self.listen, self.inside = f"{self.machines.address(WORKERS)}:7077", self.machines.inside
+        self.machines.limit([mbit] * workers + [mbit * workers], SOCKET_BYTES)
+        self.listen, self.inside = f"{self.machines.address(workers)}:7077", self.machines.inside
 
     @staticmethod
     def select_every(_rounds):
@@ -75,6 +74,7 @@ def main():
     parser.add_argument("--tasks", default=kind.tasks, help="digits, text, or both with a comma")
     parser.add_argument("--methods", default=kind.methods, help="methods of methods.py, with commas between them")
     parser.add_argument("--rounds", type=int, help="rounds of each run; by default those of the task")
+    parser.add_argument("--workers", type=int, default=4, help="number of workers; a table is of one number")
     parser.add_argument("--batch", type=int, default=16, help="samples of each worker in a round")
     parser.add_argument("--fresh", action="store_true", help="discard earlier runs")
     parser.add_argument("--mbit", type=int, default=None if kind is Long else 1000, help="rate of each worker's link, each way")
@@ -90,7 +90,7 @@ def main():
     wanted = [(task, method, int(seed)) for seed in args.seeds.split(",") for task in args.tasks.split(",")
               for method in args.methods.split(",")]
     left = [run for run in wanted if run not in made]
-    place = Limited(args.mbit) if kind is Limited else Long()
+    place = Limited(args.mbit, args.workers) if kind is Limited else Long()
     for number, run in enumerate(left, start=1):
         rows = [{**dict(zip(kind.fields, run)), **line, "worker": line["accuracy"], "mbit": args.mbit}
                 for line in trained(args, place, *run)]
@@ -103,7 +103,7 @@ def trained(args, place, task, method, seed):
     """Makes one run with its own hub and workers. Returns the report of rank 0, a record for each evaluation."""
     rounds = args.rounds or place.rounds[task]
     serve = [os.path.join(args.binaries, "phub-server"), "serve", "--listen", place.listen, "--idle", "sleep"]
-    hub = subprocess.Popen(place.inside(WORKERS, serve), stdout=subprocess.PIPE, text=True,
+    hub = subprocess.Popen(place.inside(args.workers, serve), stdout=subprocess.PIPE, text=True,
                            env=dict(os.environ, RUST_LOG="warn"))
     processes = [hub]
     try:
@@ -111,9 +111,9 @@ def trained(args, place, task, method, seed):
         if "control port http://" not in said:
             raise RuntimeError(f"{' '.join(serve)} said {said!r}: expected its control port")
         settings = {"hub": said.split("http://")[1].split()[0], "job": "run", "task": task, "method": method,
-                    "seed": seed, "rounds": rounds, "workers": WORKERS, "batch": args.batch,
+                    "seed": seed, "rounds": rounds, "workers": args.workers, "batch": args.batch,
                     "every": max(1, rounds // 40), "q": place.select_every(rounds), **place.settings}
-        for rank in reversed(range(WORKERS)):
+        for rank in reversed(range(args.workers)):
             command = ["env", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", args.python, os.path.join(HERE, "worker.py"),
                        json.dumps({**settings, "rank": rank})]
             out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL

@@ -18,9 +18,10 @@ def main():
     rank, workers, seed = run["rank"], run["workers"], run["seed"]
     rate, compression = task.rate * method.rate, method.compression
     if method.local:
+        rate = float(workers) if method.adds_sum else 1.0  # the hub's, by which it multiplies the mean of the changes
         compression = dataclasses.replace(compression, q=run["rounds"] + 1 if method.once else run["q"])
     session = phub.Session(
-        run["hub"], rank, workers, keys=task.shapes(), optimizer=phub.Sgd(method.hub_rate if method.local else rate),
+        run["hub"], rank, workers, keys=task.shapes(), optimizer=phub.Sgd(rate),
         job=run["job"], consistency=method.consistency, schedule=method.schedule, compression=compression,
         transport=run["transport"],
     )
