@@ -41,7 +41,8 @@ pub(crate) fn ones(before: u32, values: usize) -> State {
 pub(super) fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
     for round in session.next_round().0..=last {
         for key in session.keys() {
-            // The reference counts steps, and the broadcast is not a step.
+            // Round 0 is the broadcast, which is not a step. So the reference, which counts steps, is at
+            // `round - 1`.
             training.write(session, key, |gradient| {
                 values::fill_gradient(training.seed, rank, round - 1, key, gradient);
             });

@@ -80,7 +80,8 @@ fn round(job: &mut Simulated, round: u32, how: [How; WORKERS as usize]) -> (u64,
 #[test]
 fn keys_that_are_pushed_together_cross_in_one_post() {
     use How::{Apart, Backwards, Together};
-    // Of these posts, two are chunks of the long key, and one is a small key without a group.
+    // `POSTS` counts two chunks of the long key, one small key without a group, and two groups. `ALONE`
+    // counts the two chunks and nine small keys.
     const POSTS: u64 = 5;
     const ALONE: u64 = 11;
     let mut job = job(|_| {});

@@ -164,8 +164,8 @@ impl Files {
     }
 }
 
-/// Returns the latest of the rounds of which a hub reports files. Every round is compared with those of all hubs, so the
-/// number of rounds is limited.
+/// Returns the latest rounds of which a hub reports files, at most `MOST_FILES`. There is a limit because every round of one
+/// hub is compared with the rounds of all hubs.
 fn latest(mut rounds: Vec<Round>) -> Vec<Round> {
     rounds.sort_unstable();
     rounds.drain(..rounds.len().saturating_sub(MOST_FILES));

@@ -111,7 +111,7 @@ enum WaitsFor {
     Cut(CutId),
     /// All cores give their parts of the state before this round.
     Cores(Round),
-    /// The memory of these cores, which is in use. They had no part, for this reason.
+    /// Memory on these cores. They had no memory for their part of the state, for the reason in the text.
     Memory(BTreeSet<usize>, String),
 }
 

@@ -202,7 +202,9 @@ impl Capture {
     fn begin_due(&mut self, round: Round, number: u32) {
         let of = 1 << self.spread;
         if !number.is_multiple_of(of) {
-            let why = format!("the disk was too slow for every checkpoint, and gets one of {of}");
+            let why = format!(
+                "the disk is too slow to write every checkpoint that is due; the hub now writes one of {of}"
+            );
             self.taken.push(Taken {
                 occasion: Occasion::Due(round),
                 before: round,

@@ -243,8 +243,7 @@ async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> 
 
 async fn trace(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
     let permit = desk.traces.try_acquire_owned().map_err(|_| {
-        RefusalCode::Busy
-            .because(format!("{TRACES} timelines are being recorded, which is the most at a time; try again"))
+        RefusalCode::Busy.because(format!("{TRACES} timelines are being recorded, the maximum; try again"))
     })?;
     let text = desk.registry.trace(move |job| sees.job(job)).await?;
     let name = "attachment; filename=\"phub-trace.json\"";

@@ -145,7 +145,7 @@ def nested(rank, store, world_size, hub):
     def down(depth):
         return future_of(1).then(lambda _: down(depth + 1)).wait()
 
-    with pytest.raises(RuntimeError, match=f"{MAX_DEPTHS} levels deep, which is the most: call from the script"):
+    with pytest.raises(RuntimeError, match=f"{MAX_DEPTHS} levels deep, the maximum; start them from the script"):
         down(0)
     assert sum_of(7) == 14
     dist.destroy_process_group()

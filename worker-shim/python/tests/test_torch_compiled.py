@@ -1,4 +1,5 @@
-"""Gradients that are read by compiled code, or made by a compiled backward pass: they are DDP's, or there is an error in words."""
+"""Gradients that are read by compiled code, or made by a compiled backward pass: they equal DDP's, or the hub's package raises
+an error that names the reason."""
 
 import contextlib
 import re

@@ -1,4 +1,5 @@
-"""Gradients that a script uses before `step()`: they are DDP's, and leave in the backward pass all the same."""
+"""Tests scripts that use gradients before `step()`, for example to clip them. The script sees the same means as with DDP. The
+gradients are still sent during the backward pass."""
 
 import concurrent.futures
 import contextlib

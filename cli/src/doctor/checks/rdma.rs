@@ -220,10 +220,14 @@ pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
             let GidError { entries, .. } = &error;
             let fix = match (wanted, entries.is_empty()) {
                 (Some(_), false) => {
-                    format!("--nics {device} takes the best of the table, {device}@INDEX another of it")
+                    format!(
+                        "--nics {device} takes the best entry of the GID table; --nics {device}@INDEX takes the entry INDEX"
+                    )
                 }
                 (None, false) => {
-                    format!("--nics {device}@INDEX takes one of the table; or make the port speak RoCE v2")
+                    format!(
+                        "--nics {device}@INDEX takes the entry INDEX of the GID table; or make the port speak RoCE v2"
+                    )
                 }
                 (_, true) => format!("{give}; ip link set {netdev} up"),
             };

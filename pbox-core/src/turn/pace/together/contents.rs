@@ -150,8 +150,8 @@ impl Arrivals {
         (content, content != Content::Nothing && !(came && self.contents.is_ahead(place, rank)))
     }
 
-    /// Returns the content of a chunk's answer in a round without a plain step. If the weights stay, a worker that has no
-    /// weights gets them all the same, and so does a worker that was answered ahead.
+    /// Returns the content of a chunk's answer in a round without a plain step. If the weights did not change, only two kinds
+    /// of worker get them: a worker that has no weights yet, and a worker that was answered ahead.
     #[cold]
     pub(super) fn answered_other(&self, former: u64, place: usize, rank: u32, round: Round) -> Content {
         match former == Content::Nothing as u64 {
