@@ -1,6 +1,6 @@
 //! The comparison of the members' weights by digests. Every few rounds, each member sends the digest of the weights that it
-//! has. If its program asks for it, a member also sends the digest of the weights that it writes. A hub below other hubs
-//! sends the digest of its workers.
+//! has. If its program asks for this comparison, a member also sends the digest of the weights that it writes. A hub below
+//! other hubs sends the digest of its workers.
 
 use std::collections::{BTreeMap, VecDeque};
 

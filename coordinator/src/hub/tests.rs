@@ -122,7 +122,7 @@ fn one_job_more_than_the_limit_is_refused_until_another_ends() {
     for number in 0..JOBS_LIMIT - 1 {
         make(&mut hub, &format!("job-{number}"), None, 0).unwrap();
     }
-    // A job that is being made also counts.
+    // A job that is being made also counts against the limit on jobs.
     let making = hub.find_or_reserve("made", None).unwrap();
     assert_eq!(making, Found::Free(JobId(3)));
     refused(make(&mut hub, "another", None, 0), RefusalCode::JobsLimit, &["4 jobs", "--jobs-limit"]);

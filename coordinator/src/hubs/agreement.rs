@@ -265,9 +265,9 @@ mod tests {
             }
         }
 
-        /// Hubs write, skip and fail in any order. They learn each other's rounds in any order, or not at all. After the
-        /// first round that all hubs have written, the disks always have such a round, and two after the second. No disk
-        /// fills up.
+        /// Hubs write, skip and fail in any order. They learn each other's rounds in any order, or not at all. After the first
+        /// round that all hubs have written, there is always a round of which all disks have the files. After the second one
+        /// there are always two. No disk fills up.
         #[test]
         fn a_whole_round_is_never_lost(
             hubs in 2usize..5,

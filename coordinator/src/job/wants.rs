@@ -9,7 +9,7 @@
 //!
 //! | a want waits for | when its time is over |
 //! | --- | --- |
-//! | its turn: it ends when the copy is gone, or when the hub has room for one more | it fails: another client reads the state |
+//! | its turn, which comes when the copy for other clients is gone, or when the hub has room for one more copy | it fails: another client reads the state |
 //! | hubs that still write a part of the checkpoint before, and would skip the next | it no longer waits for a hub whose part is not complete |
 //! | the cut | nothing happens, because a cut waits for no worker |
 //! | the parts of the cores | it fails: a round did not end in time |

@@ -82,7 +82,7 @@ pub(crate) struct Capture {
     /// show that the disk is slow.
     is_due: bool,
     current: Option<Current>,
-    /// Whether a part has left the core, to be written to disk. Its memory will come back.
+    /// Whether a part was given to the writer of files. The writer will return the part's memory.
     out: bool,
     spare: Option<Slab>,
     /// Results that wait for the core's owner.

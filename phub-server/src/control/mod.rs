@@ -271,7 +271,7 @@ async fn join(
 
 async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answer {
     let received = desk.read(desk.limits.join_bytes, request).await?;
-    // Most joins are small, and many come at once.
+    // Only a large join needs a promise of memory: most joins are small, and many arrive at once.
     let is_small = received.bytes.len() <= desk.limits.small_bytes;
     let promise = (!is_small).then(|| desk.registry.promise_join(received.bytes.len())).transpose()?;
     // Another thread parses the join: a manifest may have 64 MiB, and the control thread answers all
@@ -288,7 +288,7 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     let HeartbeatRequest { seen, latest, .. } = desk.small("heartbeat", request).await?;
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     let mut waiting = Waiting { registry: &desk.registry, job: &job, token: &token, is_answered: false };
-    // The wait ends early when there are news, or when the job's last worker leaves.
+    // The wait ends early when there is news, or when the job's last worker leaves.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
     waiting.is_answered = true;
     let reply = news.borrow().clone();

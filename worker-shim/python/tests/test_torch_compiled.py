@@ -1,5 +1,5 @@
-"""Gradients that are read by compiled code, or made by a compiled backward pass: they equal DDP's, or the hub's package raises
-an error that names the reason."""
+"""Gradients that compiled code reads, or that a compiled backward pass makes. They equal DDP's, or an error names the
+reason."""
 
 import contextlib
 import re

@@ -218,14 +218,14 @@ impl Session {
                 "is below other hubs now"
             };
             return Err(Again::Never(
-                self.hubs[0].lost(format!("it came back, and {is}; start the job again")).into(),
+                self.hubs[0].lost(format!("the hub was restarted, and {is}; start the job again")).into(),
             ));
         }
         let deadline = membership::deadline(&let_in, self.config.join_limit);
         let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;
         let wire = let_in[0].wire(wire).map_err(SessionError::from)?;
         if wire.hubs() != self.exchange.windows().wire().hubs() {
-            let why = "it came back below another number of hubs; start the job again";
+            let why = "the hub was restarted below another number of hubs; start the job again";
             return Err(Again::Never(self.hubs[0].lost(why.to_owned()).into()));
         }
         let (windows, former) = (self.exchange.windows(), &self.hubs);
@@ -306,14 +306,14 @@ impl Session {
         let keeps_weights = self.config.terms.optimizer.keeps_weights();
         if keeps_weights && self.first == Round(0) && reached > Round(0) {
             return lost(
-                "it came back without the job's weights; start each hub of the job with --checkpoints DIRECTORY and \
-                 --checkpoint-every N, and where it was started before",
+                "the hub was restarted without the job's weights; start each hub of the job on its former machine, with \
+                 --checkpoints DIRECTORY and --checkpoint-every N",
             );
         }
         let is_lost = |stood: &Stood| stood.under_way && self.counted(stood.round) < reached;
         if !keeps_weights && stood.iter().any(is_lost) {
             return lost(
-                "it came back, but the mean of a round that other workers have is lost; start the job again",
+                "the hub was restarted, but the mean of a round that other workers have is lost; start the job again",
             );
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! Rails: the NICs of the joiner that are the partners of each NIC of the hub. Lanes use the partners of
-//! their NIC. The joiner computes this, without input or output.
+//! Partners: the NICs of the joiner with which each NIC of the hub may be paired. A lane uses the partners of
+//! its NIC. The joiner computes this, without input or output.
 //!
 //! ```text
 //!   1. a map of the user           mlx5_0=mlx5_2
@@ -8,7 +8,7 @@
 //!   4. the remaining NICs: by their position in the order of names
 //! ```
 //!
-//! By default, all InfiniBand is in fe80::/64, and rails of /31 have no common subnet. In both cases names
+//! By default, all InfiniBand is in fe80::/64, and networks of /31 have no common subnet. In both cases names
 //! and positions decide.
 
 use std::cmp::Ordering;
@@ -185,7 +185,7 @@ mod tests {
     fn a_nic_that_is_missing_shifts_no_other_rail() {
         let (hub, worker) = (numbered("mlx5_", 0..8, 100), numbered("mlx5_", [0, 1, 2, 4, 5, 6, 7], 200));
         assert_eq!(nics(&hub, &worker), [[0], [1], [2], [0], [3], [4], [5], [6]]);
-        // The worker's rail 3 is paired with some NIC of the hub, rather than with none.
+        // The worker's NIC 3 is paired with some NIC of the hub, rather than with none.
         assert_eq!(nics(&worker, &hub), [vec![0, 3], vec![1], vec![2], vec![4], vec![5], vec![6], vec![7]]);
     }
 

@@ -55,7 +55,7 @@ impl Registry {
                 Ok(())
             };
         };
-        // If the disk takes longer, the state is at the cut nevertheless.
+        // The disks of the hubs above may need longer than `limit`. Their hubs then still write the state at the cut.
         let (why, limit) = (why.to_owned(), ROUND_AT_STOP + self.up.limit);
         let ended = on_thread("phub-above", move || above.stop(&why, limit)).await?;
         ended.map_err(|error| error.to_string())

@@ -151,7 +151,7 @@ impl Arrivals {
     }
 
     /// Returns the content of a chunk's answer in a round without a plain step. If the weights did not change, only two kinds
-    /// of worker get them: a worker that has no weights yet, and a worker that was answered ahead.
+    /// of worker get them: workers that have no weights yet, and workers that were answered ahead.
     #[cold]
     pub(super) fn answered_other(&self, former: u64, place: usize, rank: u32, round: Round) -> Content {
         match former == Content::Nothing as u64 {
