@@ -139,8 +139,8 @@ def test_means_are_those_of_ddp_and_leave_in_the_backward_pass(hub, tmp_path, wo
     np.testing.assert_array_equal(results[0][0][0][0], results[1][0][0][0])
 
 
-# The most by which 200 steps differ from torch's, of the norm of the weights. Sums have other last bits, and where Adam's gradients
-# are near 0 these decide the sign of a step.
+# The largest difference of the weights from torch's after 200 steps, divided by the norm of the weights. The last bits of sums
+# differ, and where a gradient of Adam is near 0 the last bits decide the sign of a step.
 OF_TORCH = 1e-3
 OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),

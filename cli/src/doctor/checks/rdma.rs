@@ -8,7 +8,7 @@ use crate::doctor::facts::KernelRdma;
 /// The need of the hub for RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// `--transports` names it, or the machine has NICs for it.
+    /// `--transports` names RDMA, or the machine has NICs for it.
     Wanted,
     /// No setting asks for RDMA, and there is no such NIC.
     Idle,
