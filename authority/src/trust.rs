@@ -101,7 +101,9 @@ pub fn explain(error: &io::Error) -> Option<String> {
         }
         Error::InvalidCertificate(
             error @ (CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }),
-        ) => format!("{error}; name it by a name of its certificate, or trust it by {FINGERPRINT}"),
+        ) => format!(
+            "{error}; use a name of the certificate for the hub, or trust the certificate by {FINGERPRINT}"
+        ),
         Error::AlertReceived(
             AlertDescription::CertificateRequired
             | AlertDescription::UnknownCA

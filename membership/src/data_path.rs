@@ -329,7 +329,9 @@ impl<'a> Route<'a> {
         }
         let is_offered = |wanted: &Transport| offered.iter().any(|offer| offer.transport() == *wanted);
         if let Some(wanted) = wanted.filter(|wanted| !is_offered(wanted)) {
-            tried.push(format!("{wanted}: the hub does not offer it; see its --transports, and its log"));
+            tried.push(format!(
+                "{wanted}: the hub does not offer this transport; see the hub's --transports and log"
+            ));
         }
         let error = MemberError::NoTransport { hub: self.hub.control.hub.clone(), tried };
         self.hub.does_not_come(&error);

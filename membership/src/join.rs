@@ -45,7 +45,7 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
     }
     let wrong = |why: String| Err(MemberError::Hubs { seen: list.to_owned(), why });
     if hubs.contains(&"") {
-        return wrong("one of them is empty".into());
+        return wrong("one address is empty".into());
     }
     if let Some(error) = hubs.iter().find_map(|hub| check_address(hub).err()) {
         return wrong(error.to_string());

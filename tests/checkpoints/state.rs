@@ -305,7 +305,7 @@ fn a_bad_state_is_refused() {
     assert_eq!(bring(&hub, "long", &alone.token, vec![0; bytes + 1]).0, 413);
 }
 
-/// The numbers of rounds do not wrap around. The job ends long before.
+/// The numbers of rounds do not wrap around, because the job ends long before the highest number.
 #[test]
 fn a_job_ends_before_its_rounds_have_no_numbers() {
     let _watchdog = Watchdog::start();
@@ -321,7 +321,7 @@ fn a_job_ends_before_its_rounds_have_no_numbers() {
             break error;
         }
     };
-    says(ended, &["it has reached round 4026", "before round 4026531839", "save its weights"]);
+    says(ended, &["the job has reached round 4026", "before round 4026531839", "save its weights"]);
 }
 
 #[test]

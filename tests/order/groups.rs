@@ -35,7 +35,7 @@ fn job(change: impl FnOnce(&mut pbox_core::JobTerms)) -> Simulated {
 /// The way in which a worker pushes a list of keys in a round.
 #[derive(Clone, Copy)]
 enum How {
-    /// All keys together, in the order in which they can leave in one post.
+    /// All keys together, in the order in which one post can send them.
     Together,
     /// One after another.
     Apart,

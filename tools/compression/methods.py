@@ -18,7 +18,7 @@ class Method:
         local: whether the worker makes its own steps and pushes their changes, of which the hub adds the mean (Slim-DP,
             algorithm 1). Otherwise the worker pushes gradients, and the hub makes the steps.
         hub_rate: the multiplier of the mean that the hub adds, if the worker makes its own steps. With the number of workers
-            the hub adds the sum. The paper calls it eta', and has no value.
+            the hub adds the sum. The paper calls this multiplier eta', and gives no value.
         keep: whether changes that are not sent are kept, and sent later.
         once: whether Slim-DP selects its significant set only once, after the first round.
     """

@@ -134,7 +134,8 @@ impl End {
             true => Err(Refused::new(
                 RefusalCode::Draining,
                 format!(
-                    "job {name:?}: this hub takes no new jobs, because it ends with those that it has; use another hub"
+                    "job {name:?}: this hub takes no new jobs, because it ends when its running jobs have ended; use \
+                     another hub"
                 ),
             )),
             false => Ok(()),

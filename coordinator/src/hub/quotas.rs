@@ -54,8 +54,8 @@ impl Quotas {
             return Ok(());
         }
         let why = format!(
-            "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address lets it have {limit}; \
-             end one of them",
+            "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address allows {limit}; end \
+             one of these jobs",
             owned.len(),
             shown(&owned),
         );
@@ -88,7 +88,7 @@ impl Quotas {
         }
         let why = format!(
             "job {name:?} needs {} of this hub's memory; address {owner} has {} in {} job(s) ({}), and \
-             --memory-per-address lets it have {}; end one of them",
+             --memory-per-address allows {}; end one of these jobs",
             Amount(needed),
             Amount(used),
             owned.len(),

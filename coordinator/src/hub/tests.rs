@@ -184,7 +184,11 @@ fn a_small_limit_is_shown_in_a_small_unit() {
     refused(made, RefusalCode::Quota, &["needs 4.50 MB", "lets a job have 4.00 MB"]);
     let small = Quotas { memory_per_address: Some(4_000), ..Quotas::default() };
     let made = make(&mut of_quotas(small), "a", ONE, 4_500);
-    refused(made, RefusalCode::Quota, &["needs 4.50 kB", "has 0 bytes in", "lets it have 4.00 kB"]);
+    refused(
+        made,
+        RefusalCode::Quota,
+        &["needs 4.50 kB", "has 0 bytes in", "--memory-per-address allows 4.00 kB"],
+    );
 }
 
 #[test]

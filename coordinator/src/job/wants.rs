@@ -158,7 +158,7 @@ impl Want {
     /// file.
     fn overdue(&self, writes: bool) -> Option<String> {
         match &self.waits_for {
-            WaitsFor::Turn => Some("another client reads its state, try again later".to_owned()),
+            WaitsFor::Turn => Some("another client reads the job's state; try again later".to_owned()),
             WaitsFor::Others | WaitsFor::Cut(_) => None,
             WaitsFor::Cores(before) => Some(overdue(*before)),
             WaitsFor::Memory(_, why) => (self.purpose != Use::File || !writes).then(|| why.clone()),

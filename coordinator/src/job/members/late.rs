@@ -48,7 +48,7 @@ impl Job {
         }
         if look.round >= Round::LIMIT {
             let reason = format!(
-                "it has reached round {}, and a job ends before round {}: save its weights, and begin a job of \
+                "the job has reached round {}, and a job ends before round {}: save its weights, and begin a job of \
                  another name with them",
                 look.round.0,
                 Round::LIMIT.0

@@ -174,7 +174,7 @@ fn selection(tensors: &Tensors, only: Option<Only>) -> Result<Selection, String>
         None => Ok(Selection::All),
         Some(Only::Weights) => Ok(Selection::One(Tensor::Weights)),
         Some(Only::Averages) => {
-            let none = "it keeps no averages of its weights; start it with `ema`";
+            let none = "it keeps no averages of its weights; start the job with `ema`";
             tensors.averages().map(Selection::One).ok_or_else(|| none.into())
         }
     }
