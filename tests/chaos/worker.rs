@@ -233,7 +233,7 @@ fn train(task: &Task) -> Result<(), Ended> {
         }
         session.wait_all()?;
         steps += 1;
-        let round = session.next_round().0 - 1; // differs from the round above if the hub came back meanwhile
+        let round = session.next_round().0 - 1; // differs from the round above if the hub was restarted meanwhile
         weights = read(&training, &session);
         let seen = if session.returns() == returns {
             expect.after(round, &weights)

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import phub.torch  # noqa: E402
 from phub.torch._pushes import Mean  # noqa: E402
 
-WIDE = ("first.weight", "second.weight")  # small keys do not leave ahead
+WIDE = ("first.weight", "second.weight")  # small keys are not sent ahead
 
 
 class Net(torch.nn.Module):
@@ -94,8 +94,8 @@ def clips_twice(called, model, optimizer, rank):
 
 
 def train(rank, work, hub, transport, file):
-    """Returns the weights with the hub, with and without overlap, and with DDP; and how many of the wide keys' bytes left for
-    the mean in the backward pass of each step."""
+    """Returns the weights with the hub, with and without overlap, and with DDP; and how many of the wide keys' bytes were sent
+    for the mean in the backward pass of each step."""
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     weights, left, sent = [], [], set()
     send_ahead = Mean.send_ahead
@@ -210,7 +210,7 @@ def test_rank_0_says_once_how_to_clip_without_the_exchange(hub):
 
 def written_by_a_view(called, model, optimizer, rank):
     views = []
-    # The hook runs when the bytes of the second layer have left.
+    # The hook runs when the bytes of the second layer are sent.
     hook = model.first.bias.register_hook(lambda _: [each.mul_(2.0) for each in views].clear())
     for number in range(4):
         optimizer.zero_grad(set_to_none=False)

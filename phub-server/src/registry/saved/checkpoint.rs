@@ -106,7 +106,7 @@ impl Registry {
         let write = move || {
             let (name, snapshot) = registry.snapshot(&mut collected)?;
             let result = registry.write(id, &name, &snapshot);
-            // The memory goes back first: a client that sees the result may ask for the next checkpoint at once.
+            // The memory is returned first: a client that sees the result may ask for the next checkpoint at once.
             collected.give_back(snapshot);
             result
         };
