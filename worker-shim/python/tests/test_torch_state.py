@@ -2,6 +2,8 @@
 that was not stopped. Scripts save and load the state as with torch's own optimizer."""
 
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -69,6 +71,43 @@ def test_a_training_goes_on_with_a_hub_that_is_started_again(saved, tmp_path, na
         assert optimizer.session.returns == phub.Returns(times=1, lost_rounds=0)
         assert optimizer.session.relinks == 0
         optimizer.leave()
+
+
+def test_a_state_is_fetched_from_a_hub_that_returns(monkeypatch, tmp_path):
+    hub = phub.serve(cores=1, checkpoints=tmp_path)
+    model = Net()
+    optimizer = wrap(OPTIMIZERS["adam"](model.parameters()), model, hub.address)
+    train(model, optimizer, 0, 3)
+    before = optimizer.session.state()
+    hub.stop("for the test")
+    tried, fetch = threading.Event(), phub._session._state.fetch
+
+    def try_to_fetch(*arguments):
+        try:
+            return fetch(*arguments)
+        finally:
+            tried.set()
+
+    monkeypatch.setattr(phub._session._state, "fetch", try_to_fetch)
+    with ThreadPoolExecutor() as pool:
+        fetched = pool.submit(optimizer.session.state)
+        assert tried.wait(60)
+        with phub.serve(hub.address, cores=1, checkpoints=tmp_path):
+            after = fetched.result(60)
+            assert (after.round, after.steps) == (before.round, before.steps)
+            assert all((after.tensors[name] == values).all() for name, values in before.tensors.items())
+            optimizer.leave()
+
+
+def test_a_state_of_a_hub_that_does_not_return_is_an_error():
+    hub = phub.serve(cores=1)
+    model = Net()
+    optimizer = wrap(OPTIMIZERS["sgd"](model.parameters()), model, hub.address, hub_wait=1)
+    train(model, optimizer, 0, 1)
+    optimizer.synchronize()
+    hub.stop("for the test")
+    with pytest.raises(phub.JobFailedError, match="for the test.* did not come back within 1.0 s"):
+        optimizer.session.state()
 
 
 def file_at(address):

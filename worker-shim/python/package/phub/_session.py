@@ -321,7 +321,8 @@ class Session:
         machine = self._machine(me, hub, mesh, settings)
         # Nobody restarts a hub that a worker or this script started, so no session waits for such a hub.
         is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
-        settings["hub_wait"] = 0.0 if is_own else wait_for_hub() if hub_wait is None else hub_wait
+        self._hub_wait = 0.0 if is_own else wait_for_hub() if hub_wait is None else hub_wait
+        settings["hub_wait"] = self._hub_wait
         local = (self.rank, self.world_size)
         if machine is not None:
             local, settings["mesh"] = (machine.rank, machine.world_size), machine.mesh
@@ -702,17 +703,28 @@ class Session:
     def state(self) -> _state.State:
         """Returns the job's weights and optimizer state before `next_round`, from the job's hubs or from the hubs at the top.
         Call it when no key of this worker is in flight; the other workers may continue. All values are f32, so the result
-        may be as large as three models.
+        may be as large as three models. If a hub is lost, waits until the hub returns, for at most `hub_wait`.
 
         Raises:
             RefusedError: there are no weights yet, or the optimizer is `Average`. In a job over several hubs that is not
                 "bsp" also: the hubs are in different rounds.
-            HubLostError: a hub is gone.
+            HubLostError, JobFailedError: a hub is gone, and did not return.
         """
         if self._owner != os.getpid():
             raise _phub.ForkError(f"job {self.job!r}: this session belongs to process {self._owner}")
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
-        return _state.fetch([hub.strip() for hub in self.hub_address.split(",")], self.job, shapes, self._token)
+        hubs = [hub.strip() for hub in self.hub_address.split(",")]
+        deadline, is_lost = time.monotonic() + self._hub_wait, False
+        while True:
+            try:
+                return _state.fetch(hubs, self.job, shapes, self._token)
+            except (_phub.HubLostError, _phub.RefusedError) as error:
+                # A hub that has returned refuses until its workers have returned, too.
+                is_lost = is_lost or isinstance(error, _phub.HubLostError)
+                if not is_lost or time.monotonic() > deadline:
+                    raise
+            self._native.members()  # raises the error of a session that is over
+            time.sleep(RETRY_S)
 
     def ema(self) -> Dict[str, Array]:
         """Returns the average of each key's weights, as f32 arrays by key, in a session with `ema=`. The averages are a part of

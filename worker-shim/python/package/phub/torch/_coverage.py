@@ -40,9 +40,8 @@ class Coverage:
         """Returns the parameters to wait for before the forward pass of this module. Records the call before `learn`."""
         if module.training and self._learning:
             self._called[module] = None
-        elif module.training and module in self._learnt:
-            return self._learnt[module]
-        return self._all_below(module)
+        learnt = self._learnt.get(module) if module.training else None
+        return self._all_below(module) if learnt is None else learnt
 
     def _all_below(self, module: Module) -> Tuple[str, ...]:
         below = self._below.get(module)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 import torch
 
@@ -66,6 +66,7 @@ class Gradients:
         self._expected: Dict[str, int] = {}
         self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}
         self._hooks: Dict[str, Any] = {}
+        self._followed: Set[str] = set()  # only the gradients of these may be exposed
         self._is_touched = self._was_touched = False  # in this round, and in the last one: then the script uses means
         self._is_zeroed = False  # by `zero_grad` in this round
         self._means: Dict[str, "weakref.ref[torch.Tensor]"] = {}
@@ -93,6 +94,7 @@ class Gradients:
         """Adds a hook to the backward pass that watches a parameter's gradients: those that leave there, and those that the
         script may hold before the backward pass."""
         parameter = self._parameters[key]
+        self._followed.add(key)
         is_asked = self._mean is not None or key in self._own.ahead
         if is_asked and parameter.requires_grad and key not in self._hooks:
             self._hooks[key] = _after_accumulation(parameter, _calls(weakref.ref(self), key))
@@ -159,7 +161,7 @@ class Gradients:
         elif leaves or self._mean is not None:
             watch(gradient, self)
         if leaves:
-            check(key, gradient)
+            check({key: gradient})
             is_called_back = bool(self._bucket) or self._call_back()
             self._bucket[key] = gradient
             self._in_bucket += gradient.numel() * gradient.element_size()
@@ -300,7 +302,7 @@ class Gradients:
         """Makes the means of gradients that the script may hold and has zeroed, if this round has none yet. A worker with inputs
         makes them in its backward pass, where it waits for the workers without inputs."""
         if self._mean is not None and self._is_zeroed and not self._is_touched:
-            if any(gradient is not None and is_exposed(gradient) for gradient in self._current().values()):
+            if any(is_exposed(gradient_of(self._parameters[key])) for key in self._followed):
                 self._average()
 
     def push(self, times: float = 1.0) -> List[str]:

@@ -72,9 +72,10 @@ class Pushes:
         Raises:
             GradientError: a gradient among them is sparse.
         """
-        found = {key: each for key, each in gradients.items() if each is not None and not self._has_left(key, each, times)}
-        for key, gradient in found.items():
-            check(key, gradient)
+        found = {key: each for key, each in gradients.items() if each is not None}
+        if self._sent:
+            found = {key: each for key, each in found.items() if not self._has_left(key, each, times)}
+        check(found)
         return found
 
     def _has_left(self, key: str, gradient: torch.Tensor, times: float) -> bool:
@@ -91,10 +92,10 @@ class Pushes:
         own = {key: each for key, each in unsent.items() if key not in clipped} if clipped else unsent
         self._windows.write(own, clip_value=self._clip_value)
         self._windows.write(clipped)
-        is_rewritten = self.left.intersection(unsent)
+        rewritten = self.left.intersection(unsent)
         made = [key for key, gradient in gradients.items() if gradient is not None]
-        self._windows.do([key for key in made if key not in is_rewritten], self._session.push)
-        self._windows.do([key for key in made if key in is_rewritten], self._push_rewritten)
+        self._windows.do([key for key in made if key not in rewritten], self._session.push)
+        self._windows.do([key for key in made if key in rewritten], self._push_rewritten)
         self._windows.do([key for key, gradient in gradients.items() if gradient is None], self._session.push_nothing)
         self.replaced()
 
@@ -206,14 +207,15 @@ def _check_scales(session: Session) -> None:
             )
 
 
-def check(key: str, gradient: torch.Tensor) -> None:
-    """Checks that the hub can take a gradient.
+def check(gradients: Mapping[str, torch.Tensor]) -> None:
+    """Checks that the hub can take gradients.
 
     Raises:
-        GradientError: it is sparse.
+        GradientError: one is sparse.
     """
-    if gradient.is_sparse:
-        raise GradientError(f"parameter {key!r} has a sparse gradient; the hub takes dense ones (sparse=False)")
+    sparse = next((key for key, each in gradients.items() if each.is_sparse), None)
+    if sparse is not None:
+        raise GradientError(f"parameter {sparse!r} has a sparse gradient; the hub takes dense ones (sparse=False)")
 
 
 def _advise(rank: int) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -35,7 +36,8 @@ _LEAST_BYTES = 256  # the least that a parameter counts in a bucket: each wait l
 class _Weight:
     """A parameter with its memory, and torch's count of writes when its values arrived."""
 
-    __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "is_lent", "known", "place", "storage")
+    __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "is_lent", "known")
+    __slots__ += ("place", "storage", "users", "is_on_cpu")  # of the memory
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
@@ -50,13 +52,15 @@ class _Weight:
             self.values = torch.Tensor.detach(self.parameter)
             self.place = _place(self.values)
             self.storage: Any = _storage(self.values)
+            self.users: Callable[[], int] = _users(self.storage)
+            self.is_on_cpu = self.values.device.type == "cpu"
             self.version = self.values._version
 
     @property
     def is_in_other_processes(self) -> bool:
         """Whether processes such as actors may have the memory: torch moves it to shared memory when a script sends them the
         parameter. Torch calls all memory of GPUs shared."""
-        return bool(self.storage.is_shared()) and self.values.device.type == "cpu"
+        return self.is_on_cpu and bool(self.storage.is_shared())
 
 
 class Weights:
@@ -116,7 +120,7 @@ class Weights:
             mark_pending(self.parameters.values())
             viewed = []
             for key, weight in self._weights.items():
-                if weight.has_address_out or _users(weight.storage) > _OWN_USERS or weight.is_in_other_processes:
+                if weight.has_address_out or weight.users() > _OWN_USERS or weight.is_in_other_processes:
                     weight.is_exposed = True
                     viewed.append(key)
             self.pending.update(self._weights)
@@ -283,22 +287,16 @@ def _storage(values: torch.Tensor) -> Any:
     return values.untyped_storage() if hasattr(values, "untyped_storage") else values.storage()._storage
 
 
-def _of_torch() -> Callable[[Any], int]:
+def _users(storage: Any) -> Callable[[], int]:
+    """Returns a function that counts the tensors and other objects that use a storage."""
     count = getattr(vars(torch)["_C"], "_storage_Use_Count", None)
     if count is not None:
-        return lambda storage: int(count(storage._cdata))
-
+        return functools.partial(count, storage._cdata)
     # Before torch 2.1, Python cannot read the count. A storage begins with the pointer to its virtual functions, and the count
     # of references follows.
-    def read(storage: Any) -> int:
-        return ctypes.c_size_t.from_address(storage._cdata + ctypes.sizeof(ctypes.c_void_p)).value
-
-    return read
-
-
-_users = _of_torch()
-"""Returns the number of tensors and other objects that use a storage."""
+    counted = ctypes.c_size_t.from_address(storage._cdata + ctypes.sizeof(ctypes.c_void_p))
+    return lambda: counted.value
 
 _ALONE = _Weight(torch.nn.Parameter(torch.zeros(1)))
-_OWN_USERS = _users(_ALONE.storage)
+_OWN_USERS = _ALONE.users()
 """The number of users of a storage for a parameter without views of the script."""
