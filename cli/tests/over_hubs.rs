@@ -279,7 +279,7 @@ fn a_reader_of_a_hub_below_others_gets_the_weights_from_the_hubs_above() {
         if steps == 2 {
             session.leave().unwrap();
         } else {
-            // The job fails, because its worker goes without a leave. The hub still describes the failed job in the next loop.
+            // The job fails, because its worker ends without a leave. The hub still describes the failed job in the next loop.
             let key = session.keys().next().unwrap();
             session.push(key).unwrap();
             drop(session);

@@ -316,7 +316,7 @@ impl Simulation<'_> {
         self.plan(self.cluster.layers[last].backward, Event::Backward(worker, last));
     }
 
-    /// Computes the next batch if it has arrived.
+    /// Computes the next batch if the batch has arrived.
     fn go_on(&mut self, worker: usize) {
         let state = &mut self.workers[worker];
         let batch = state.computed;

@@ -131,7 +131,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Queues a group to leave in one post, because all its keys are put. `slice` is the group's slice.
+    /// Queues a group to be sent in one post, because all its keys are put. `slice` is the group's slice.
     pub(super) fn queue_group(&mut self, slice: u32) {
         self.groups.begun = Begun::default();
         self.groups.members.clear();
