@@ -35,8 +35,8 @@ impl fmt::Debug for Trust {
 
 impl Trust {
     /// Finds the trust in the environment: a file of certificates in `PHUB_TLS_CA`, or fingerprints in
-    /// `PHUB_TLS_FINGERPRINT`. `None` if neither is set: then this process uses no TLS. A hub that asks for a certificate
-    /// gets `PHUB_TLS_CERT`, with the key `PHUB_TLS_KEY`.
+    /// `PHUB_TLS_FINGERPRINT`. `None` if neither is set: then this process uses no TLS. If a hub asks for a certificate, this
+    /// process shows the one in `PHUB_TLS_CERT`, and signs with the key in `PHUB_TLS_KEY`.
     ///
     /// # Errors
     /// Returns an error if the environment's values cannot be used.
@@ -101,7 +101,9 @@ pub fn explain(error: &io::Error) -> Option<String> {
         }
         Error::InvalidCertificate(
             error @ (CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }),
-        ) => format!("{error}; name it by a name of its certificate, or trust it by {FINGERPRINT}"),
+        ) => format!(
+            "{error}; use a name of the certificate for the hub, or trust the certificate by {FINGERPRINT}"
+        ),
         Error::AlertReceived(
             AlertDescription::CertificateRequired
             | AlertDescription::UnknownCA

@@ -103,7 +103,8 @@ enum Command {
 }
 
 /// The sentence of `--help` about the exit statuses of [`exit`].
-const EXITS: &str = "Exit status: 0 all went well; 1 it failed, and stderr says why; 2 a setting is wrong; 3 a drained hub has ended.";
+const EXITS: &str = "Exit status: 0 all went well; 1 the command failed, and stderr says why; 2 a setting is wrong; \
+    3 a drained hub has ended.";
 
 /// The exit statuses of the program. The parser of arguments has [`WRONG`](exit::WRONG), too.
 pub mod exit {

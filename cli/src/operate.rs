@@ -22,7 +22,7 @@ use crate::out::line;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The timeout of a stop, which first writes a checkpoint.
 const UNTIL_SAVED: Duration = Duration::from_secs(300);
-/// The time after which a command says that it waits, and the pause before it says so again.
+/// The time after which a command prints that it waits, and the interval at which it repeats this line.
 const FIRST_WORD: Duration = Duration::from_secs(5);
 const NEXT_WORD: Duration = Duration::from_secs(30);
 /// The most members of a job, and the most refusals, that are shown.

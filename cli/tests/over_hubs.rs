@@ -175,7 +175,7 @@ fn a_reader_that_named_rounds_ahead_also_reads_a_job_that_rests() {
     let hubs = list(&hubs);
     let mut session = worker(&hubs);
     let mut source = source(&hubs, false);
-    // The reader first asks for a round that never comes, and then for the present state.
+    // The reader first asks for a round that never comes, and then for the current state.
     while_stepping(&mut session, || (0..5).for_each(|_| _ = source.fetch().unwrap()));
     let (origin, weights) = source.fetch().unwrap();
     assert_eq!(origin.round, session.next_round().0);
@@ -279,7 +279,7 @@ fn a_reader_of_a_hub_below_others_gets_the_weights_from_the_hubs_above() {
         if steps == 2 {
             session.leave().unwrap();
         } else {
-            // The job fails, because its worker goes without a leave. The hub still describes the failed job in the next loop.
+            // The job fails, because its worker ends without a leave. The hub still describes the failed job in the next loop.
             let key = session.keys().next().unwrap();
             session.push(key).unwrap();
             drop(session);

@@ -139,7 +139,7 @@ fn workers_trust_a_hub_by_fingerprint_or_certificate_and_no_other() {
     };
     says(shown(&by_print), &["job"]);
     says(shown(&[]), &["speaks only TLS"]);
-    // The hub is there: the hint that it cannot be reached would lead nowhere.
+    // The hub is there, so the error must not say that the hub cannot be reached.
     for (trust, words) in [
         ([("PHUB_TLS_FINGERPRINT", "12")], "the TLS settings of this process"),
         ([("PHUB_TLS_CA", "/nowhere")], "/nowhere"),

@@ -51,5 +51,5 @@ fn the_verdict_comes_each_second_until_it_is_interrupted() {
     );
     kill_process(Pid::from_raw(top.id() as i32).unwrap(), Signal::INT).unwrap();
     assert!(top.wait().unwrap().success());
-    says(failure(&once), &["hub 127.0.0.1", "it cannot be reached", "`phub-server serve` runs there"]);
+    says(failure(&once), &["hub 127.0.0.1", "the hub cannot be reached", "`phub-server serve` runs there"]);
 }

@@ -1,4 +1,4 @@
-//! Clients that send requests to the hub. Quotas use a client's address, and people see it.
+//! Clients that send requests to the hub. Quotas count by a client's address. Status and logs show the address.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,6 +1,6 @@
 //! The comparison of the members' weights by digests. Every few rounds, each member sends the digest of the weights that it
-//! has. If its program asks for it, a member also sends the digest of the weights that it writes. A hub below other hubs
-//! sends the digest of its workers.
+//! has. If its program asks for this comparison, a member also sends the digest of the weights that it writes. A hub below
+//! other hubs sends the digest of its workers.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -76,13 +76,14 @@ impl Digests {
         let round = compared.round.0;
         Err(match compared.written {
             false => format!(
-                "weights differ before round {round}: those of {who} {} are not the same (compare_every); a network, memory or a \
-                 program has altered them on some machine: look at these, and continue from a checkpoint before that round",
+                "weights differ before round {round}: those of {who} {} are not the same (compare_every); a network, \
+                 memory or a program has altered weights on some machine: look at the machines, and continue from a \
+                 checkpoint before that round",
                 equal.join(" and of ")
             ),
             true => format!(
-                "{who} {} wrote different weights in round {round} (compare_every); write the same weights on \
-                 all, or leave compare_every out: then the weights of rank 0 count",
+                "{who} {} wrote different weights in round {round} (compare_every); write the same weights on all \
+                 ranks, or leave compare_every out: then the weights of rank 0 count",
                 equal.join(" and ")
             ),
         })

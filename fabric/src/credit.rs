@@ -29,7 +29,7 @@ impl Credit {
         Some(bytes)
     }
 
-    /// Subtracts the bytes of a post that left the transport. `counted` is the number that
+    /// Subtracts the bytes of a post that the transport no longer holds. `counted` is the number that
     /// [`take`](Self::take) returned.
     #[inline]
     pub fn give(&mut self, counted: usize) {

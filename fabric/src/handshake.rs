@@ -80,7 +80,7 @@ pub struct Joined<E> {
     pub endpoints: Vec<E>,
     /// The NICs that the links use. Empty if there is no choice.
     pub paths: Vec<NicPair>,
-    /// The pairs of NICs that failed the trial.
+    /// The pairs of NICs between which the handshake's trial write failed, in words. Empty without RDMA.
     pub dead: Vec<String>,
     /// The congestion control for the bytes that this end sends. Set only over TCP, at the end that connects.
     pub congestion: Option<String>,

@@ -101,7 +101,7 @@ fn a_worker_that_is_silent_drips_or_hangs_up_costs_a_time_out() {
     for bytes in [&[][..], &good_hello()[..3], &good_hello()[..30]] {
         let silent = peer(&listener, bytes);
         let error = hello(&listener, SHORT).unwrap_err().to_string();
-        assert!(error.contains("did not do its part within 30ms"), "{error}");
+        assert!(error.contains("did not send its part of the handshake within 30ms"), "{error}");
         drop(silent);
         drop(peer(&listener, bytes));
         let error = hello(&listener, LONG).unwrap_err().to_string();

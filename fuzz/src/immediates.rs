@@ -273,7 +273,7 @@ impl Bed {
         let answer = match content {
             _ if !is_whole => content,
             _ if all(Content::Weights) => Content::Weights,
-            // Ranks that push nothing leave the broadcast to another rank.
+            // A rank that pushes nothing lets another rank broadcast.
             _ if is_first
                 && contents.contains(&Content::Weights)
                 && !contents.contains(&Content::Gradient) =>

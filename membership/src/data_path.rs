@@ -186,7 +186,8 @@ fn make_rdma(
     Ok((group, vec![port]))
 }
 
-/// Whether a member may reach one of these hubs by shared memory; `transport` is the only one that it may use.
+/// Whether a member may reach one of these hubs by shared memory. `transport`: the only transport that the member may use, if
+/// it is limited to one.
 pub fn may_share_memory(hubs: &[LetIn], transport: Option<Transport>) -> bool {
     transport.is_none_or(|wanted| wanted == Transport::Shm) && hubs.iter().any(shares_memory)
 }
@@ -287,7 +288,8 @@ impl<'a> Route<'a> {
                         window.collapse_by_node(&[carried.collect()], |_| ());
                     }
                     let left = deadline.saturating_duration_since(Instant::now());
-                    // A server that does not answer may have the hub's address. Then the next transports still have time.
+                    // A server that does not answer may have the hub's address. So a try gets half of the time, and the next
+                    // transports get the rest.
                     let is_last = place + 1 == offered.len() || wanted.is_some();
                     let limit = if is_shared && !is_last { left / 2 } else { left };
                     let (group, receive) = (&self.ports.group, receive.clone());
@@ -327,7 +329,9 @@ impl<'a> Route<'a> {
         }
         let is_offered = |wanted: &Transport| offered.iter().any(|offer| offer.transport() == *wanted);
         if let Some(wanted) = wanted.filter(|wanted| !is_offered(wanted)) {
-            tried.push(format!("{wanted}: the hub does not offer it; see its --transports, and its log"));
+            tried.push(format!(
+                "{wanted}: the hub does not offer this transport; see the hub's --transports and log"
+            ));
         }
         let error = MemberError::NoTransport { hub: self.hub.control.hub.clone(), tried };
         self.hub.does_not_come(&error);

@@ -169,7 +169,7 @@ pub enum MemberError {
 }
 
 impl MemberError {
-    /// Whether a hub of the job is lost or stops. The job may continue when the hub comes back.
+    /// Whether a hub of the job is lost or stops. The job may continue after the hub was restarted.
     pub fn is_loss_of_hub(&self) -> bool {
         matches!(self, MemberError::HubLost { .. } | MemberError::JobFailed { hub_stops: true, .. })
     }

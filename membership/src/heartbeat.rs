@@ -147,7 +147,8 @@ impl Beat {
                 self.heard = Instant::now();
                 Some(RETRY)
             }
-            // A hub may have been suspended for as long as it tolerates a member's silence. It is not lost yet.
+            // A hub may have been suspended for as long as it tolerates a member's silence. So only twice this time counts as a
+            // loss of the hub.
             Err(failure) if self.tries > 1 && self.heard.elapsed() > 2 * self.limit => {
                 self.lost(failure.error)
             }

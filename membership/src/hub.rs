@@ -40,7 +40,7 @@ pub struct Hub {
     pub token: String,
     /// The time for which a request is retried while its failure may be temporary.
     pub(crate) limit: Duration,
-    /// The longest time in which the hub makes its memory.
+    /// The longest time that the hub needs to allocate its memory.
     pub(crate) for_memory: Duration,
     /// Whether the hub waits for this member after a loss of links, until the member [reconnects](Self::relink).
     pub relinks: bool,
@@ -249,8 +249,8 @@ impl Hub {
         self.leave_because(reason, LeaveRequest::default(), limit)
     }
 
-    /// Reports, within `limit`, that another hub of the job is lost or stops, and how. The job then ends at this hub, until
-    /// the other hub comes back.
+    /// Reports, within `limit`, that another hub of the job is lost or stops, and how. The job then ends at this hub. It begins
+    /// again after the other hub was restarted.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -258,8 +258,8 @@ impl Hub {
         self.leave_because(lost, LeaveRequest { hub_lost: true, ..LeaveRequest::default() }, limit)
     }
 
-    /// Reports that this member is a hub that is stopping. The job then ends at the hub above, between two rounds, until
-    /// this member comes back. Waits at most for `limit`.
+    /// Reports that this member is a hub that is stopping. The job then ends at the hub above, between two rounds. It begins
+    /// again after this member was restarted. Waits at most for `limit`.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).

@@ -45,7 +45,7 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
     }
     let wrong = |why: String| Err(MemberError::Hubs { seen: list.to_owned(), why });
     if hubs.contains(&"") {
-        return wrong("one of them is empty".into());
+        return wrong("one address is empty".into());
     }
     if let Some(error) = hubs.iter().find_map(|hub| check_address(hub).err()) {
         return wrong(error.to_string());
@@ -254,8 +254,8 @@ pub fn deadline(hubs: &[LetIn], limit: Duration) -> Instant {
     Instant::now() + limit + for_memory
 }
 
-/// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The state counts as
-/// read and as kept, and each member has two windows.
+/// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The state counts twice,
+/// as read and as kept, and there are two windows for each member.
 ///
 /// A hub that joins for the hubs below it waits for the hubs at the top of all levels, which alone have the state. There may be
 /// fewer of them than hubs of this level, so the whole state counts.

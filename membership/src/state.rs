@@ -104,7 +104,8 @@ fn deal(
                 let piece = &mut piece[..left.min(PIECE_BYTES)];
                 left -= piece.len();
                 match values.read_exact(piece) {
-                    // The requests to the hubs then also end too early, and their errors say so.
+                    // The caller's state is too short. No error here: the requests to the hubs then end too early, and their
+                    // errors say so.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
                     read => read?,
                 }

@@ -132,14 +132,15 @@ impl Address {
         };
         let request = request.body(Full::new(Bytes::from(body))).map_err(|error| error.to_string())?;
         let trust = Trust::find().map_err(|error| format!("the TLS settings of this process: {error}"))?;
-        let unresolved = |error| format!("its address cannot be resolved here: {error}");
+        let unresolved = |error| format!("the hub's address cannot be resolved here: {error}");
         let sent = async {
             let address = self.resolve().await.map_err(unresolved)?;
             let sent = self.send(address, trust, request).await;
             sent.map_err(|error| match of_tls(&*error) {
-                Some(why) => format!("no TLS with it: {why}"),
+                Some(why) => format!("no TLS with the hub: {why}"),
                 None => format!(
-                    "it cannot be reached: {error}; see whether `phub-server serve` runs there, and listens at this address"
+                    "the hub cannot be reached: {error}; see whether `phub-server serve` runs there, and listens at \
+                     this address"
                 ),
             })
         };
@@ -148,8 +149,9 @@ impl Address {
             format!("no answer came within {seconds:.1} s: the hub hangs, was stopped, or was cut off")
         };
         let (is_success, body) = tokio::time::timeout(limit, sent).await.map_err(silent)??;
-        let nonsense =
-            |why: String| format!("its answer makes no sense: {why}; install the same version everywhere");
+        let nonsense = |why: String| {
+            format!("the hub's answer is not valid: {why}; install the same version everywhere")
+        };
         let unread = |error: serde_json::Error| match self.named.is_outside() {
             // The server there may be anything, and the user who named it must not read its answer.
             true => nonsense("the answer is not that of a hub".into()),

@@ -30,7 +30,7 @@ pub enum HubError {
     Threads {
         /// The number of threads that the hub needs.
         needed: usize,
-        /// The number that could be made.
+        /// The number of threads that could be made.
         made: usize,
         /// The kernel's answer.
         error: std::io::Error,
@@ -120,7 +120,7 @@ pub enum HubError {
         error: Box<HubError>,
     },
     /// Workers would have no transport to the hub.
-    #[error("--transports names none: no worker could reach the hub; leave it out to offer all")]
+    #[error("--transports names none: no worker could reach the hub; leave the flag out to offer all")]
     NoTransport,
     /// Threads or descriptors ran out.
     #[error("starting the hub: {}{}", .0, advice(.0))]
@@ -128,7 +128,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Whether a setting is wrong on any day, or two settings exclude each other.
+    /// Whether a setting is wrong whatever the state of the machine, or two settings exclude each other.
     pub fn is_of_settings(&self) -> bool {
         use HubError::{
             Above, AbsentNics, Alone, Certificate, NoInterface, NoTransport, Place, Secret, Settings,

@@ -65,8 +65,8 @@ pub struct JobMemory {
     pub kept: u64,
     /// The former weights, if the hub answers bytes ahead.
     pub former: u64,
-    /// Mean gradients in f32. If steps wait for the norm of the round, of all chunks, and otherwise of one
-    /// chunk for each core.
+    /// The mean gradients that the hub keeps, in f32. If steps wait for the norm of the round, they are the
+    /// means of all chunks, otherwise of one chunk for each core.
     pub means: u64,
     /// The room for a snapshot, if snapshots are taken while the job runs.
     pub snapshots: u64,

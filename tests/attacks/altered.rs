@@ -32,8 +32,9 @@ fn train(way: &str) -> String {
     error.to_string()
 }
 
-/// Returns the errors of worker 1 and worker 0 after one altered bit. The bit is in byte `at` of the stream of
-/// worker 0 in this direction. `asks` is a word for worker 0, whose first frames have bytes.
+/// Returns the errors of worker 1 and worker 0 after one altered bit. The bit is in byte `at` of the stream
+/// of worker 0 in this direction. `asks` is `checksum` if worker 0 asks for checksums, or empty. Rank 0's
+/// first frames have bytes, because it broadcasts the weights.
 fn altered(hub: &Behind, asks: &str, direction: Stall, at: u64) -> [String; 2] {
     hub.relay.alter(Way::Data, direction, at);
     let (near, far) = (hub.address(), hub.relay.address());

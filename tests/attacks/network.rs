@@ -44,7 +44,7 @@ fn a_partition_of_the_data_path_is_named_and_heals() {
                 until("the worker behind the partition is named", || {
                     job().held_up_by.iter().map(|late| late.rank).collect::<Vec<_>>() == [1]
                 });
-                // Its heartbeats arrive, so it is not lost.
+                // The worker's heartbeats arrive, so the hub does not count the worker as lost.
                 std::thread::sleep(Duration::from_secs(LIMIT_S + 1));
                 assert_eq!(job().state, JobState::Running, "{stall:?}");
                 hub.relay.stall(Way::Data, Stall::NONE);

@@ -134,7 +134,7 @@ fn what_has_no_norm_of_a_key_is_refused() {
     let error = join(LARS, &|config| config.set("consistency", "ssp:2").unwrap());
     says(&error, &["the optimizer lars with consistency ssp:2", "use bsp"]);
     let error = join(LAMB, &|config| config.set("clip_norm", "1").unwrap());
-    says(&error, &["the optimizer lamb with clip_norm", "leave it out"]);
+    says(&error, &["the optimizer lamb with clip_norm", "skip_spikes out"]);
     let error = join(LAMB, &|config| {
         config.terms.level.compression = Some("slim:0.2:0.1:10".parse::<Compression>().unwrap());
     });

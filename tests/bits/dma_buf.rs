@@ -97,7 +97,7 @@ impl Drop for Device {
     }
 }
 
-/// Returns a training with keys of many chunks, keys of few chunks, and small keys that leave in one post.
+/// Returns a training with keys of many chunks, keys of few chunks, and small keys that are sent in one post.
 fn training(job: &str) -> Training {
     let mut keys = vec![Key::f32("large", [50, 1000]), Key::new(Dtype::BF16, "bf16", [30_000])];
     keys.extend((0..5).map(|small| Key::f32(format!("small {small}"), [40 + small])));

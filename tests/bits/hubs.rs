@@ -97,7 +97,7 @@ fn a_hub_may_be_left_without_chunks() {
 #[test]
 fn a_bad_list_of_hubs_is_refused() {
     for (hubs, words) in [
-        ("a:1,,b:1", "one of them is empty"),
+        ("a:1,,b:1", "one address is empty"),
         ("a:1, a:1", "a:1 is listed twice"),
         ("", "empty"),
         ("a:1,b", "\"b\" is not the address"),

@@ -144,8 +144,8 @@ fn learning_rates_change_between_rounds() {
     }
 }
 
-/// All numbers change, and the multipliers of the keys, too. Small neighbouring keys have equal multipliers
-/// only in some rounds.
+/// All hyperparameters change, and the multipliers of the keys, too. Small neighbouring keys have equal multipliers only in
+/// some rounds.
 #[test]
 fn all_numbers_change_between_rounds() {
     let _watchdog = Watchdog::start();
@@ -171,7 +171,7 @@ fn all_numbers_change_between_rounds() {
         let rates = vec![(4, 0.125)];
         let plain = Training { rates, numbers, ..Training::new(optimizer.name(), keys, optimizer) };
         on_one_and_two_cores(&plain);
-        // Some keys keep their numbers. Two of them are small neighbours.
+        // Some keys keep their hyperparameters. Two of these keys are small neighbours.
         let of_keys = (0..plain.keys.len()).map(|key| u8::from([1, 4, 7, 8].contains(&key))).collect();
         let groups = Groups { optimizers: vec![optimizer], of_keys };
         on_one_and_two_cores(&Training { groups: Some(groups.into()), ..plain });

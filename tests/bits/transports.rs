@@ -107,7 +107,7 @@ fn a_worker_takes_the_best_transport_and_says_why() {
     assert_eq!(by(&[tcp], None).unwrap().0, tcp);
     says(
         by(&[tcp], Some(shm)).unwrap_err(),
-        &["no transport reaches the data path", "shm: the hub does not offer it"],
+        &["no transport reaches the data path", "shm: the hub does not offer this transport"],
     );
     let nothing = HubSettings { transports: Some(Vec::new()), ..settings(1, PATIENT_S) };
     says(Hub::start(&nothing).unwrap_err(), &["--transports names none"]);
@@ -127,7 +127,11 @@ fn a_worker_that_no_transport_takes_to_the_hub_ends_the_wait_of_the_others() {
         says(Session::join(by_shm).err().unwrap(), &["no transport reaches the data path"]);
         says(
             waits.join().unwrap(),
-            &["rank 1 failed", "no transport reaches the data path", "shm: the hub does not offer it"],
+            &[
+                "rank 1 failed",
+                "no transport reaches the data path",
+                "shm: the hub does not offer this transport",
+            ],
         );
     });
 }

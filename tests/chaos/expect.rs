@@ -19,7 +19,7 @@ pub trait Expect {
     /// Checks the weights after a round.
     fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String>;
 
-    /// Checks the weights after a round in which the hub came back.
+    /// Checks the weights after a round in which the hub was restarted.
     fn after_return(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
         self.after(round, weights)
     }

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// is an error.
 const READ_LIMIT: Duration = Duration::from_secs(180);
 
-/// The words of errors for good that faults of the run may cause.
+/// The words of final errors that faults of the run may cause.
 const ALLOWED: [&str; 1] = [
     // The job failed and was made anew, between the answers of its hubs.
     "have different jobs with the name",

@@ -123,7 +123,7 @@ impl Tally {
         self.lock().resumed += 1;
     }
 
-    /// Notes that a worker continued with a hub that came back.
+    /// Notes that a worker continued with a hub that was restarted.
     pub fn returned(&self) {
         self.lock().returned += 1;
     }

@@ -4,10 +4,9 @@
 //! ```text
 //!   began ROUND DIGEST     it has its first weights
 //!   round ROUND DIGEST     its weights after this round are right
-//!   returned LOST          its hub has come back once more; the number of rounds lost since the worker joined
-//!   finished ROUND DIGEST  it has left the job
-//!   error TEXT             an error of its session; the worker ends, which is allowed
-//!   wrong TEXT             weights that are not the expected ones
+//!   returned LOST          its hub was restarted once more; the number of rounds lost since the worker joined finished ROUND
+//!   DIGEST  it has left the job error TEXT             an error of its session; the worker ends, which is allowed wrong TEXT  
+//!             weights that are not the expected ones
 //! ```
 
 use std::time::{Duration, Instant};
@@ -33,7 +32,7 @@ pub enum Kind {
     Codec,
     /// SSP: weights that count pushes.
     Ssp,
-    /// BSP that waits for a lost hub: the weights count rounds, and may go back.
+    /// BSP that waits for a lost hub: the weights count rounds, and the count falls if the hub was killed.
     Returns,
 }
 
@@ -234,7 +233,7 @@ fn train(task: &Task) -> Result<(), Ended> {
         }
         session.wait_all()?;
         steps += 1;
-        let round = session.next_round().0 - 1; // differs from the round above if the hub came back meanwhile
+        let round = session.next_round().0 - 1; // differs from the round above if the hub was restarted meanwhile
         weights = read(&training, &session);
         let seen = if session.returns() == returns {
             expect.after(round, &weights)

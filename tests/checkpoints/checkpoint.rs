@@ -296,8 +296,8 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on() {
     session.leave().unwrap();
 }
 
-/// All workers that leave learn that the last attempt failed, also before the last worker leaves. Nobody may
-/// look at how the last leave ends.
+/// All workers that leave learn that the last attempt failed, also before the last worker leaves: perhaps
+/// nobody reads the result of the last leave.
 #[test]
 fn all_who_leave_hear_that_the_last_attempt_failed() {
     let _watchdog = Watchdog::start();

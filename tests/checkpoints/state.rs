@@ -41,7 +41,8 @@ pub(crate) fn ones(before: u32, values: usize) -> State {
 pub(super) fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
     for round in session.next_round().0..=last {
         for key in session.keys() {
-            // The reference counts steps, and the broadcast is not a step.
+            // Round 0 is the broadcast, which is not a step. So the reference, which counts steps, is at
+            // `round - 1`.
             training.write(session, key, |gradient| {
                 values::fill_gradient(training.seed, rank, round - 1, key, gradient);
             });
@@ -304,7 +305,7 @@ fn a_bad_state_is_refused() {
     assert_eq!(bring(&hub, "long", &alone.token, vec![0; bytes + 1]).0, 413);
 }
 
-/// The numbers of rounds do not wrap around. The job ends long before.
+/// The numbers of rounds do not wrap around, because the job ends long before the highest number.
 #[test]
 fn a_job_ends_before_its_rounds_have_no_numbers() {
     let _watchdog = Watchdog::start();
@@ -320,7 +321,7 @@ fn a_job_ends_before_its_rounds_have_no_numbers() {
             break error;
         }
     };
-    says(ended, &["it has reached round 4026", "before round 4026531839", "save its weights"]);
+    says(ended, &["the job has reached round 4026", "before round 4026531839", "save its weights"]);
 }
 
 #[test]

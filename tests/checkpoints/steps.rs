@@ -75,8 +75,8 @@ fn goes_on(
     })
 }
 
-/// Brings the state to some hubs, trains, saves, and trains again. All numbers change in each of the two
-/// jobs.
+/// Brings the state to some hubs, trains, saves, and trains again. All hyperparameters change in each of the
+/// two jobs.
 fn go_on_from_file(hubs: usize) {
     let state = state();
     let dirs: Vec<_> = (0..hubs).map(|_| tempfile::tempdir().unwrap()).collect();
@@ -97,7 +97,7 @@ fn go_on_from_file(hubs: usize) {
     (0..2).for_each(|_| reference.advance_by(&changed));
     first.into_iter().for_each(|hub| assert!(hub.stop("its checkpoint is written").is_empty()));
 
-    // The job continues with its numbers, and a new learning rate changes no other number.
+    // The job continues with its hyperparameters, and a new learning rate changes no other hyperparameter.
     let second = start();
     let mut other = training.clone();
     other.chunk_bytes = if hubs == 1 { 256 } else { 1024 };

@@ -131,7 +131,7 @@ fn averages_of_a_job_that_keeps_none_are_refused_for_good() {
     training.broadcast(&mut session, 0).unwrap();
     let (status, why) = refused(&address, "?only=averages");
     assert_eq!(status, 400);
-    says(why, &["job \"job\"", "keeps no averages of its weights; start it with `ema`"]);
+    says(why, &["job \"job\"", "keeps no averages of its weights; start the job with `ema`"]);
     session.leave().unwrap();
 }
 
@@ -172,7 +172,7 @@ fn the_state_before_a_round_that_is_named_comes_when_the_job_does() {
         let (status, why) = refused(hub, "?only=weights&before=soon");
         assert_eq!(status, 400);
         says(why, &["before=soon", "before=ROUND"]);
-        // The current state, by its number.
+        // The current state, by the number of its round.
         let now = fetch_only(hub, "job", "?before=10", PATIENT).unwrap();
         assert_eq!(tensors(&now).0, "10");
     }
@@ -257,7 +257,7 @@ fn readers_that_wait_share_a_copy() {
     large.session.leave().unwrap();
 }
 
-/// Reads the weights as a member of this process.
+/// Reads the weights as the package's readers do: the hub learns that this process is the reader.
 fn follow(address: &str) {
     let query = StateQuery { only: Some(Only::Weights), before: None };
     let credential = Credential::find_if_any().unwrap();

@@ -54,7 +54,7 @@ fn the_one_that_does_not_push_is_named() {
     says(
         error,
         &[
-            "have not come back",
+            "have no answer yet",
             "worker 1 lives and holds up round 1",
             "chunk(s) have waited for its push for",
         ],

@@ -1,4 +1,4 @@
-//! The shared parts of tests of hubs that come back. They are hubs that can be killed and started again,
+//! The shared parts of tests of hubs that are restarted. They are hubs that can be killed and started again,
 //! workers that wait for hubs, and the schedule of stops.
 
 use std::net::SocketAddr;

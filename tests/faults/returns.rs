@@ -1,4 +1,4 @@
-//! A hub ends and comes back. Its sessions wait for it, and continue in the same memory.
+//! A hub ends and is started again. Its sessions wait for the new hub, and continue in the same memory.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -74,7 +74,7 @@ fn a_hub_that_is_started_again_costs_nothing() {
                     begun(SessionConfig { transport: Some(transport), ..waiting(address, rank) });
                 let before = places(&mut session);
                 for number in 0..6 {
-                    // The hub ends during steps 2 and 4, or just before or after them. It is back for step 5.
+                    // The hub ends during steps 2 and 4, or just before or after these steps. A new hub runs at step 5.
                     if let Some(before) = [2, 4, 5].iter().position(|&step| step == number) {
                         meet(1 + before as u32, &mut || _ = session.is_ready(KeyId(0)).unwrap());
                     }

@@ -1,5 +1,5 @@
-//! A hub that has come back ends again before all its workers are back. Some workers know that it was back,
-//! others do not. All of them continue from the same step.
+//! A restarted hub ends again before all its workers have joined again. Some workers know that it was
+//! restarted, others do not. All of them continue from the same step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

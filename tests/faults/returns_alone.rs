@@ -1,5 +1,5 @@
-//! A hub ends and comes back while workers step alone. Every lost push is reported. No push
-//! counts twice, except one that was in flight when the hub was killed.
+//! A hub ends and is started again while workers step alone. Every lost push is reported. No push counts twice, except one that
+//! was in flight when the hub was killed.
 //!
 //! The weights count pushes: each worker adds its own digit to all of them.
 

@@ -1,4 +1,4 @@
-//! Machines that step alone. A hub of a machine is killed and comes back. The workers of a machine step
+//! Machines that step alone. A hub of a machine is killed and started again. The workers of a machine step
 //! together, and each machine has its own rounds. `tests/sim/lives` tests hubs above that are lost or stop.
 //!
 //! The weights count pushes, as in [`returns_alone`](super::returns_alone): each machine adds its own digit.

@@ -1,5 +1,5 @@
-//! A hub ends and comes back while its weights are pulled in batches of layers. The planner begins again, and
-//! no batch waits for a key that is not pushed again.
+//! A hub ends and is started again while its weights are pulled in batches of layers. The planner begins
+//! again, and no batch waits for a key that is not pushed again.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;

@@ -1,5 +1,5 @@
-//! One of several hubs ends and comes back. The other hubs end their part of the job, and the sessions wait
-//! for all hubs.
+//! One of several hubs ends and is started again. The other hubs end their part of the job, and the sessions
+//! wait for all hubs.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;

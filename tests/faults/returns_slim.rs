@@ -1,5 +1,5 @@
-//! A hub of a job with Slim-DP ends and comes back. The values that a worker has not sent stay in its
-//! gradients, and leave with later pushes.
+//! A hub of a job with Slim-DP ends and is started again. The values that a worker has not sent stay in its
+//! gradients, and later pushes send them.
 
 use std::sync::atomic::AtomicU32;
 

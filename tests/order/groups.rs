@@ -35,7 +35,7 @@ fn job(change: impl FnOnce(&mut pbox_core::JobTerms)) -> Simulated {
 /// The way in which a worker pushes a list of keys in a round.
 #[derive(Clone, Copy)]
 enum How {
-    /// All keys together, in the order in which they can leave in one post.
+    /// All keys together, in the order in which one post can send them.
     Together,
     /// One after another.
     Apart,
@@ -80,7 +80,8 @@ fn round(job: &mut Simulated, round: u32, how: [How; WORKERS as usize]) -> (u64,
 #[test]
 fn keys_that_are_pushed_together_cross_in_one_post() {
     use How::{Apart, Backwards, Together};
-    // Of these posts, two are chunks of the long key, and one is a small key without a group.
+    // `POSTS` counts two chunks of the long key, one small key without a group, and two groups. `ALONE`
+    // counts the two chunks and nine small keys.
     const POSTS: u64 = 5;
     const ALONE: u64 = 11;
     let mut job = job(|_| {});

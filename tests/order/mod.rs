@@ -1,4 +1,4 @@
-//! The order in which gradients leave the workers, and weights leave the hub.
+//! The order in which workers send gradients, and the hub sends weights.
 
 mod background_pulls;
 mod groups;

@@ -1,5 +1,5 @@
-//! Pulls in batches of layers. A batch is pulled at its time and handed out as a whole, and the bits do not change. A session
-//! makes a plan and shows it. RDMA is tested if `PHUB_TEST_DEVICE` names devices.
+//! Pulls in batches of layers. A batch is pulled at its time and given to the caller as a whole, and the bits do not change. A
+//! session makes a plan and shows it. RDMA is tested if `PHUB_TEST_DEVICE` names devices.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,8 +29,7 @@ fn keys() -> Vec<Key> {
     [1000, 10, 700, 64, 5000, 3].iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect()
 }
 
-/// The network delays and reorders. At any time, the keys that were handed out are those of the first
-/// batches.
+/// The network delays and reorders. At any time, the keys that the caller has got are those of the first batches.
 #[test]
 fn batches_come_whole_and_in_order() {
     let _watchdog = Watchdog::start();
@@ -177,7 +176,7 @@ fn a_worker_that_joins_a_running_job_pulls_in_batches() {
         let mut sessions = ready_all(2, config);
         drop(sessions.pop());
         let [stays] = &mut sessions[..] else { unreachable!("one is left") };
-        // Until this worker knows that the other one is gone, and for one round more.
+        // The rounds continue until this worker knows that the other one is gone, and for one round more.
         while stays.members().len() > 1 {
             push_all(stays).and_then(|()| stays.wait_all()).unwrap();
         }

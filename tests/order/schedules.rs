@@ -26,9 +26,9 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
     late_bytes_of([FIRST, LAST], schedule, slice_bytes, credit, 1)
 }
 
-/// Pushes the layer that is needed last. When a part of it has left, pushes the layer that is needed first.
-/// The hub has a link to each of `cores` cores. Returns the bytes of the last layer that arrive after the
-/// second push and, on their link, before the first layer is complete.
+/// Pushes the layer that is needed last. When a part of that layer is sent, pushes the layer that is needed first. The hub has
+/// a link to each of `cores` cores. Returns the bytes of the last layer that arrive after the second push and, on their link,
+/// before the first layer is complete.
 fn late_bytes_of(
     [first, last]: [KeyId; 2],
     schedule: Schedule,
@@ -161,8 +161,8 @@ fn unanswered([first, last]: [KeyId; 2], schedule: Schedule) -> u32 {
     last_left.unwrap_or(0)
 }
 
-/// The hub sends by priority, too. Of the answers that wait, those of the first layer leave first, also if a worker has learnt
-/// later which layer is the first.
+/// The hub sends by priority, too. Of the answers that wait, those of the first layer are sent first, also if a worker has
+/// learnt later which layer is the first.
 #[test]
 fn the_hub_sends_the_first_layer_first() {
     let _watchdog = Watchdog::start();

@@ -55,7 +55,7 @@ fn processes_that_wait_use_no_processor_time() {
     let beat = || {
         assert_eq!(post("heartbeat", &shown, serde_json::json!({"seen": 1}))["version"], 1);
     };
-    beat(); // the processes finish their work
+    beat(); // in this time the processes finish their work
     let before = pids.map(ticks);
     beat();
     beat();

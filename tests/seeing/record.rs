@@ -80,7 +80,7 @@ fn a_replay_of_a_hub_has_the_same_answers_and_names_the_first_that_differs() {
     }
     assert!(is_equal(&file));
 
-    // The changed record gives another rank to the worker that came back.
+    // The changed record gives another rank to the worker that returned.
     let changed = "\"rank\":1,\"hub\":[0,1]";
     let (before, behind) = record.rsplit_once(changed).unwrap();
     let wrong = format!("{before}{}{behind}", changed.replace("\"rank\":1", "\"rank\":0"));

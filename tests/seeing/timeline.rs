@@ -85,8 +85,8 @@ fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>
     all.iter().filter(is_it).collect()
 }
 
-/// Checks the order of each key's events. Every push arrives before its chunk's step, chunk for chunk, then
-/// the answers leave, and then the worker has its answer.
+/// Checks the order of each key's events. For each chunk a push arrives, then comes the chunk's step, then
+/// the hub posts the answers, and then the worker has its answer.
 ///
 /// The times of two processes may differ by `same` microseconds. The smallest value of `same` is
 /// the difference that rounding may cause.

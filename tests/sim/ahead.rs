@@ -1,5 +1,5 @@
-//! Answers ahead: weights come before the pushes that they answer. Events between the two change no bit of
-//! the results.
+//! Answers ahead: weights come before the pushes that they answer. Events between an answer and its push
+//! change no bit of the results.
 
 use std::sync::Arc;
 

@@ -49,7 +49,8 @@ fn weights_that_come_with_others_end_the_job() {
             .with(|job| job.level.compression = compression.map(|codec| codec.parse().unwrap()));
         let heard = heard(terms, &[Weights, Gradient, Nothing, Weights]);
         let expected = "key \"fc.bias\" got in round 1 weights from rank 0, 3; a gradient from rank 1; nothing from rank 2: \
-                        weights are replaced only if each rank pushes weights of the key in the same round: write it on all ranks, or on none";
+                        weights are replaced only if each rank pushes weights of the key in the same round: write the \
+                        weights on all ranks, or on none";
         assert_eq!(heard, [expected]);
     }
 }

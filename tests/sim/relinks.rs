@@ -77,7 +77,7 @@ impl Links {
         self.made_in[rank].is_none()
     }
 
-    /// Loses a worker's links. Either end may notice it first, and the other workers continue.
+    /// Loses a worker's links. Either end may notice the loss first, and the other workers continue.
     fn lose(&mut self, job: &mut Simulated, rank: usize) {
         if self.dice.below(2) == 0 {
             let cut = self.dice.below(job.ends[rank].len() as u64) as usize;

@@ -182,8 +182,8 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     }
     let [zero, one] = &mut sessions[..] else { unreachable!() };
     go(zero, 1).unwrap();
-    // The worker returns at the round of the slowest worker, round 3. It makes the first worker wait again,
-    // which is one round ahead and would be two rounds ahead.
+    // The worker returns at the round of the slowest worker, round 3. So the first worker, which is one round
+    // ahead, must wait again: otherwise it would be two rounds ahead.
     let mut two = Session::join(config(2)).unwrap();
     assert_eq!(two.next_round(), Round(3));
     assert_eq!([0, 1, 2].map(|rank| contained(&two, FIRST, rank, 3)), [Some(3), Some(2), Some(0)]);

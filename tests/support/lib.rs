@@ -32,7 +32,7 @@ use worker_shim::{Session, SessionConfig, SessionError};
 /// The heartbeat limit of tests that neither wait for it nor reach it by accident.
 pub const PATIENT_S: u64 = 30;
 
-/// An address on which nobody listens: the kernel never gives out a privileged port.
+/// An address on which nobody listens: the kernel never chooses a privileged port for a socket.
 pub const NOWHERE: &str = "127.0.0.1:1";
 
 /// Returns a hub with `cores` cores on a free port.

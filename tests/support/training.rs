@@ -46,7 +46,7 @@ pub struct Training {
     pub slice_bytes: Option<usize>,
     pub credit: Option<Credit>,
     pub pull: Option<Pull>,
-    /// Whether gradients leave before their pushes. Then a third of the keys have another gradient at the
+    /// Whether gradients are sent before their pushes. Then a third of the keys have another gradient at the
     /// push.
     pub ahead: bool,
     /// The transport of each rank.

@@ -36,7 +36,7 @@ for program in phub-server phub-probe; do emulated "$dir/site/bin/$program" "$pr
 PATH=$dir/bin:$PATH
 phub-server --version
 phub-probe --version
-# The probe only prints its version here. For more it starts itself again, and the kernel cannot start a program for another
-# machine.
+# The probe only prints its version here. To measure, the probe would start itself again, and the kernel cannot start a program
+# for another machine.
 PYTHONPATH=$dir/site python3 tools/dist/use.py
 echo "dist: the wheel works with Python $version on an emulated 64-bit Arm"

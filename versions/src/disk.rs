@@ -25,7 +25,7 @@ pub(crate) fn versions(dir: &Path) -> Result<Vec<VersionId>, VersionError> {
         let name = entry.map_err(VersionError::disk(dir, "listing versions"))?.file_name();
         let id =
             name.to_str().and_then(|name| name.strip_prefix(VERSION)).and_then(|digits| digits.parse().ok());
-        // A name such as weight_v7 belongs to another program.
+        // An id has six digits, so a name such as weight_v7 belongs to another program and is left out.
         ids.extend(id.filter(|&id| of_version(dir, id).file_name() == Some(&name)));
     }
     ids.sort_unstable();

@@ -38,12 +38,14 @@ pub enum VersionError {
     BaseGone { path: PathBuf, version: VersionId, base: VersionId },
 
     #[error(
-        "{path}: tensor {tensor:?} of version {version} has checksum {seen}, and {expected} was published; it must not be used: read another version"
+        "{path}: tensor {tensor:?} of version {version} has checksum {seen}, and {expected} was published; do not use \
+         this version: read another one"
     )]
     Checksum { path: PathBuf, version: VersionId, tensor: String, expected: String, seen: String },
 
     #[error(
-        "{path}: expected the name of the job whose versions are beside it, and the file is empty; write it there"
+        "{path}: expected the name of the job whose versions are beside it, and the file is empty; write the job's \
+         name into the file"
     )]
     NoJob { path: PathBuf },
 

@@ -100,7 +100,7 @@ const char *phub_version(void);
 
 // Begins the settings of a session. `hub` is its control port ("host:port", or several with commas), and `rank` this
 // worker's number from 0. The optimizer that the hub runs is JSON, such as {"name": "nesterov", "learning_rate": 0.1,
-// "momentum": 0.9, "weight_decay": 0.0001}. Its names are "average" (the mean gradient comes back), "sum" (their sum),
+// "momentum": 0.9, "weight_decay": 0.0001}. Its names are "average" (the mean gradient), "sum" (the sum of gradients),
 // "sgd", "momentum", "dampened", "nesterov", "adam", "adamw", "amsgrad", "amsgradw", "lion", "lars" and "lamb".
 //
 // What must hold:

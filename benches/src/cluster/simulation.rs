@@ -39,7 +39,7 @@ pub struct Cluster {
     pub start_up: f64,
     /// The time in seconds of a message without bytes.
     pub latency: f64,
-    /// Whether gradients leave only when the whole backward pass is done.
+    /// Whether gradients are sent only when the whole backward pass is done.
     pub push_at_the_end: bool,
     /// The layers, in the order of the forward pass.
     pub layers: Vec<ClusterLayer>,
@@ -316,7 +316,7 @@ impl Simulation<'_> {
         self.plan(self.cluster.layers[last].backward, Event::Backward(worker, last));
     }
 
-    /// Computes the next batch if it has arrived.
+    /// Computes the next batch if the batch has arrived.
     fn go_on(&mut self, worker: usize) {
         let state = &mut self.workers[worker];
         let batch = state.computed;

@@ -130,9 +130,9 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub chunk_bytes: Option<usize>,
 
-    /// The order in which gradients and weights leave. With kvstore, whole layers are sent, with notify and pull. With
-    /// layerwise, whole layers are sent. With sliced, slices are sent as they are pushed. With p3, slices are sent,
-    /// those of the first layer first. Default: sliced, or kvstore with --pull.
+    /// The order in which gradients and weights are sent. With kvstore, whole layers are sent, with notify and pull. With
+    /// layerwise, whole layers are sent. With sliced, slices are sent as they are pushed. With p3, slices are sent, those of
+    /// the first layer first. Default: sliced, or kvstore with --pull.
     #[arg(long, value_name = "kvstore|layerwise|sliced|p3", help_heading = ORDER)]
     pub schedule: Option<Schedule>,
 
@@ -349,7 +349,7 @@ impl Args {
         !self.consistency.steps_alone() && !self.compress.is_some_and(|each| each.has_own_answers())
     }
 
-    /// Returns the order in which gradients and weights leave.
+    /// Returns the order in which gradients and weights are sent.
     pub fn schedule(&self) -> Schedule {
         let pulling = if self.pull.pull.is_some() { Schedule::KvStore } else { Schedule::default() };
         self.schedule.unwrap_or(pulling)

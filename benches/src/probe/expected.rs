@@ -62,8 +62,8 @@ pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -
     match consistency {
         Consistency::Bsp => round..=round,
         // Every other worker has pushed at least all but the last S of this worker's rounds, and at most S +
-        // 1 rounds more than this worker. The second holds because this worker may be the slowest, and the
-        // other worker may have waited for its push.
+        // 1 rounds more than this worker. The second bound holds because this worker may be the slowest, and the other worker
+        // may have waited for this worker's push.
         Consistency::Ssp { staleness } => {
             let most = round.saturating_add(staleness).saturating_add(1).min(total);
             round + others * round.saturating_sub(staleness)..=round + others * most

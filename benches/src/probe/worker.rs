@@ -253,7 +253,7 @@ fn check_lines<E: Element>(
     expected.check_lines(session.layout(), first, stride, round, |key| Ok(session.weights(key)?))
 }
 
-/// Checks the norm that came back for the last round, and that the hub skipped no round.
+/// Checks the norm that the hub has sent for the last round, and that the hub skipped no round.
 fn check_norm(session: &Session, norm: f32) -> Result<()> {
     let (seen, skipped) = (session.norm(), session.skipped());
     let expected = Some((Round(session.next_round().0 - 1), norm));

@@ -68,7 +68,7 @@ impl Team {
             let mut config = SessionConfig::new(hub, JOB, rank, task.plan.workers, keys, OPTIMIZER);
             config.token = Some(credential.clone());
             (config.join_limit, config.wait_limit) = (JOIN_LIMIT, WAIT_LIMIT);
-            config.hub_wait = Duration::ZERO; // the hub is in this process
+            config.hub_wait = Duration::ZERO; // no wait for a lost hub: the hub is in this process
             config.trial = true; // a directory of checkpoints that the environment names is not used
             let (shared, sender): (_, UnboundedSender<_>) = (Arc::clone(&shared), sender.clone());
             let work = move || drop(sender.send((rank, shared.work(rank, config))));

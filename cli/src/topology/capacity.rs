@@ -94,7 +94,7 @@ impl CapacityArgs {
                 only.name
             ),
             [first, next, ..] => format!(
-                "At most {} workers. The first limit: {}. With {:.2} times as much of it, the next limit: {}, at {} workers.",
+                "At most {} workers. The first limit: {}. If it were {:.2} times as high, the next limit: {}, at {} workers.",
                 first.workers.floor(),
                 first.name,
                 next.workers / first.workers,

@@ -51,7 +51,7 @@ pub struct PublishArgs {
     #[arg(long)]
     once: bool,
 
-    /// The versions from one whole version to the next. A new reader begins with a whole one.
+    /// The number of versions from one whole version to the next. A new reader begins with a whole version.
     #[arg(long, value_name = "VERSIONS", default_value_t = Rules::default().whole_each)]
     whole_each: NonZeroU32,
 

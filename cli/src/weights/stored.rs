@@ -8,7 +8,7 @@ use versions::{Listed, Reader, VersionError, VersionId, list, without_index};
 use super::spoken;
 use crate::out::line;
 
-/// Look at the versions that `phub-server publish` has written. It may run, and nothing is changed.
+/// Look at the versions that `phub-server publish` has written. `publish` may run meanwhile, and nothing is changed.
 #[derive(Clone, Debug, Parser)]
 pub struct VersionsArgs {
     #[command(subcommand)]

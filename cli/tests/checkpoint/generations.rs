@@ -32,8 +32,8 @@ fn the_newest_has_the_name_and_those_before_it_their_rounds() {
     let kept = ["job.safetensors", "job@10.safetensors", "job@15.safetensors"];
     assert_eq!(files(dir.path()), kept);
     job.check(&job.load(&store, "job").unwrap(), Round(20));
-    // A generation is a whole checkpoint. A job continues from a copy of it, and the later rounds are then
-    // dropped.
+    // A generation is a whole checkpoint. If a copy of it replaces the newest file, the job continues from
+    // the copy, and later generations are dropped.
     std::fs::copy(dir.path().join("job@10.safetensors"), store.path("job").unwrap()).unwrap();
     job.check(&job.load(&store, "job").unwrap(), Round(10));
     store.save("job", Share::WHOLE, &job.snapshot(Round(12))).unwrap();

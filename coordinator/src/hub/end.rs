@@ -56,7 +56,8 @@ impl Hub {
     }
 
     /// Forgets the models of failed jobs. Also forgets failed jobs that are too old or too many, with their tokens and
-    /// members. A job whose last state is being saved stays. Returns the models, and the next steps of the hub's stop.
+    /// members. A job whose last state is being saved is not forgotten. Returns the models, and the next steps of the hub's
+    /// stop.
     pub(crate) fn sweep(&mut self, now: Instant) -> (Vec<Model>, Vec<StopStep>) {
         let Hub { jobs, tokens, end: End { untold, .. }, settings, .. } = self;
         let models = jobs.values_mut().filter(|job| !job.is_kept()).filter_map(Job::forget_model).collect();
@@ -133,7 +134,8 @@ impl End {
             true => Err(Refused::new(
                 RefusalCode::Draining,
                 format!(
-                    "job {name:?}: this hub takes no new jobs, because it ends with those that it has; use another hub"
+                    "job {name:?}: this hub takes no new jobs, because it ends when its running jobs have ended; use \
+                     another hub"
                 ),
             )),
             false => Ok(()),

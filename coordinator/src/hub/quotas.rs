@@ -1,7 +1,7 @@
 //! Quotas: limits on the jobs and the memory of one address, and on the memory of one job. An address owns the jobs that it
 //! made. All addresses of this machine count as one address, and so does an IPv6 network with a prefix of 64 bits.
 //!
-//! A token for a job needs no quota: only one job has a given name at a time.
+//! A token for one job name needs no quota on jobs, because only one job has a given name at a time.
 
 use std::net::IpAddr;
 
@@ -54,8 +54,8 @@ impl Quotas {
             return Ok(());
         }
         let why = format!(
-            "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address lets it have {limit}; \
-             end one of them",
+            "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address allows {limit}; end \
+             one of these jobs",
             owned.len(),
             shown(&owned),
         );
@@ -88,7 +88,7 @@ impl Quotas {
         }
         let why = format!(
             "job {name:?} needs {} of this hub's memory; address {owner} has {} in {} job(s) ({}), and \
-             --memory-per-address lets it have {}; end one of them",
+             --memory-per-address allows {}; end one of these jobs",
             Amount(needed),
             Amount(used),
             owned.len(),

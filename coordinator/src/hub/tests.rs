@@ -122,7 +122,7 @@ fn one_job_more_than_the_limit_is_refused_until_another_ends() {
     for number in 0..JOBS_LIMIT - 1 {
         make(&mut hub, &format!("job-{number}"), None, 0).unwrap();
     }
-    // A job that is being made also counts.
+    // A job that is being made also counts against the limit on jobs.
     let making = hub.find_or_reserve("made", None).unwrap();
     assert_eq!(making, Found::Free(JobId(3)));
     refused(make(&mut hub, "another", None, 0), RefusalCode::JobsLimit, &["4 jobs", "--jobs-limit"]);
@@ -184,7 +184,11 @@ fn a_small_limit_is_shown_in_a_small_unit() {
     refused(made, RefusalCode::Quota, &["needs 4.50 MB", "lets a job have 4.00 MB"]);
     let small = Quotas { memory_per_address: Some(4_000), ..Quotas::default() };
     let made = make(&mut of_quotas(small), "a", ONE, 4_500);
-    refused(made, RefusalCode::Quota, &["needs 4.50 kB", "has 0 bytes in", "lets it have 4.00 kB"]);
+    refused(
+        made,
+        RefusalCode::Quota,
+        &["needs 4.50 kB", "has 0 bytes in", "--memory-per-address allows 4.00 kB"],
+    );
 }
 
 #[test]

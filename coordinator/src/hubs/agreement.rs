@@ -164,8 +164,8 @@ impl Files {
     }
 }
 
-/// Returns the latest of the rounds of which a hub reports files. Every round is compared with those of all hubs, so the
-/// number of rounds is limited.
+/// Returns the latest rounds of which a hub reports files, at most `MOST_FILES`. There is a limit because every round of one
+/// hub is compared with the rounds of all hubs.
 fn latest(mut rounds: Vec<Round>) -> Vec<Round> {
     rounds.sort_unstable();
     rounds.drain(..rounds.len().saturating_sub(MOST_FILES));
@@ -265,9 +265,9 @@ mod tests {
             }
         }
 
-        /// Hubs write, skip and fail in any order. They learn each other's rounds in any order, or not at all. After the
-        /// first round that all hubs have written, the disks always have such a round, and two after the second. No disk
-        /// fills up.
+        /// Hubs write, skip and fail in any order. They learn each other's rounds in any order, or not at all. After the first
+        /// round that all hubs have written, there is always a round of which all disks have the files. After the second one
+        /// there are always two. No disk fills up.
         #[test]
         fn a_whole_round_is_never_lost(
             hubs in 2usize..5,

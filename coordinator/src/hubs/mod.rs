@@ -108,7 +108,8 @@ impl Hubs {
     ) -> Self {
         let own = files.of_hubs().find(|(hub, _)| *hub == share.hub);
         let rounds = own.map(|(_, rounds)| rounds.to_vec()).unwrap_or_default();
-        // Hub 0 begins only with a round that all hubs have. So another hub knows that its own last file is one of that round.
+        // Hub 0 begins a job only with a round of which all hubs have files. So another hub knows that its own last file is of
+        // the round with which the job begins.
         let whole = files.whole();
         let (arrivals, held) = (Arrivals::default(), Follower::default());
         let (numbered, front) = (Numbered::default(), None);

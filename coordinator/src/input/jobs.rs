@@ -138,7 +138,7 @@ pub struct HubOf {
     pub secret: Secret,
     /// The round of the checkpoint that the job continues from, or 0.
     pub first_round: Round,
-    /// The rounds of the files of each hub that owns chunks. At another hub than hub 0, only those of this hub.
+    /// The rounds of the files of each hub that owns chunks. At hubs other than hub 0, only the rounds of the hub's own files.
     pub files: Files,
 }
 

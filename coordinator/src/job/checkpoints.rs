@@ -26,8 +26,8 @@ use crate::hubs::{Hubs, may_write};
 
 /// The limit on the parts of checkpoints whose state is remembered.
 const PARTS: usize = 8;
-/// The limit on the reports of rounds without a snapshot that are kept for each core. No core is further behind another
-/// core.
+/// The limit on the reports of rounds without a snapshot that are kept for each core. No core is more rounds behind another
+/// core, so older reports are not needed.
 const PASSED: usize = 64;
 
 /// The checkpoints of a job.

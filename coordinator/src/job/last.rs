@@ -141,8 +141,8 @@ impl LastState {
         }
     }
 
-    /// Begins to write, at another hub, the state that hub 0 has chosen. Returns nothing if this hub does not wait for
-    /// that.
+    /// Begins to write, at another hub, the state that hub 0 has chosen. Returns nothing if this hub does not wait for the
+    /// request of hub 0.
     pub(crate) fn asked_for_part(&mut self, hubs: &Hubs, request: LastRequest) -> Option<Vec<Effect>> {
         let last = self.0.take_if(|last| matches!(last.waits_for, WaitsFor::Order(_)))?;
         Some(match check_before(request.before, last.own) {

@@ -305,7 +305,7 @@ fn a_job_goes_on_without_a_lost_worker_and_its_tokens_say_why() {
     job.hubs.arrivals.note(1, 0, 2);
     let effects = job.lose(1, Cause::Other, "it died");
     assert!(!job.hubs.arrivals.note(1, 1, 2), "no hub expects it");
-    let why = "job \"job\" goes on without this worker: it died; join again to take part".to_owned();
+    let why = "job \"job\" continues without this worker: it died; join again to take part".to_owned();
     let reason = "it died".to_owned();
     let lost = Effect::Lost { rank: 1, cause: Cause::Other, reason: reason.clone(), goes_on: true };
     let told = Effect::TellLost(1, reason);

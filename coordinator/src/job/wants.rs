@@ -9,7 +9,7 @@
 //!
 //! | a want waits for | when its time is over |
 //! | --- | --- |
-//! | its turn: it ends when the copy is gone, or when the hub has room for one more | it fails: another client reads the state |
+//! | its turn, which comes when the copy for other clients is gone, or when the hub has room for one more copy | it fails: another client reads the state |
 //! | hubs that still write a part of the checkpoint before, and would skip the next | it no longer waits for a hub whose part is not complete |
 //! | the cut | nothing happens, because a cut waits for no worker |
 //! | the parts of the cores | it fails: a round did not end in time |
@@ -111,7 +111,7 @@ enum WaitsFor {
     Cut(CutId),
     /// All cores give their parts of the state before this round.
     Cores(Round),
-    /// The memory of these cores, which is in use. They had no part, for this reason.
+    /// Memory on these cores. They had no memory for their part of the state, for the reason in the text.
     Memory(BTreeSet<usize>, String),
 }
 
@@ -158,7 +158,7 @@ impl Want {
     /// file.
     fn overdue(&self, writes: bool) -> Option<String> {
         match &self.waits_for {
-            WaitsFor::Turn => Some("another client reads its state, try again later".to_owned()),
+            WaitsFor::Turn => Some("another client reads the job's state; try again later".to_owned()),
             WaitsFor::Others | WaitsFor::Cut(_) => None,
             WaitsFor::Cores(before) => Some(overdue(*before)),
             WaitsFor::Memory(_, why) => (self.purpose != Use::File || !writes).then(|| why.clone()),

@@ -8,7 +8,7 @@ pub mod ring;
 
 pub use ring::bell;
 
-/// The module through which the ring gets its atomics. In this crate they are loom's.
+/// The module through which the ring gets its atomics. In this crate they come from loom.
 mod sync {
     pub use loom::sync::atomic::{AtomicU32, Ordering, fence};
 }

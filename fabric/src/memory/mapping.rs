@@ -68,7 +68,7 @@ pub(crate) struct Mapping {
 // SAFETY: a mapping is an address range that only this value unmaps; the range is valid from every thread,
 // and access to its bytes is governed by the owning types.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; `&Mapping` only hands out the address.
+// SAFETY: as above; `&Mapping` only returns the address.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

@@ -171,7 +171,7 @@ fn one_port_of_a_hub_dropped_closes_the_whole_connection() {
         for (port, endpoint) in ports.iter_mut().zip(joined.endpoints) {
             port.attach(endpoint);
         }
-        ports.pop(); // one core's thread panicked, and the other core goes on
+        ports.pop(); // one core's thread panicked, and the other core continues
         assert_eq!(worker.join().unwrap(), [LinkId(0), LinkId(1)]);
         assert_eq!(closing(&mut ports[0]), CloseReason::PeerGone);
     });

@@ -14,8 +14,8 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// Creates the delivery from the window that one end posts to the window into which the other end
-    /// receives.
+    /// Creates the path of one direction of a link. It copies bytes from the sender's send window into the
+    /// receiver's receive window.
     ///
     /// # Panics
     /// Panics if the sizes differ, or if the receiving window is a view of a peer's memory.

@@ -49,7 +49,7 @@ pub(super) struct Traffic {
     pub credit: Credit,
     /// Whether a post found no room.
     refused: bool,
-    /// Whether a post has left the link since another post found no room.
+    /// Whether a post was delivered or lost since another post found no room.
     pub relieved: bool,
     held: Vec<Message>,
     /// The messages in flight, by due tick, then by order of launch.

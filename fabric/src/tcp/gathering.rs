@@ -66,7 +66,7 @@ impl Gathering {
         let mut partials = self.lock();
         let known = partials.get(&token);
         let why = if known.is_none() && partials.len() >= MAX_GATHERING {
-            format!("{MAX_GATHERING} other workers have missing connections, the most at a time; try again")
+            format!("{MAX_GATHERING} other workers have missing connections, the maximum; try again")
         } else if known.is_some_and(|known| !known.message.is_of_the_same_worker(&message)) {
             "this connection differs from another connection of the same worker".into()
         } else if known.is_some_and(|known| known.links[link].is_some()) {

@@ -40,7 +40,7 @@ pub(super) struct Outgoing {
     sent: usize,
     /// Whether a post found no room.
     refused: bool,
-    /// Whether a frame has left the queue since a post found no room.
+    /// Whether a frame was sent from the queue since a post found no room.
     pub relieved: bool,
     /// Whether the socket may accept more bytes.
     pub writable: bool,

@@ -12,7 +12,7 @@ const READ: [&str; 22] = [
     "port_xmit_data",             // in words of 4 bytes
     "port_rcv_data",              // in words of 4 bytes, too
     "port_xmit_wait",             // ticks in which the switch gave no credit
-    "port_xmit_discards",         // packets that were dropped before they left
+    "port_xmit_discards",         // packets that the port dropped instead of sending
     "port_rcv_errors",            // packets that came with errors
     "symbol_error",               // errors on the cable
     "link_downed",                // how often the link was lost

@@ -30,7 +30,7 @@ impl Fitness {
             match &device.fault {
                 None => {}
                 Some(fault) if fault.may_pass() => {
-                    found.warnings.push(format!("RDMA goes without {nic} for now: {fault}"));
+                    found.warnings.push(format!("RDMA does not use {nic} for now: {fault}"));
                     continue;
                 }
                 Some(fault) => {
@@ -73,7 +73,7 @@ impl Fitness {
     }
 
     fn leave_out(&mut self, nic: NicOptions, why: &str) {
-        self.warnings.push(format!("RDMA goes without {nic}: {why}"));
+        self.warnings.push(format!("RDMA does not use {nic}: {why}"));
         self.unfit.push(nic);
     }
 }
@@ -147,7 +147,7 @@ mod tests {
         let ill = Device { name: "ill".into(), ports: Vec::new(), fault: Some(fault) };
         let found = Fitness::of(&[device("good", &["::ffff:10.0.0.1"]), ill], &NicList::default());
         assert!(found.allows(&NicOptions::new("ill")));
-        assert_eq!(found.warnings, ["RDMA goes without ill for now: ibv_open_device on ill: EIO"]);
+        assert_eq!(found.warnings, ["RDMA does not use ill for now: ibv_open_device on ill: EIO"]);
     }
 
     #[test]

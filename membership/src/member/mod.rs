@@ -37,7 +37,8 @@ use std::time::{Duration, Instant};
 #[cfg(test)]
 mod tests;
 
-/// The pause before the next try. No event reports that a path works again, or that a program listens.
+/// The pause before the member tries again to join. The member must poll, because no event reports that a path works again, or
+/// that a hub listens.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A member of a job.

@@ -41,9 +41,9 @@ impl Key {
     /// Returns the number at index `place`: 32 bits.
     ///
     /// The function is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search
-    /// for little bias. Half of the key enters before the permutation, and half in its middle. With only one of these
-    /// halves, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm. Every
-    /// instruction set has these operations for vectors of 32-bit numbers.
+    /// for little bias. Half of the key is mixed in before the permutation, and half in its middle. With only one of these
+    /// halves, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm. Every instruction
+    /// set has these operations for vectors of 32-bit numbers.
     #[inline(always)]
     pub(super) fn at(self, place: u32) -> u32 {
         let mut bits = place.wrapping_mul(0x9e37_79b9).wrapping_add(self.0 as u32);

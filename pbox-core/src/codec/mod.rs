@@ -18,8 +18,8 @@
 //! Quotients are rounded up. "Of mean zero" refers to the mean over all draws. `docs/formats.md` has the layouts, byte by
 //! byte.
 //!
-//! **Values that are not finite.** `f16` and `bf16` carry infinities and NaNs. In the other codecs, such a value counts as
-//! zero and does not enter the state. [`Encoded::not_finite`] counts these values.
+//! **Values that are not finite.** `f16` and `bf16` carry infinities and NaNs. In the other codecs, such a value counts as zero
+//! and is not added to the state. [`Encoded::not_finite`] counts these values.
 //!
 //! **State.** An encoder keeps the error of the values that it sent, and adds it to the next values (error feedback). With
 //! an empty state, nothing is added and nothing is kept. Differences are encoded in this way, because a difference already
@@ -193,7 +193,8 @@ impl Codec {
         assert!(workers > 0, "a job has workers");
         let of_all_workers = |ratio: f32| Codec::TopK { ratio: (workers as f32 * ratio).min(1.0) };
         match *self {
-            // The range of f16 is too small: it has no numbers above 65504, and only zero below 2^-25.
+            // Answers use bf16, because the range of f16 is too small: f16 has no numbers above 65504, and only zero below
+            // 2^-25.
             Codec::F16 | Codec::Bf16 => Codec::Bf16,
             Codec::Qsgd { bits, bucket } => qsgd(bits, bucket).contracting().codec(),
             // The number of bits is enough for the levels in the sum of eight workers.
@@ -236,7 +237,7 @@ impl Codec {
     /// Checks that this is a payload of a chunk of `elements` elements.
     pub fn check_payload(&self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
         match *self {
-            // Such a payload contains its length.
+            // The length of such a payload follows from its own first bytes, so the codec checks the length itself.
             Codec::TopK { ratio } => return topk::check_payload(ratio, elements, payload),
             Codec::Dgc { .. } => return self.dgc().check_payload(elements, payload),
             _ => {}

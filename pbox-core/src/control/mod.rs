@@ -367,7 +367,7 @@ pub enum JobState {
     Failed {
         /// The reason, which names the rank.
         reason: String,
-        /// Whether the job failed because one of its hubs stops or is lost. The job may continue when that hub comes back.
+        /// Whether the job failed because one of its hubs stops or is lost. The job may continue after that hub was restarted.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         hub_stops: bool,
     },
@@ -409,7 +409,7 @@ pub struct LeaveRequest {
     /// the loss of another of its hubs. The job then fails at this hub, too, or continues without the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
-    /// Whether `failed` reports that a hub stops or is lost. The job may continue when that hub comes back.
+    /// Whether `failed` reports that a hub stops or is lost. The job may continue after that hub was restarted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hub_lost: bool,
     /// Whether a hub below is stopping. The job then ends between two rounds before this request is answered, so that

@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn no_more_keys_are_read_than_a_manifest_has() {
         let key = r#"{"name":"k","shape":[1],"dtype":"f32"},"#.repeat(MAX_KEYS + 1);
-        // The parser stops before the text after it, which is no key.
+        // The parser stops after the first key above the limit. So it does not read the last item, which is no key.
         let body = join().replace(r#""keys":[]"#, &format!(r#""keys":[{key}7]"#));
         let error = parse_join(body.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("262145 keys or more, at most 262144 are allowed"), "{error}");

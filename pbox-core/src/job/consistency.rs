@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::Round;
 
-/// The consistency of a level: when a worker gets weights back.
+/// The consistency of a level: the time at which the hub answers a worker's push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Consistency {

@@ -11,8 +11,8 @@ pub enum Members {
     Workers,
     /// Hubs below. A push is a sum of gradients, with their number.
     Hubs,
-    /// Hubs below, each of which is also a hub of this level and owns a share. Its workers read all chunks in the window of
-    /// that share, unless the hub decodes or copies answers for them.
+    /// Hubs below that are also hubs of this level. Each owns a share, and the window of its share has room for all chunks. The
+    /// workers of its machine read all chunks there, unless the hub decodes or copies answers for the workers.
     Mesh,
 }
 

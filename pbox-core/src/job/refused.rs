@@ -121,7 +121,7 @@ const TABLE: &[(Term, Term, &str)] = &[
     ),
     (Term::LastNorm, Term::SlimDp, "values that are not sent are in no norm; use a codec"),
     (Term::LastNorm, Term::Ablate, "work that is left out has no norm"),
-    (Term::LastNorm, Term::ByKey, "these steps use the norms of this round; leave it out"),
+    (Term::LastNorm, Term::ByKey, "these steps use the norms of this round; leave clip_norm_last out"),
     (
         Term::ByKey,
         Term::StepsAlone,
@@ -130,12 +130,13 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::ByKey,
         Term::WholeGradient,
-        "the norm of a key's update would wait for that of the whole gradient; leave it out",
+        "the norm of a key's update would wait for the norm of the whole gradient; leave clip_norm, skip_nonfinite \
+         and skip_spikes out",
     ),
     (Term::ByKey, Term::SlimDp, "values that are not sent are in no norm; use a codec"),
     (Term::ByKey, Term::Ablate, "work that is left out has no norm"),
-    (Term::Maximize, Term::Average, "there is no step that could go up or down; leave it out"),
-    (Term::Maximize, Term::Ablate, "there is no step that could go up or down; leave it out"),
+    (Term::Maximize, Term::Average, "there is no step that could go up or down; leave maximize out"),
+    (Term::Maximize, Term::Ablate, "there is no step that could go up or down; leave maximize out"),
     (Term::Ema, Term::Average, "the hub keeps no weights that it could average; average them where you step"),
     (Term::Ema, Term::Ablate, "steps that are left out change no weights; leave the average out"),
     (Term::HubsBelow, Term::SlimDp, "Slim-DP needs each worker's own steps; use a level without Slim-DP"),

@@ -2,7 +2,7 @@
 //!
 //! Plain data. Does not depend on links or time.
 //!
-//! | schedule | unit | order | weights come back |
+//! | schedule | unit | order | weights are sent |
 //! | --- | --- | --- | --- |
 //! | `kvstore` | a layer | as pushed | when the worker pulls a layer, after the hub's notice |
 //! | `layerwise` | a layer | as pushed | when the worker may have the whole layer |

@@ -385,8 +385,8 @@ impl LevelTerms {
         LevelTerms { credit: Some(credit), ..self }
     }
 
-    /// Whether one post may carry a [group](crate::Layout::group) of small keys. It may if bare values leave in the order
-    /// of pushes.
+    /// Whether one post may carry a [group](crate::Layout::group) of small keys. It may if values are sent without a codec, in
+    /// the order of pushes.
     pub fn posts_groups(&self) -> bool {
         self.compression.is_none() && !self.schedule.by_layer()
     }

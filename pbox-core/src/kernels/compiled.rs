@@ -220,7 +220,7 @@ impl Kernels {
         [master, first, second, third]: [&mut [f32]; 4],
     ) {
         match self.set {
-            // SAFETY: only `available` hands out kernels, after it detected their instruction set.
+            // SAFETY: only `available` returns kernels, after it has detected their instruction set.
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512 => unsafe {
                 isa::avx512::sum::<E, R>(step, slots, window, master, first, second, third);
@@ -250,7 +250,7 @@ impl Kernels {
         [master, first, second, third]: [&mut [f32]; 4],
     ) {
         match self.set {
-            // SAFETY: only `available` hands out kernels, after it detected their instruction set.
+            // SAFETY: only `available` returns kernels, after it has detected their instruction set.
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512 => unsafe {
                 isa::avx512::step::<E, R>(step, slots, window, master, first, second, third);
@@ -274,7 +274,7 @@ impl Kernels {
     /// Does work that is compiled for the instruction set. `codec` and `slim` define work other than sums.
     pub(crate) fn work<W: Work>(&self, work: W) -> W::Output {
         match self.set {
-            // SAFETY: only `available` hands out kernels, after it detected their instruction set.
+            // SAFETY: only `available` returns kernels, after it has detected their instruction set.
             #[cfg(target_arch = "x86_64")]
             InstructionSet::Avx512 => unsafe { isa::avx512::work(work) },
             // SAFETY: as above.

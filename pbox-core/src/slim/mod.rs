@@ -99,7 +99,7 @@ pub enum InvalidSlimDp {
     Q,
     /// The coefficient is negative or not finite.
     #[error(
-        "Slim-DP: c is {seen}: expected the factor of a gradient relative to a weight, finite and not negative; leave it out to count both the same"
+        "Slim-DP: c is {seen}: expected the factor of the gradient in the significance |w| + c |g|, finite and not negative; without c, weights and gradients count the same"
     )]
     C {
         /// The coefficient of the settings.

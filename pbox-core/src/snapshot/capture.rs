@@ -82,7 +82,7 @@ pub(crate) struct Capture {
     /// show that the disk is slow.
     is_due: bool,
     current: Option<Current>,
-    /// Whether a part has left the core, to be written to disk. Its memory will come back.
+    /// Whether a part was given to the writer of files. The writer will return the part's memory.
     out: bool,
     spare: Option<Slab>,
     /// Results that wait for the core's owner.
@@ -202,7 +202,9 @@ impl Capture {
     fn begin_due(&mut self, round: Round, number: u32) {
         let of = 1 << self.spread;
         if !number.is_multiple_of(of) {
-            let why = format!("the disk was too slow for every checkpoint, and gets one of {of}");
+            let why = format!(
+                "the disk is too slow to write every checkpoint that is due; the hub now writes one of {of}"
+            );
             self.taken.push(Taken {
                 occasion: Occasion::Due(round),
                 before: round,

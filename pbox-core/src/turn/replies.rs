@@ -369,7 +369,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     }
 
     /// Sends one worker those chunks of a group whose answers are due. If the whole group is due for one
-    /// round, its answers leave in one post.
+    /// round, its answers are sent in one post.
     fn answer_beside(&mut self, group: ChunkId, places: Range<usize>, round: Round, rank: u32, whole: bool) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let first = places.start;
@@ -439,8 +439,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Done::POSTED
     }
 
-    /// Answers a worker with a chunk that it may have, for a round. The answer leaves at once, or together
-    /// with its layer part, or when the worker pulls the part.
+    /// Answers a worker with a chunk that it may have, for a round. The answer is sent at once, or together with its layer
+    /// part, or when the worker pulls the part.
     #[inline]
     pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
         match self.replies.parts(rank).map(|parts| parts.ready(place, rank)) {

@@ -17,8 +17,9 @@
 //!   below, link coded     bare slots       memory for one sum               a frame up; the window, decoded
 //! ```
 //!
-//! A mode is a row of this table: a [`Mode`] with one type for each stage. It is chosen when the shard is made, so that no
-//! stage checks for another mode. Owned by the core, and laid out by place: the order of the chunks in the shard.
+//! "As there" is the reply of the mode that the column before names. A mode is a row of this table: a [`Mode`] with one type
+//! for each stage. It is chosen when the shard is made, so that no stage checks for another mode. Owned by the core, and laid
+//! out by place: the order of the chunks in the shard.
 
 #[allow(unsafe_code)]
 mod bare;

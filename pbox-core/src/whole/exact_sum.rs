@@ -42,7 +42,7 @@ impl ExactSum {
         if bits == 0 {
             return;
         }
-        // Squares of f32 are normal numbers of f64.
+        // Squares of f32 are normal numbers of f64, so the leading bit of the fraction is implicit.
         let (exponent, fraction) = ((bits >> 52) as i32 - 1075, bits & ((1 << 52) - 1) | 1 << 52);
         let up = (exponent - LOWEST).max(0) as u32;
         let at = u128::from(fraction >> (LOWEST - exponent).max(0) as u32) << (up % 64);

@@ -136,7 +136,7 @@ pub enum UnusableKeys {
     )]
     Reserved { name: String },
 
-    #[error("with the optimizer's state as tensors of their own, {error}")]
+    #[error("with separate tensors for the optimizer's state, {error}")]
     Manifest { error: ManifestError },
 
     #[error(

@@ -148,8 +148,7 @@ impl CheckpointStore {
         if self.keep.get() == 1 || !newest.is_file() {
             return Ok(());
         }
-        // The round of a file with an unreadable header is unknown, so the job could not go back to such a
-        // file.
+        // The round of a file with an unreadable header is unknown, so the job could not continue from such a file.
         let Ok(round) = about(newest).map(|about| about.round) else { return Ok(()) };
         if round == next {
             return Ok(());

@@ -107,9 +107,9 @@ impl CheckpointStore {
     }
 
     /// Removes the parts of all rounds that `keep` rejects, and returns the rounds that are left, ascending.
-    /// If the latest part is removed, the job goes back and writes that round again. So the removal is on the
-    /// disk when this function returns. Otherwise an old part could come back after a crash, and complete a
-    /// round with the new parts of other hubs.
+    /// If the latest part is removed, the job repeats its rounds and writes that round again. So the removal is on the disk
+    /// when this function returns. Otherwise an old part could reappear after a crash, and complete a round with the new parts
+    /// of other hubs.
     pub fn keep_parts(
         &self,
         job: &str,

@@ -169,8 +169,8 @@ impl Drop for Place {
     }
 }
 
-/// Returns the address under which a client is counted. This machine's own loopback addresses are one client. So is a
-/// network of IPv6 with 64 bits, which one machine may have for itself.
+/// Returns the address under which a client is counted. This machine's own loopback addresses are one client. A network of IPv6
+/// with a prefix of 64 bits is also one client, because one machine may have the whole network.
 fn counted_as(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         from if from.is_loopback() => Ipv4Addr::LOCALHOST.into(),

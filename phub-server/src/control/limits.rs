@@ -37,7 +37,8 @@ impl Default for ControlLimits {
     fn default() -> Self {
         // The data path and the windows need descriptors, too.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        // A worker has two connections: this is enough for two jobs with the most workers.
+        // A worker has two connections. So 4096 connections are enough for two jobs with the maximum of 1024
+        // workers.
         Self::of_connections((descriptors / 2).min(4096) as usize)
     }
 }

@@ -243,8 +243,7 @@ async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> 
 
 async fn trace(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
     let permit = desk.traces.try_acquire_owned().map_err(|_| {
-        RefusalCode::Busy
-            .because(format!("{TRACES} timelines are being recorded, which is the most at a time; try again"))
+        RefusalCode::Busy.because(format!("{TRACES} timelines are being recorded, the maximum; try again"))
     })?;
     let text = desk.registry.trace(move |job| sees.job(job)).await?;
     let name = "attachment; filename=\"phub-trace.json\"";
@@ -272,7 +271,7 @@ async fn join(
 
 async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answer {
     let received = desk.read(desk.limits.join_bytes, request).await?;
-    // Most joins are small, and many come at once.
+    // Only a large join needs a promise of memory: most joins are small, and many arrive at once.
     let is_small = received.bytes.len() <= desk.limits.small_bytes;
     let promise = (!is_small).then(|| desk.registry.promise_join(received.bytes.len())).transpose()?;
     // Another thread parses the join: a manifest may have 64 MiB, and the control thread answers all
@@ -289,7 +288,7 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     let HeartbeatRequest { seen, latest, .. } = desk.small("heartbeat", request).await?;
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     let mut waiting = Waiting { registry: &desk.registry, job: &job, token: &token, is_answered: false };
-    // The wait ends early when there are news, or when the job's last worker leaves.
+    // The wait ends early when there is news, or when the job's last worker leaves.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
     waiting.is_answered = true;
     let reply = news.borrow().clone();

@@ -118,7 +118,7 @@ impl CoreHandle {
 
     /// Sends the thread a command, which it carries out after its current turn.
     pub fn tell(&self, command: Command) {
-        // A thread that has panicked takes no commands. The workers of its jobs notice that their links end.
+        // An error means that the thread has panicked. The workers of its jobs notice that their links end.
         let _ = self.commands.send(command);
         self.unheard.note();
         self.mail.store(true, Ordering::Release); // [mail]

@@ -20,7 +20,7 @@ pub(crate) enum Event {
     Waited { begin: Instant, end: Instant },
     /// A post of a worker, or of a hub above, arrived.
     Arrived { at: Instant, job: JobId, rank: u32, immediate: Immediate },
-    /// A chunk was summed and stepped, and then its answers left.
+    /// A chunk was summed and stepped, and then its answers were posted.
     Stepped { begin: Instant, posted: Instant, end: Instant, job: JobId, chunk: ChunkId, round: Round },
     /// Answers were posted that had waited for room.
     CaughtUp { begin: Instant, end: Instant, job: JobId },

@@ -55,7 +55,7 @@ impl Registry {
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
                 drop(inner);
-                // No thread owns the chunks of this core any more, so new jobs could not use all cores.
+                // No thread owns the chunks of this core any more, so the hub stops.
                 let reason = format!(
                     "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
                 );
@@ -100,7 +100,7 @@ impl Registry {
                 Effect::Lost { rank, reason, goes_on, .. } => say_lost(state, rank, &reason, goes_on),
                 Effect::RemoveWorker(rank) => self.command(job, || Command::RemoveWorker { job: id, rank }),
                 Effect::TellLost(worker, reason) => self.tell_lost(job, worker, &reason),
-                Effect::Forget(..) => {} // the coordinator has noted it
+                Effect::Forget(..) => {} // the coordinator itself has invalidated the member's tokens
                 Effect::HeldUp => say_held_up(state),
                 Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
                 Effect::Snapshot(occasion, before, parts) => {

@@ -59,7 +59,8 @@ pub(crate) struct Job {
     /// The state of the links to the hubs above: lost, or being replaced.
     pub(super) relinks_above: RelinksAbove,
     pub(super) wait_for_last: WaitForLast,
-    /// The round that the cores reported last. A job of one worker has it, too: nobody waits in it, so it has no last rounds.
+    /// The round that the cores reported last. A job of one worker has this round, too, although it has no last rounds, because
+    /// nobody waits in such a job.
     pub round: Round,
     /// The last rounds, as the cores reported them.
     pub last_rounds: LastRounds,

@@ -95,7 +95,7 @@ impl Registry {
         let lost = |job: String| {
             let (file, why) = match reasons.get(&job) {
                 Some((file, why)) => (file.as_deref()?, why.as_str()),
-                None => ("its file", "it took too long"),
+                None => ("its file", "writing the file took too long"),
             };
             Some(format!(
                 "job {job:?}: its last checkpoint was not written: {file}: {why}; the job continues from the one before, if \

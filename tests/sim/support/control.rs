@@ -95,8 +95,8 @@ pub struct Control {
     unlinked_above: Option<usize>,
     /// The reason why the job has failed.
     pub failed: Option<String>,
-    /// Whether cores forget a failed job, as the cores of a real hub do. Otherwise the caller can look at
-    /// them.
+    /// Whether cores forget a failed job, as the cores of a real hub do. Otherwise the caller can look at the failed job's
+    /// state on the cores.
     pub forgets: bool,
     /// Whether the hub checks the time now and then, as a real hub does. Otherwise the caller makes it check.
     pub is_swept: bool,

@@ -77,7 +77,7 @@ impl Plan {
     }
 }
 
-/// Gradients of one worker that have left before their pushes, each with whether it must be written again.
+/// Gradients of one worker that were sent before their pushes, each with whether it must be written again.
 #[derive(Debug, Default)]
 pub struct Drafts(BTreeMap<KeyId, bool>);
 
@@ -99,7 +99,7 @@ impl Drafts {
         worker.send_ahead(key)
     }
 
-    /// Whether a key's gradient has left.
+    /// Whether a key's gradient was sent ahead.
     pub fn has(&self, key: KeyId) -> bool {
         self.0.contains_key(&key)
     }

@@ -86,7 +86,7 @@ pub struct Race<J = Simulated> {
     dice: u64,
     /// The member of the hub that each worker belongs to, by worker.
     member: Vec<usize>,
-    /// Whether the member's pushes carry the numbers of their rounds, by member. A member that came back
+    /// Whether the member's pushes carry the numbers of their rounds, by member. A member that returned
     /// pushes zeros.
     pub telling: Vec<bool>,
     /// The number of rounds that were pushed, by worker and key. Round 0 counts.

@@ -44,8 +44,8 @@ def speedup(answer, batching):
 
 
 def sparse(answer, share):
-    """Returns a report as if pushes had this share of their bytes. It is exact, because nothing overlaps a push at the end, and
-    a push has no start-up. Its bound is only that of computing."""
+    """Returns a report as if pushes had this share of their bytes. The times are exact, because nothing overlaps a push at the
+    end, and a push has no start-up. The report's bound is only that of computing."""
     backward = answer["computing"] - answer["forward"]
 
     def shorter(each):
@@ -111,7 +111,7 @@ def main():
     for nodes in NODES:
         answer = cluster(args.binaries, "vgg19-22k", nodes, scale, start_up_ms, push_at_the_end=False)
         rows += rows_of("5-pushed-as-made", answer)
-    # The effect of the values that the paper does not give: the same with nodes that compute faster or slower.
+    # The effect of the values that the paper does not give: the same cases with nodes that compute faster or slower.
     at_72 = cluster(args.binaries, "vgg19-22k", 72, scale, start_up_ms)
     ratio = of(at_72, "all")["pull"] / at_72["forward"]
     for load in LOADS:

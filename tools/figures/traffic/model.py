@@ -114,7 +114,7 @@ class Hub:
         if accumulator is not None:
             self.cache.read(("sum", accumulator))
             self.free.append(accumulator)
-        # The slots that are not in the accumulator. They may be of other workers than these, which makes no difference here.
+        # Reads as many slots as are not in the accumulator. They may be slots of other workers than these, with as many bytes.
         for worker in range(count, self.workers):
             self.cache.read(("slot", worker, chunk))
         for kind in STATE:

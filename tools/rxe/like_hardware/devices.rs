@@ -65,7 +65,8 @@ pub fn query_device(go_on: impl Fn() -> c_int, (_, attr): (*mut ibv_context, *mu
     // SAFETY: the caller's structure, which is filled in now.
     let attr = unsafe { &mut *attr };
     if let Some(kind) = kind() {
-        // A queue that soft-RoCE does not make would be its fault, not that kind's.
+        // A completion queue must not be deeper than soft-RoCE can make it, or a test would fail for soft-RoCE's limit and not
+        // for this kind's.
         (attr.max_qp_wr, attr.max_cqe) = (kind.max_qp_wr as c_int, kind.max_cqe.min(attr.max_cqe));
     }
     answer

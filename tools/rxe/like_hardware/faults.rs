@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::log;
 
-/// The errno with which a call is to fail, after its delay.
+/// Sleeps for the delay that the file `LIKE_FAULTS` sets for this call, if any. Returns the errno with which
+/// the call must fail, or `None`.
 pub fn fault(call: &str, device: impl Fn() -> Option<CString>) -> Option<c_int> {
     static LINES: Mutex<Option<(Instant, Vec<String>)>> = Mutex::new(None);
     static COUNTS: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);

@@ -104,7 +104,8 @@ impl Answer for () {
     fn failed(_: c_int) {}
 }
 
-/// Functions that call the real function. With `$around`, that is called first, and may answer instead of the real function.
+/// Functions that call the real function. `$around`, if there is one, is called first, and may answer instead of the real
+/// function.
 macro_rules! functions {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? $(, $around:expr)?;)*) => {$(
         #[unsafe(no_mangle)]

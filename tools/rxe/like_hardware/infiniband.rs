@@ -27,7 +27,7 @@ pub fn infiniband() -> Vec<Infiniband> {
     text.lines().map(|line| port(line).unwrap_or_else(|| panic!("LIKE_INFINIBAND has {line:?}"))).collect()
 }
 
-/// Returns the path of RoCE that imitates one of InfiniBand; any other path unchanged.
+/// Returns the path of RoCE that imitates this path of InfiniBand. Returns any other path unchanged.
 pub fn really(qp: *mut ibv_qp, said: &ibv_ah_attr, dgid: Ipv6Addr) -> ibv_ah_attr {
     let copy = || ibv_ah_attr {
         grh: ibv_global_route { dgid: ibv_gid { raw: said.grh.dgid.raw }, ..said.grh },

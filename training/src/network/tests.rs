@@ -34,7 +34,8 @@ fn gradients_are_the_slopes_of_the_loss() {
         pass.weight_gradient(layer, gradients.key_mut(Network::weight(layer)));
         pass.bias_gradient(layer, gradients.key_mut(Network::bias(layer)));
     }
-    // It is so large that the last bits of the loss do not matter, and so small that few kinks are crossed.
+    // The width is so large that the last bits of the loss do not matter, and so small that few kinks are
+    // crossed.
     let width = 1e-3;
     for key in 0..network.keys().len() as u32 {
         let key = KeyId(key);

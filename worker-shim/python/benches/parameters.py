@@ -21,7 +21,7 @@ PARTS = ("forward", "backward", "step")
 
 
 class NoSteps(torch.optim.SGD):
-    """An optimizer that makes none."""
+    """An optimizer that makes no steps."""
 
     def step(self, closure=None):
         pass

@@ -21,7 +21,7 @@ import torch
 
 import phub.torch
 
-# So small that no push changes the weights.
+# The learning rate: so small that no push changes the weights.
 RATE = 1e-9
 # Elements of one of DDP's buckets, 25 MiB.
 BUCKET = 25 * 2**18
@@ -126,7 +126,7 @@ class Backwards(torch.nn.Module):
 
 
 class NoSteps(torch.optim.SGD):
-    """An optimizer that makes none."""
+    """An optimizer that makes no steps."""
 
     def step(self, closure=None):
         pass

@@ -274,7 +274,7 @@ impl Session {
         (times.rounds, total, pushing, waiting, asleep, sent, received, times.to_string())
     }
 
-    /// Returns the number of times that a lost hub came back, and the number of lost rounds.
+    /// Returns the number of times that a lost hub returned, and the number of lost rounds.
     fn returns(&self, py: Python<'_>) -> PyResult<(u32, u64)> {
         let returns = self.call(py, |session| Ok(session.returns()))?;
         Ok((returns.times, returns.lost_rounds))

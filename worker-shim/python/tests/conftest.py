@@ -17,7 +17,7 @@ STDERR = pytest.StashKey()
 
 
 def pytest_configure(config):
-    # Before pytest captures it.
+    # The real stderr, kept before pytest captures stderr.
     config.stash[STDERR] = os.dup(2)
     # A shell that starts a run in the background makes it ignore SIGINT. Some tests need the signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)

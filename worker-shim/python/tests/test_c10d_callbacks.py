@@ -20,7 +20,8 @@ from phub.torch._calls import MAX_DEPTHS  # noqa: E402
 
 HOOKS = {"powerSGD": power_sgd.powerSGD_hook, "batched": power_sgd.batched_powerSGD_hook}
 _orthogonalize = power_sgd._orthogonalize
-# Torch's batched hook passes a matrix, although since torch 1.12 `_orthogonalize` takes a batch of matrices.
+# Torch's batched hook passes a matrix, although since torch 1.12 `_orthogonalize` takes a batch of matrices. So here a matrix
+# becomes a batch of one.
 power_sgd._orthogonalize = lambda each, epsilon=0: _orthogonalize(each if each.dim() == 3 else each[None], epsilon)
 
 
@@ -145,7 +146,7 @@ def nested(rank, store, world_size, hub):
     def down(depth):
         return future_of(1).then(lambda _: down(depth + 1)).wait()
 
-    with pytest.raises(RuntimeError, match=f"{MAX_DEPTHS} levels deep, which is the most: call from the script"):
+    with pytest.raises(RuntimeError, match=f"{MAX_DEPTHS} levels deep, the maximum; start them from the script"):
         down(0)
     assert sum_of(7) == 14
     dist.destroy_process_group()

@@ -169,7 +169,8 @@ SLURM = {
         ),
         (SLURM, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
         ({**SLURM, "SLURM_GTIDS": "1,5,3"}, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
-        # No hub on each machine: for one machine, if the first machine has no name, with PHUB_LEVELS=flat, and with PHUB_HUB.
+        # Not each machine gets a hub if there is one machine, if the first machine has no name, with PHUB_LEVELS=flat, or with
+        # PHUB_HUB.
         ({**TORCHRUN, "WORLD_SIZE": "4", "RANK": "1", "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}, None),
         (OPEN_MPI, None),
         ({**TORCHRUN, "PHUB_LEVELS": "flat"}, None),

@@ -1,4 +1,5 @@
-"""Gradients that are read by compiled code, or made by a compiled backward pass: they are DDP's, or there is an error in words."""
+"""Gradients that compiled code reads, or that a compiled backward pass makes. They equal DDP's, or an error names the
+reason."""
 
 import contextlib
 import re

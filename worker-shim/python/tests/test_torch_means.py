@@ -1,4 +1,5 @@
-"""Gradients that a script uses before `step()`: they are DDP's, and leave in the backward pass all the same."""
+"""Tests scripts that use gradients before `step()`, for example to clip them. The script sees the same means as with DDP. The
+gradients are still sent during the backward pass."""
 
 import concurrent.futures
 import contextlib
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 import phub.torch  # noqa: E402
 from phub.torch._pushes import Mean  # noqa: E402
 
-WIDE = ("first.weight", "second.weight")  # small keys do not leave ahead
+WIDE = ("first.weight", "second.weight")  # small keys are not sent ahead
 
 
 class Net(torch.nn.Module):
@@ -93,8 +94,8 @@ def clips_twice(called, model, optimizer, rank):
 
 
 def train(rank, work, hub, transport, file):
-    """Returns the weights with the hub, with and without overlap, and with DDP; and how many of the wide keys' bytes left for
-    the mean in the backward pass of each step."""
+    """Returns the weights with the hub, with and without overlap, and with DDP; and how many of the wide keys' bytes were sent
+    for the mean in the backward pass of each step."""
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     weights, left, sent = [], [], set()
     send_ahead = Mean.send_ahead
@@ -138,8 +139,8 @@ def test_means_are_those_of_ddp_and_leave_in_the_backward_pass(hub, tmp_path, wo
     np.testing.assert_array_equal(results[0][0][0][0], results[1][0][0][0])
 
 
-# The most by which 200 steps differ from torch's, of the norm of the weights. Sums have other last bits, and where Adam's gradients
-# are near 0 these decide the sign of a step.
+# The largest difference of the weights from torch's after 200 steps, divided by the norm of the weights. The last bits of sums
+# differ, and where a gradient of Adam is near 0 the last bits decide the sign of a step.
 OF_TORCH = 1e-3
 OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
@@ -209,7 +210,7 @@ def test_rank_0_says_once_how_to_clip_without_the_exchange(hub):
 
 def written_by_a_view(called, model, optimizer, rank):
     views = []
-    # The hook runs when the bytes of the second layer have left.
+    # The hook runs when the bytes of the second layer are sent.
     hook = model.first.bias.register_hook(lambda _: [each.mul_(2.0) for each in views].clear())
     for number in range(4):
         optimizer.zero_grad(set_to_none=False)

@@ -1,4 +1,5 @@
-"""Optimizer state over new jobs: a script that unfreezes, adds groups, loads or resets has the numbers of torch's optimizer."""
+"""Optimizer state over new jobs: a script that unfreezes, adds groups, loads or resets gets the same numbers as with torch's
+optimizer."""
 
 import copy
 

@@ -113,7 +113,7 @@ def test_another_number_of_passes_in_each_step(hub):
 
 
 def test_bytes_leave_in_the_last_of_the_passes_that_were_said(hub):
-    # One wide layer: small keys do not leave ahead.
+    # One wide layer: the gradients of small keys are not sent before `step()`.
     torch.manual_seed(3)
     model = torch.nn.Linear(64, 512)
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, transport="tcp", backward_passes_per_step=3)

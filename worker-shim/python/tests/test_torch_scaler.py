@@ -1,5 +1,5 @@
-"""Torch's `GradScaler` in a job with `skip_nonfinite`: the calls that it costs, and the settings that are refused. The tests of
-`truth` show that the numbers are torch's."""
+"""Torch's `GradScaler` in a job with `skip_nonfinite`: the number of calls to the hub that it needs, and the settings that are
+refused. The tests of `truth` show that the numbers equal torch's."""
 
 import re
 

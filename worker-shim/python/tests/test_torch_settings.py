@@ -1,4 +1,4 @@
-"""Settings of a torch optimizer's groups that change during a run: the steps are torch's, or an error names the setting."""
+"""Settings of a torch optimizer's groups that change during a run: the steps equal torch's, or an error names the setting."""
 
 import math
 

@@ -68,7 +68,7 @@ impl Ahead {
         }
     }
 
-    /// Notes that a post of a chunk has left.
+    /// Notes that a chunk was posted.
     #[cold]
     pub fn note(&mut self, chunk: ChunkId, content: Content) {
         self.chunks[chunk.index()] = if content == Content::Ahead { Left::Sent } else { Left::Pushed };
@@ -117,7 +117,7 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Sends the bytes of a key's gradient before its push, if that saves time. May be called again. The push
-    /// then has no bytes, if they have left by then and were not [rewritten](Self::rewritten). The
+    /// then has no bytes, if they were sent by then and were not [rewritten](Self::rewritten). The
     /// [`flush`](Self::flush) must follow soon.
     ///
     /// # Errors

@@ -31,8 +31,8 @@ const BATCH: usize = 256;
 pub(super) struct KeyState {
     /// The round of the push in flight. If no push is in flight, the round of the next push.
     pub round: Round,
-    /// The number of answers that have not arrived. If the exchange's owner hands keys out, 1 more until it
-    /// does.
+    /// The number of answers that have not arrived. If the owner of the exchange releases keys to callers, 1 more until the key
+    /// is released.
     pub outstanding: u32,
     /// The content of the push in flight.
     pub content: Content,
@@ -112,7 +112,7 @@ pub struct Exchange<P: Port> {
     pub(super) ahead: Ahead,
     /// Whether round 0 is a broadcast of weights.
     pub(super) broadcasts: bool,
-    /// 1 if the exchange's owner hands keys out, otherwise 0.
+    /// 1 if the owner of the exchange releases keys to callers, otherwise 0.
     pub(super) hand_outs: u32,
     /// Answers that arrived before the first round was known; `None` once it is known.
     pub(super) early: Option<Vec<(LinkId, Immediate)>>,
@@ -292,7 +292,7 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Puts a key that cannot leave in one post with the keys before it.
+    /// Puts a key that cannot be sent in one post with the keys before it.
     fn put_apart(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {

@@ -34,7 +34,7 @@ struct Group {
     open: u32,
 }
 
-/// The properties that keys must share to leave in one post.
+/// The properties that keys must share to be sent in one post.
 #[derive(Default)]
 struct Begun {
     number: u32,
@@ -76,7 +76,7 @@ impl Groups {
         (self.members.len() == keys.len()).then(|| self.of[*number as usize].slice)
     }
 
-    /// Makes the keys that are put and not sent leave one by one.
+    /// Takes the keys that are put and not sent apart, so that each is sent in a post of its own.
     pub fn leave_apart(&mut self) {
         self.begun = Begun::default();
         self.members.clear();
@@ -111,9 +111,8 @@ impl<P: Port> Exchange<P> {
         members.push(key);
     }
 
-    /// Puts a key that will leave with the keys before it. Returns false if the key has another group, round
-    /// or content. Uses only the tables that change. If the group is then [whole](Groups::whole), the caller
-    /// [queues](Self::queue_group) it.
+    /// Puts a key that will be sent with the keys before it. Returns false if the key has another group, round or content. Uses
+    /// only the tables that change. If the group is then [whole](Groups::whole), the caller [queues](Self::queue_group) it.
     #[inline]
     pub(super) fn put_beside(&mut self, key: KeyId, content: Content) -> bool {
         let Groups { of, begun, members } = &mut self.groups;
@@ -132,7 +131,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Queues a group to leave in one post, because all its keys are put. `slice` is the group's slice.
+    /// Queues a group to be sent in one post, because all its keys are put. `slice` is the group's slice.
     pub(super) fn queue_group(&mut self, slice: u32) {
         self.groups.begun = Begun::default();
         self.groups.members.clear();

@@ -15,15 +15,14 @@ use super::outbox::{NO_BYTES, Urgent};
 pub(super) enum Pulls {
     /// The exchange pulls at once.
     AtOnce,
-    /// The owner of the exchange pulls, and hands keys out. The list has a key for each notice that the owner
-    /// has not taken yet.
+    /// The owner of the exchange pulls, and releases each key to the callers when its batch is complete. The list has a key for
+    /// each notice that the owner has not taken yet.
     ByOwner(Vec<KeyId>),
 }
 
 impl<P: Port> Exchange<P> {
-    /// Makes the owner of the exchange [pull](Self::pull) keys and [hand them out](Self::hand_out) from now
-    /// on. [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) tell the owner when this is
-    /// possible.
+    /// Makes the owner of the exchange [pull](Self::pull) keys and [release](Self::hand_out) them to callers from now on.
+    /// [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) tell the owner when this is possible.
     ///
     /// # Panics
     /// Panics if the schedule pulls nothing, or while a key is in flight.
@@ -43,7 +42,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Whether all answers of a key have arrived, and the key is not handed out yet.
+    /// Whether all answers of a key have arrived, and the key is not released to callers yet.
     pub fn is_whole(&self, key: KeyId) -> bool {
         self.hand_outs == 1 && self.keys[key.index()].outstanding == 1
     }
@@ -59,7 +58,7 @@ impl<P: Port> Exchange<P> {
         self.post_queued()
     }
 
-    /// Hands out a key whose answers have all arrived. The key is then no longer in flight.
+    /// Releases a key whose answers have all arrived to callers. The key is then no longer in flight.
     pub fn hand_out(&mut self, key: KeyId) {
         let state = &mut self.keys[key.index()];
         *state = state.next();

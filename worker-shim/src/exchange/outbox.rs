@@ -31,7 +31,7 @@ pub(super) struct Outbox {
 pub(super) struct Post {
     pub span: Span,
     pub immediate: Immediate,
-    /// Whether the source is notified when the post leaves.
+    /// Whether the source is notified when the link takes the post.
     pub is_noted: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) trait Source {
     /// Returns the post of a chunk or group; `None` if there is nothing to post.
     fn post(&mut self, key: KeyId, chunk: ChunkId) -> Option<Post>;
 
-    /// Notes that a post has left, if the post asked for that.
+    /// Notes that a link has taken a post, if the post asked for that.
     fn note(&mut self, immediate: Immediate);
 }
 
@@ -131,8 +131,8 @@ impl Outbox {
         }
     }
 
-    /// Returns the chunks that leave next: the rest of the slice that is begun, otherwise the first slice in
-    /// the queue.
+    /// Returns the chunks that are posted next: the rest of the slice that is begun, otherwise the first
+    /// slice in the queue.
     fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
         let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));
         self.begun.clone().or_else(first)

@@ -5,11 +5,11 @@
 //! Has no clock, and does not decide which batches are good.
 //!
 //! ```text
-//!   a batch:  waits --all its slices have notices, the previous batch has arrived--> due --> pulled --> handed out
+//!   a batch:  waits --all its slices have notices, the previous batch has arrived--> due --> pulled --> released
 //! ```
 //!
-//! Batches are pulled one after another, in the order of the forward pass, round after round. All keys of a
-//! batch are handed out together, when all of them have arrived (iBatch; decision 19).
+//! Batches are pulled one after another, in the order of the forward pass, round after round. All keys of a batch are released
+//! to callers together, when all of them have arrived (iBatch; decision 19).
 
 use std::ops::Range;
 
@@ -37,9 +37,9 @@ pub struct Batches {
 /// The number of batches since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// The batches that could be pulled.
+    /// The number of batches that could be pulled.
     pub due: u64,
-    /// The batches that were handed out.
+    /// The number of batches whose keys were released to callers.
     pub there: u64,
 }
 
@@ -100,8 +100,7 @@ impl Batches {
         keys.iter().map(|key| self.slices[key.index()]).sum()
     }
 
-    /// Handles the exchange's notices. Hands out the keys of the batch that is being pulled, once all of them
-    /// have arrived.
+    /// Handles the exchange's notices. Releases the keys of the batch that is being pulled, once all of them have arrived.
     pub fn take_news<P: Port>(&mut self, exchange: &mut Exchange<P>) {
         exchange.take_notices(|key| self.count_notice(key));
         let there = self.take_whole(|key| exchange.is_whole(key));

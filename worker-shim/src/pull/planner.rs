@@ -32,7 +32,8 @@ pub const PROFILE_ROUNDS: u32 = 3;
 /// The fraction by which a round may differ from its prediction.
 pub const DRIFT: f64 = 0.2;
 /// The number of rounds in a row that must differ before there is a new profile. It doubles after each such
-/// profile. A profile costs rounds that pull layer by layer. It does not help if times cannot be predicted.
+/// profile, because a profile costs rounds that pull layer by layer, and does not help if times cannot be
+/// predicted.
 pub const DRIFT_ROUNDS: u32 = 4;
 const MOST_DRIFT_ROUNDS: u32 = 1024;
 

@@ -1,6 +1,6 @@
 //! Digests of a worker's weights. The hub compares them to see whether all workers have the same weights. A
-//! session sends a digest of its weights every `compare_every` rounds. If the worker writes weights itself in
-//! a round, it also sends a digest of those.
+//! session sends a digest of its weights every `compare_every` rounds. If the worker writes weights itself in a round, it also
+//! sends a digest of the written weights.
 //!
 //! Runs on the caller's thread, before a push, or before bytes are sent ahead: until then the key's weights
 //! do not change.
@@ -81,7 +81,7 @@ impl Digests {
         if open.keys < self.keys { None } else { self.open.remove(at)?.digest }
     }
 
-    /// Drops all digests, because the session goes back to an earlier round.
+    /// Drops all digests, because the session continues from an earlier round.
     pub fn forget(&mut self) {
         self.open.clear();
     }

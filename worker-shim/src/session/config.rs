@@ -248,7 +248,9 @@ impl SessionConfig {
             );
         }
         if self.transport.is_some_and(|wanted| wanted != Transport::Verbs) {
-            return refused("gradients leave it by RDMA alone; ask for the transport verbs, or for none");
+            return refused(
+                "gradients in a dma-buf are sent by RDMA alone; ask for the transport verbs, or for none",
+            );
         }
         if let Err(error) = SendWindow::in_dma_buf(dma_buf, wire.gradient_window_bytes()) {
             return refused(&error.to_string());

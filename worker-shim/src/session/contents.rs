@@ -1,4 +1,4 @@
-//! Pushes that are not a plain gradient: no gradient, new weights, or a gradient that leaves before its push.
+//! Pushes that are not a plain gradient: no gradient, new weights, or a gradient that is sent before its push.
 //!
 //! Runs on the caller's thread. Must not depend on what the hub does with the pushes.
 
@@ -15,7 +15,7 @@ use crate::exchange::ExchangeError;
 pub enum Pushed {
     /// The gradient. Bytes that have left [ahead](Session::send_ahead) are not sent again.
     Gradient,
-    /// The gradient, which differs from the bytes that have left ahead.
+    /// The gradient, which differs from the bytes that were sent ahead.
     Rewritten,
     /// No gradient. It counts as zeros; if no worker has one, weights and optimizer state do not change.
     Nothing,
@@ -43,8 +43,8 @@ impl Pushed {
 impl Session {
     /// Sends the bytes of these keys' gradients now, if that saves time. They have no effect until the push.
     /// The next [push](Self::push) of a key then sends no bytes, if the gradient is still the same. May be
-    /// called again. Does nothing on shared memory, with a codec, with checksums, with `kvstore`, and for
-    /// small keys that leave with their neighbours.
+    /// called again. Does nothing on shared memory, with a codec, with checksums, with `kvstore`, and for small keys that are
+    /// sent together with their neighbours.
     ///
     /// # Errors
     /// Returns an error while a key is in flight.

@@ -79,7 +79,7 @@ pub enum SessionError {
     /// Some worker is alive, but does not push.
     #[error(
         "job {job:?}: waited {waited:.0?} for round {round} of key {key:?}: {missing} of {chunks} \
-         chunks have not come back; {} (raise the wait limit if the round is only slow)",
+         chunks have no answer yet; {} (raise the wait limit if the round is only slow)",
         spoken(late)
     )]
     Stalled {

@@ -9,11 +9,11 @@
 //!        --> weights of the checkpoint's round --> skip pushes of rounds that other workers have finished
 //! ```
 //!
-//! Rounds are counted by the hub, and go back to its checkpoint. `reached` is the first round for which no
-//! worker has an answer; it also counts the rounds that were lost before. After the recovery, the round
-//! `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of earlier
-//! rounds are not repeated, because some worker has continued with their answers. So at the end all workers
-//! have pushed each key the same number of times.
+//! The hub counts rounds. After its restart it counts on from the round of its checkpoint. `reached` is the first round for
+//! which no worker has an answer; it also counts the rounds that were lost before. After the recovery, the round `reached` is
+//! the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of earlier rounds are not repeated,
+//! because some worker has continued with their answers. So at the end all workers have pushed each key the same number of
+//! times.
 //!
 //! Workers that step alone have no common round. Each has its own `reached`, and keeps the lead over the
 //! slowest worker that it had before. So each of them loses the same number of rounds. Machines that step
@@ -37,14 +37,13 @@ use crate::pull::Pulling;
 /// The time limit for notifying another hub of the job that a hub is lost.
 pub(super) const TELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// The number of times that lost hubs have come back, and the number of lost rounds.
+/// The number of times that lost hubs have returned, and the number of lost rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Returns {
-    /// The number of times that hubs have come back.
+    /// The number of times that hubs have returned.
     pub times: u32,
-    /// The number of rounds that were lost together. A loss is counted from the checkpoint of the hub that
-    /// came back to the first round for which no worker had an answer. If workers step alone, the slowest
-    /// worker counts.
+    /// The number of rounds that were lost together. A loss is counted from the checkpoint of the restarted hub to the first
+    /// round for which no worker had an answer. If workers step alone, the slowest worker counts.
     pub lost_rounds: u64,
 }
 
@@ -75,8 +74,7 @@ struct Stood {
 }
 
 impl Session {
-    /// Returns the number of times that the session has continued after its hub was lost and came back, and
-    /// the lost rounds.
+    /// Returns the number of times that the session has continued after its hub was lost and returned, and the lost rounds.
     pub fn returns(&self) -> Returns {
         self.returns
     }
@@ -95,7 +93,7 @@ impl Session {
     /// Waits until a lost hub is back, and continues, if the error is the loss of the hub.
     ///
     /// # Errors
-    /// Returns the error if it is another error. Returns the loss if the hub does not come back.
+    /// Returns the error if it is another error. Returns the loss if the hub does not return.
     pub(super) fn survive(&mut self, error: SessionError) -> Result<(), SessionError> {
         let (lost, end) = match error {
             SessionError::Member(lost) if lost.is_loss_of_hub() => (lost, End::HubLost),
@@ -174,7 +172,7 @@ impl Session {
     /// is back, if it `may_join_again`.
     ///
     /// # Errors
-    /// Returns the error if it is not the loss of a hub, or if the hub does not come back within `hub_wait`.
+    /// Returns the error if it is not the loss of a hub, or if the hub does not return within `hub_wait`.
     pub(super) fn begin_at_first(
         &mut self,
         deadline: Instant,
@@ -218,14 +216,14 @@ impl Session {
                 "is below other hubs now"
             };
             return Err(Again::Never(
-                self.hubs[0].lost(format!("it came back, and {is}; start the job again")).into(),
+                self.hubs[0].lost(format!("the hub was restarted, and {is}; start the job again")).into(),
             ));
         }
         let deadline = membership::deadline(&let_in, self.config.join_limit);
         let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;
         let wire = let_in[0].wire(wire).map_err(SessionError::from)?;
         if wire.hubs() != self.exchange.windows().wire().hubs() {
-            let why = "it came back below another number of hubs; start the job again";
+            let why = "the hub was restarted below another number of hubs; start the job again";
             return Err(Again::Never(self.hubs[0].lost(why.to_owned()).into()));
         }
         let (windows, former) = (self.exchange.windows(), &self.hubs);
@@ -306,14 +304,14 @@ impl Session {
         let keeps_weights = self.config.terms.optimizer.keeps_weights();
         if keeps_weights && self.first == Round(0) && reached > Round(0) {
             return lost(
-                "it came back without the job's weights; start each hub of the job with --checkpoints DIRECTORY and \
-                 --checkpoint-every N, and where it was started before",
+                "the hub was restarted without the job's weights; start each hub of the job on its former machine, with \
+                 --checkpoints DIRECTORY and --checkpoint-every N",
             );
         }
         let is_lost = |stood: &Stood| stood.under_way && self.counted(stood.round) < reached;
         if !keeps_weights && stood.iter().any(is_lost) {
             return lost(
-                "it came back, but the mean of a round that other workers have is lost; start the job again",
+                "the hub was restarted, but the mean of a round that other workers have is lost; start the job again",
             );
         }
         Ok(())

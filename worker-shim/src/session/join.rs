@@ -273,7 +273,9 @@ pub(super) fn attach(
 /// Adds to an error which setting needs RDMA, if the caller has not asked for RDMA itself.
 fn say_why_by_rdma(mut error: MemberError, config: &SessionConfig) -> MemberError {
     if let (MemberError::NoTransport { tried, .. }, Some(dma_buf)) = (&mut error, &config.dma_buf) {
-        tried.push(format!("gradients in {dma_buf} leave by RDMA alone: without RDMA, leave `dma_buf` out"));
+        tried.push(format!(
+            "gradients in {dma_buf} are sent by RDMA alone: without RDMA, leave `dma_buf` out"
+        ));
     }
     error
 }

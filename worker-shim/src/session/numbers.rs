@@ -62,8 +62,7 @@ impl Session {
         self.ask(|session| session.tell_numbers(&numbers, session.next_round(), reset))
     }
 
-    /// Sends the hyperparameters that this worker has set to hubs that have come back, because their hyperparameters
-    /// are those of a checkpoint.
+    /// Sends the hyperparameters that this worker has set to restarted hubs, whose hyperparameters are those of a checkpoint.
     pub(super) fn tell_numbers_again(&self) -> Result<(), SessionError> {
         match &self.numbers {
             Some(numbers) => Ok(self.tell_numbers(numbers, self.first, &[])?),

@@ -170,10 +170,9 @@ impl Session {
     }
 
     /// Returns a key's weights, to write. With Slim-DP a worker makes its own step, adds the change to the
-    /// [gradient](Self::gradient_mut) and pushes it. Values that are sent come back as the hub's weights, and
-    /// their gradient becomes zero. Other weights keep the worker's values, and their gradient is sent in a
-    /// later round. (A caller that overwrites the gradient in each round loses these changes, as the paper's
-    /// algorithm 1 does.)
+    /// [gradient](Self::gradient_mut) and pushes it. The hub's weights replace the values that are sent, and the gradient of
+    /// these values becomes zero. Other weights keep the worker's values, and their gradient is sent in a later round. (A
+    /// caller that overwrites the gradient in each round loses these changes, as the paper's algorithm 1 does.)
     ///
     /// # Errors
     /// Returns the errors of [`gradient_mut`](Self::gradient_mut), and an error in any other job.

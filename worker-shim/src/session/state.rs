@@ -14,9 +14,9 @@ use super::SessionError;
 pub struct State {
     /// The round that the job continues with: 1 or more, since round 0 is the broadcast.
     pub before: Round,
-    /// The number of steps that each key has made, in the order of the manifest. Adam counts on from this
-    /// number. Without it, a key counts one step per round after the broadcast. With SSP and ASP it counts
-    /// one step per round and worker.
+    /// The number of steps that each key has made, in the order of the manifest. Adam continues to count from
+    /// this number. Without it, a key counts one step per round after the broadcast. With SSP and ASP it
+    /// counts one step per round and worker.
     pub steps: Option<Vec<u32>>,
     /// The values in f32, little endian. First the weights of all keys in the order of the manifest, then
     /// their first state beside the weights ([`Tensors::state_names`](pbox_core::Tensors::state_names)), then

@@ -35,8 +35,8 @@ pub struct Times {
     /// The time in calls of push. One push of 61 is timed, and all others count as equally long. The result
     /// is never longer than `total` allows.
     pub pushing: Duration,
-    /// The time in calls that waited for the hub, or for a lost hub to come back. If the first check of a
-    /// wait finds the answer, the wait is not timed, and counts as computing.
+    /// The time in calls that waited for the hub, or for a lost hub to return. If the first check of a wait
+    /// finds the answer, the wait is not timed, and counts as computing.
     pub waiting: Duration,
     /// The part of `waiting` in which the thread slept. In the rest of `waiting` it polls for the answer, and
     /// decodes it.

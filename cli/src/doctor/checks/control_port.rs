@@ -106,7 +106,7 @@ fn running(listen: SocketAddr, hub: &HubReply) -> Check {
     let fix = format!("run hub and workers of one version ({ours} is this one)");
     let theirs = Versions::of(hub.protocol, hub.protocol_lowest);
     if theirs.common(Versions::OURS).is_none() {
-        let seen = format!("{seen}; it speaks protocol {theirs}, this program {}", Versions::OURS);
+        let seen = format!("{seen}; the hub speaks protocol {theirs}, this program {}", Versions::OURS);
         return Check::fail(NAME, seen, fix);
     }
     if hub.version != ours {

@@ -49,9 +49,11 @@ fn fix(error: &LoopbackError, device: &str) -> String {
         }
         LoopbackError::Wrong { .. } => {
             format!(
-                "do not train over it: {device} or its driver corrupts data; --nics ^{device} leaves it out"
+                "do not train over {device}: the device or its driver corrupts data; --nics ^{device} leaves the device out"
             )
         }
-        _ => format!("dmesg may have its driver's messages; --nics ^{device} leaves it out"),
+        _ => format!(
+            "dmesg may have messages of the driver of {device}; --nics ^{device} leaves the device out"
+        ),
     }
 }

@@ -142,7 +142,7 @@ pub(crate) fn flow_control(nic: &NicFacts, traffic_class: u8) -> Option<Check> {
     match (trust, traffic_class >> 2) {
         ("dscp", 0) => {
             let fix = "PHUB_RDMA_TC at both ends, --rdma-tc here; a DSCP is its upper six bits (NCCL_IB_TC counts, too)";
-            let seen = format!("{seen}; this hub's packets have DSCP 0");
+            let seen = format!("{seen}; this hub's packets have DSCP 0, so they are not in that priority");
             Some(Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) })
         }
         _ => Some(Check::pass(name, seen)),

@@ -184,10 +184,10 @@ fn rdma(
 ) -> Check {
     let name = format!("RDMA to {peer}");
     if !hub.transports.iter().any(|offer| offer.transport() == Transport::Verbs) {
-        return Check::note(name, "the hub there offers none");
+        return Check::note(name, "the hub there offers no RDMA");
     }
     if ready.is_empty() {
-        return Check::note(name, "the hub there offers it; no NIC of this machine is ready");
+        return Check::note(name, "the hub there offers RDMA; no NIC of this machine is ready");
     }
     match pairs(address, hub, credential, nics, ready) {
         Ok(rates) => judge_pairs(name, &rates),
@@ -247,7 +247,7 @@ fn judge_pairs(name: String, rates: &Rates) -> Check {
     let slow = those(&|rate| rate.gigabytes() < 0.5 * fastest);
     if !slow.is_empty() {
         let fix = format!(
-            "less than half of the fastest: {}; look at its rail, its cable and the slots of both NICs",
+            "less than half of the fastest pair's rate: {}; look at the cable, the switch between the two NICs, and the slots of both NICs",
             slow.join("; ")
         );
         return Check::warn(name, seen, fix);

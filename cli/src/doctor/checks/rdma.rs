@@ -8,7 +8,7 @@ use crate::doctor::facts::KernelRdma;
 /// The need of the hub for RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// `--transports` names it, or the machine has NICs for it.
+    /// `--transports` names RDMA, or the machine has NICs for it.
     Wanted,
     /// No setting asks for RDMA, and there is no such NIC.
     Idle,
@@ -91,7 +91,8 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
 const OPEN: &str = "chmod or chown /dev/infiniband/uverbs* for this user (the group rdma, by udev); in a container: docker run --device /dev/infiniband";
 
 /// The advice for a device that may open later.
-const PASSES: &str = "dmesg may have its driver's messages; a hub opens it again when a job begins, and says so in its log and in GET /v1/hub";
+const PASSES: &str = "dmesg may have messages of the NIC's driver; a hub opens the NIC again when a job begins, and \
+    its log and GET /v1/hub say so";
 
 /// A device, and what the hub would do with it.
 #[derive(Clone, Debug)]
@@ -129,7 +130,7 @@ impl Candidate<'_> {
         if self.named || !self.others {
             return Check::fail(name, seen, fix);
         }
-        let hub = "the hub goes without it, and would not start if --nics named it";
+        let hub = "the hub does not use this NIC, and would not start if --nics named it";
         Check::warn(name, format!("{seen}; {hub}"), fix)
     }
 
@@ -143,7 +144,7 @@ pub(crate) fn port(candidate: &Candidate) -> Check {
     let name = format!("NIC {}", candidate.name());
     let all: Vec<String> = candidate.device.ports.iter().map(describe).collect();
     let Some(options) = &candidate.options else {
-        return Check::note(name, format!("{}; the list of NICs leaves it out", all.join(", ")));
+        return Check::note(name, format!("{}; the list of NICs excludes it", all.join(", ")));
     };
     if let Some(fault) = &candidate.device.fault {
         let fix = if fault.may_pass() { PASSES } else { OPEN };
@@ -157,7 +158,10 @@ pub(crate) fn port(candidate: &Candidate) -> Check {
             let fix = format!("ip address add IP/BITS dev {}", candidate.netdev(port));
             return candidate.is_missing(name, &error.to_string(), fix);
         }
-        return Check::note(name, format!("{}; the plan leaves it out (see NUMA and NICs)", describe(port)));
+        return Check::note(
+            name,
+            format!("{}; the plan does not use this NIC (see NUMA and NICs)", describe(port)),
+        );
     }
     let seen = describe(port);
     let mtu = port.mtu.map_or(0, |mtu| mtu.bytes());
@@ -220,10 +224,14 @@ pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
             let GidError { entries, .. } = &error;
             let fix = match (wanted, entries.is_empty()) {
                 (Some(_), false) => {
-                    format!("--nics {device} takes the best of the table, {device}@INDEX another of it")
+                    format!(
+                        "--nics {device} takes the best entry of the GID table; --nics {device}@INDEX takes the entry INDEX"
+                    )
                 }
                 (None, false) => {
-                    format!("--nics {device}@INDEX takes one of the table; or make the port speak RoCE v2")
+                    format!(
+                        "--nics {device}@INDEX takes the entry INDEX of the GID table; or make the port speak RoCE v2"
+                    )
                 }
                 (_, true) => format!("{give}; ip link set {netdev} up"),
             };

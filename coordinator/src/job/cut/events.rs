@@ -34,7 +34,8 @@ impl Job {
             return Err(StaleCut { asked, last: asked }.into());
         };
         let (id, is_held) = (cut.id, cut.waits_for == WaitsFor::Lead);
-        // Hub 0 has given up its hold before this hub held the job. Such a release must not ask for anything else.
+        // Hub 0 has given up its hold before this hub held the job. Such a release must ask for no snapshot, no end and no new
+        // worker.
         let may = if is_held {
             self.hubs.check_release(&request)
         } else if request.asks_for_nothing() {
@@ -92,7 +93,8 @@ impl Job {
             (WaitsFor::Lines, Stepped::Lines(lines)) => moved.take_snapshot(lines),
             (WaitsFor::End, Stepped::Ends) => moved.end_with_snapshot(),
             (WaitsFor::OthersRelease, Stepped::OthersReleased(released)) => {
-                // A hub that did not answer the hold may not answer the release either. That does not fail the job.
+                // A hub that did not answer the hold may not answer the release either. A missing answer to the release does
+                // not fail the job then.
                 cut.unreleased = released.err().filter(|_| !matches!(cut.failed, Some(NotCut::Hub(_))));
                 moved.release_here()
             }

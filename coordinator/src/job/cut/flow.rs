@@ -242,7 +242,8 @@ impl Moved<'_> {
     pub fn over(self, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (self, Vec::new());
         if let Some(why) = cut.unreleased {
-            // If another hub still holds the job, its workers and those of this hub would wait for each other.
+            // The job fails: if another hub still holds it, that hub's workers and the workers of this hub would wait for each
+            // other.
             let reason = format!("a cut did not end: {why}");
             return vec![Effect::CutOver(cut.id, Err(NotCut::Hub(why))), Effect::Fail(reason, Blame::Hub)];
         }

@@ -48,7 +48,7 @@ impl Job {
         }
         if look.round >= Round::LIMIT {
             let reason = format!(
-                "it has reached round {}, and a job ends before round {}: save its weights, and begin a job of \
+                "the job has reached round {}, and a job ends before round {}: save its weights, and begin a job of \
                  another name with them",
                 look.round.0,
                 Round::LIMIT.0
@@ -93,7 +93,8 @@ fn waits_for_ever(look: &Look, members: &Ranks, spec: &JobSpec) -> Option<String
 /// Returns the late workers of a look. Nothing has changed for `time`.
 fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Late> {
     let late = Vec::from_iter(look.late());
-    // Workers that wait for each other: whoever owes the lowest round has stopped the others, which cannot push that far.
+    // If all these workers also wait, they wait for each other. The workers that owe the lowest round have stopped the others,
+    // so only the workers that owe the lowest round are late.
     let all_wait = late.iter().all(|(_, waits)| waits.is_waiting);
     let lowest = late.iter().filter_map(|(_, waits)| waits.round).min();
     let late = late.into_iter().filter(|(_, waits)| !all_wait || waits.round == lowest);

@@ -24,7 +24,7 @@ pub enum Leave {
 }
 
 impl Job {
-    /// Lets a worker leave normally. For each key, it leaves before a round. Returns the consequence.
+    /// Lets a worker leave normally. `at` has the round before which the worker leaves, for each key. Returns the consequence.
     pub(crate) fn leave(&mut self, rank: u32, at: LeftAt) -> Leave {
         match &self.life {
             Life::Failed { .. } => return Leave::Nothing,

@@ -26,7 +26,7 @@ impl Job {
         self.members.lose(rank);
         self.hubs.arrivals.forget(worker);
         let why = format!(
-            "job {:?} goes on without this worker: {reason}; join again to take part",
+            "job {:?} continues without this worker: {reason}; join again to take part",
             self.spec.name
         );
         vec![

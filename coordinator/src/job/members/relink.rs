@@ -39,7 +39,10 @@ impl Member {
     ) -> Result<Option<Duration>, String> {
         match &latest {
             Some(_) if !is_hub => {
-                return Err("it is a worker, and only a hub has workers; leave it out".to_owned());
+                return Err(
+                    "a worker must not send `latest`, because only a hub has workers; leave the field out"
+                        .to_owned(),
+                );
             }
             Some(latest) => latest.check()?,
             None => {}

@@ -223,7 +223,8 @@ fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
 fn advice(errno: i32, nic: &Nic) -> String {
     let why = match errno {
         libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {
-            "the peer's address does not resolve from this GID's interface: does the peer answer a ping over it, and is this the right GID? Another one is chosen by its index"
+            "the peer's address does not resolve from this GID's interface: does the peer answer a ping over it, and \
+             is this the right GID? Choose another GID by its index"
         }
         libc::EINVAL => "the driver rejects one of these values, most often the GID index or the MTU",
         _ => return String::new(),

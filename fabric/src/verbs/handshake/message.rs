@@ -63,7 +63,7 @@ pub(in crate::verbs) struct Hello {
     pub send_bytes: u64,
     /// The ports that its links join.
     pub links: Vec<LinkPorts>,
-    /// The NICs near which the hub should choose its own. `None` if a map pairs them.
+    /// The worker's NICs. The hub should choose its own NICs near them. Empty if a map pairs the NICs.
     pub nics: Vec<Address>,
 }
 

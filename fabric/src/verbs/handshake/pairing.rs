@@ -60,9 +60,9 @@ pub(in crate::verbs) struct Candidates<'a> {
 }
 
 /// Chooses a NIC of the joiner's port for the hub's end of each link. The NIC is a partner of the hub port's
-/// NIC, so that lanes stay on the rails of their NICs. If no partner works, a port gets another NIC that can
-/// reach the hub's, unless a map names the partners. Of several NICs, the least loaded is chosen, and of
-/// equally loaded NICs the first. `loads` has the number of links of each NIC of the joiner, including
+/// NIC, so that the packets of a lane stay between partners. If no partner works, a port gets another NIC
+/// that can reach the hub's, unless a map names the partners. Of several NICs, the least loaded is chosen,
+/// and of equally loaded NICs the first. `loads` has the number of links of each NIC of the joiner, including
 /// earlier connections.
 pub(in crate::verbs) fn pair<'a>(
     hub: &[Address],
@@ -94,9 +94,9 @@ pub(in crate::verbs) fn pair<'a>(
         if fit.is_empty() && !mapped {
             fit = nics.iter().copied().filter(|&nic| address.can_reach(&joiner[nic])).filter(leads).collect();
             let why = if by_rule.is_empty() {
-                "the worker's port has no NIC of the same rail"
+                "no NIC of the worker's port is a partner of the hub's NIC"
             } else {
-                "nothing crosses the rail of the hub's NIC"
+                "no packet crosses between the hub's NIC and its partners"
             };
             reason = why.into();
         }

@@ -1,5 +1,5 @@
-//! Rails: the NICs of the joiner that are the partners of each NIC of the hub. Lanes use the partners of
-//! their NIC. The joiner computes this, without input or output.
+//! Partners: the NICs of the joiner with which each NIC of the hub may be paired. A lane uses the partners of
+//! its NIC. The joiner computes this, without input or output.
 //!
 //! ```text
 //!   1. a map of the user           mlx5_0=mlx5_2
@@ -8,7 +8,7 @@
 //!   4. the remaining NICs: by their position in the order of names
 //! ```
 //!
-//! By default, all InfiniBand is in fe80::/64, and rails of /31 have no common subnet. In both cases names
+//! By default, all InfiniBand is in fe80::/64, and networks of /31 have no common subnet. In both cases names
 //! and positions decide.
 
 use std::cmp::Ordering;
@@ -50,10 +50,10 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
             |own: &Address| address.can_reach(own) && mapped.clone().any(|name| name == own.device);
         let nics: Vec<usize> = (0..joiner.len()).filter(|&nic| is_mapped(&joiner[nic])).collect();
         if !nics.is_empty() {
-            *partners = Partners { nics, reason: "the map of rails says so".into(), mapped: true };
+            *partners = Partners { nics, reason: "the map of rails names this pair".into(), mapped: true };
         } else if let Some(name) = mapped.clone().next() {
             partners.reason =
-                format!("the map of rails says {name}, which is not in use here; {}", partners.reason);
+                format!("the map of rails names {name}, which is not in use here; {}", partners.reason);
         }
         partners.nics.sort_unstable();
     }
@@ -94,7 +94,7 @@ fn deal(
     let mut pairs = Vec::new();
     for &nic in &all_of_hub {
         if let Some(place) = own_left.iter().position(|&own| joiner[own].device == hub[nic].device) {
-            pairs.push((nic, own_left.remove(place), ", rails by name"));
+            pairs.push((nic, own_left.remove(place), ", paired by name"));
             hub_left.retain(|&left| left != nic);
         }
     }
@@ -103,7 +103,7 @@ fn deal(
     let own_left = if own_left.is_empty() { all_own } else { own_left };
     if !own_left.is_empty() {
         let turn = |turn: usize| {
-            (hub_left[turn % hub_left.len()], own_left[turn % own_left.len()], ", rails by place")
+            (hub_left[turn % hub_left.len()], own_left[turn % own_left.len()], ", paired by place")
         };
         pairs.extend((0..turns).map(turn));
     }
@@ -169,7 +169,7 @@ mod tests {
         for (hub, rail) in hub.iter().zip(rails) {
             assert_eq!(rail.iter().map(|&nic| &worker[nic].device).collect::<Vec<_>>(), [&hub.device]);
         }
-        assert_eq!(found(&hub, &worker, "")[3].reason, "both are in fe80::/64, rails by name");
+        assert_eq!(found(&hub, &worker, "")[3].reason, "both are in fe80::/64, paired by name");
     }
 
     #[test]
@@ -178,14 +178,14 @@ mod tests {
         let worker: Vec<_> =
             (0..8).map(|rail| roce(&format!("rocep{}s0", 20 + rail), [10, 1, rail, 2], 31)).collect();
         assert_eq!(nics(&hub, &worker), (0..8).map(|rail| vec![rail]).collect::<Vec<_>>());
-        assert_eq!(found(&hub, &worker, "")[1].reason, "no common subnet, rails by place");
+        assert_eq!(found(&hub, &worker, "")[1].reason, "no common subnet, paired by place");
     }
 
     #[test]
     fn a_nic_that_is_missing_shifts_no_other_rail() {
         let (hub, worker) = (numbered("mlx5_", 0..8, 100), numbered("mlx5_", [0, 1, 2, 4, 5, 6, 7], 200));
         assert_eq!(nics(&hub, &worker), [[0], [1], [2], [0], [3], [4], [5], [6]]);
-        // The worker's rail 3 is paired with some NIC of the hub, rather than with none.
+        // The worker's NIC 3 is paired with some NIC of the hub, rather than with none.
         assert_eq!(nics(&worker, &hub), [vec![0, 3], vec![1], vec![2], vec![4], vec![5], vec![6], vec![7]]);
     }
 
@@ -204,9 +204,9 @@ mod tests {
         let worker = [roce("a0", [10, 0, 1, 2], 24), roce("a1", [10, 0, 0, 2], 24)];
         assert_eq!(nics(&hub, &worker), [[1], [0]]);
         let mapped = found(&hub, &worker, "a0=a0,b7=a1");
-        assert_eq!((&mapped[0].nics[..], &*mapped[0].reason), (&[0][..], "the map of rails says so"));
+        assert_eq!((&mapped[0].nics[..], &*mapped[0].reason), (&[0][..], "the map of rails names this pair"));
         assert_eq!(mapped[1].nics, [0]);
-        let words = "the map of rails says b7, which is not in use here; both are in 10.0.1.0/24";
+        let words = "the map of rails names b7, which is not in use here; both are in 10.0.1.0/24";
         assert_eq!(mapped[1].reason, words);
     }
 

@@ -114,7 +114,8 @@ impl MessageStream {
     fn named(&self, error: io::Error) -> io::Error {
         match error.kind() {
             ErrorKind::TimedOut | ErrorKind::WouldBlock => {
-                let what = format!("the other end did not do its part within {:?}", self.timeout);
+                let what =
+                    format!("the other end did not send its part of the handshake within {:?}", self.timeout);
                 io::Error::new(ErrorKind::TimedOut, what)
             }
             _ => error,

@@ -95,7 +95,7 @@ fn a_worker_that_keeps_to_no_plan_is_refused_with_the_reason() {
     let (error, _) = hub.meets(whole, Some(Message::Refused("no memory".into())), LONG);
     assert_eq!(error, "the other end refused the RDMA connection: no memory");
     let (error, _) = hub.meets(whole, None, Duration::from_millis(300));
-    assert!(error.contains("did not do its part within 3.6s"), "{error}");
+    assert!(error.contains("did not send its part of the handshake within 3.6s"), "{error}");
 }
 
 #[test]

@@ -364,8 +364,8 @@ impl Gather for GatherNorm {
             }
             gathered.sums[0].add(match seen.not_finite {
                 0 => seen.squares,
-                // The measured squares have no values that are not finite. If there are such values, the sum must be
-                // infinite or NaN.
+                // The measured squares leave out values that are not finite. If there are such values, the sum must be infinite
+                // or NaN, so all squares are added again here.
                 _ => means.iter().map(|&mean| f64::from(mean) * f64::from(mean)).sum(),
             });
         }
@@ -435,7 +435,7 @@ impl Gather for GatherNorm {
 
     fn open(&self) -> Round {
         if self.by_former {
-            return Round(0); // here a gathered chunk has already stepped
+            return Round(0); // steps need only the norm of the round before: a gathered chunk has already stepped
         }
         self.gathered.iter().map(Gathered::open).max().unwrap_or_default()
     }

@@ -28,8 +28,8 @@ pub(crate) struct PassSpec {
     pub above: Wire,
     /// The rounds that the hub's cores share, and the number of this core.
     pub crossing: (Arc<Crossing>, usize),
-    /// The lines of this core's top hubs in the window that members read, hub by hub. `None` if the hubs above write this
-    /// window.
+    /// The lines of the hubs at the top that this core sends down, in the window that members read, hub by hub. `None` if the
+    /// hubs above write this window.
     pub shown: Option<Spans>,
 }
 

@@ -51,7 +51,7 @@ pub(super) struct Trouble {
 /// The way in which a hub ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The kernel has all changes.
+    /// The process is killed. The kernel still has all changes, and they reach the disk.
     Kill,
     /// The disk has all synced changes, and some of the changes that are not synced.
     PowerLoss,

@@ -136,8 +136,8 @@ impl Up {
             (Some(_), Some(above)) => {
                 let hubs = above.hubs.join(", ");
                 return Err(conflict(format!(
-                    "it asks for a mesh, and this hub is below the hubs at {hubs}; leave the mesh out, or start the hub \
-                     without --above"
+                    "the worker asks for a mesh, and this hub is below the hubs at {hubs}; leave the mesh out, or \
+                     start the hub without --above"
                 )));
             }
             (Some(mesh), None) => mesh,

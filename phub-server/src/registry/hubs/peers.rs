@@ -7,7 +7,7 @@
 //! | written: is your part of a checkpoint on the disk? | hub 0 | the others |
 //! | arrived: a newcomer's links are here | the others | hub 0 |
 //! | begins: does the job begin with this round? | the others | hub 0 |
-//! | lost: the job goes on without a worker | any hub, hub 0 tells all | hub 0, then the others |
+//! | lost: the job continues without a worker | any hub, hub 0 tells all | hub 0, then the others |
 //! | checkpoint: cut the job and have all write | the others | hub 0 |
 //! | failed: the job has failed | any hub, hub 0 tells all | hub 0, then the others (`last`) |
 //! | last: save its last state | hub 0 | the others (`last`) |

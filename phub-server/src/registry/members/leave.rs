@@ -48,7 +48,7 @@ impl Registry {
                 let failed = checkpoints.error.as_ref().filter(|_| !is_last && checkpoints.has_failed);
                 let failed = failed.map(|why| {
                     format!(
-                        "the last attempt failed, and the hub tries again when the last worker leaves: {why}"
+                        "the last checkpoint failed, and the hub tries again when the last worker leaves: {why}"
                     )
                 });
                 (state.ends_with(rank).then_some(id), failed)

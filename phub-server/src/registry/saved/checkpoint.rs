@@ -55,7 +55,7 @@ impl Registry {
                 Ok(())
             };
         };
-        // If the disk takes longer, the state is at the cut nevertheless.
+        // The disks of the hubs above may need longer than `limit`. Their hubs then still write the state at the cut.
         let (why, limit) = (why.to_owned(), ROUND_AT_STOP + self.up.limit);
         let ended = on_thread("phub-above", move || above.stop(&why, limit)).await?;
         ended.map_err(|error| error.to_string())
@@ -106,7 +106,7 @@ impl Registry {
         let write = move || {
             let (name, snapshot) = registry.snapshot(&mut collected)?;
             let result = registry.write(id, &name, &snapshot);
-            // The memory goes back first: a client that sees the result may ask for the next checkpoint at once.
+            // The memory is returned first: a client that sees the result may ask for the next checkpoint at once.
             collected.give_back(snapshot);
             result
         };

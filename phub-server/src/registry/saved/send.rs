@@ -70,7 +70,7 @@ pub(crate) struct Sent {
 impl Registry {
     /// Returns a job's state as a checkpoint file, before the round that the query names. If the query
     /// names no round, the file has the state before the round that the furthest chunk has reached. In a job over several hubs,
-    /// returns this hub's part; nothing if this hub has no part. `only` in the query leaves out the rest.
+    /// returns this hub's part, or `None` if this hub has no part. `only` in the query names the tensors that the file has.
     pub async fn state(
         self: &Arc<Self>,
         name: &str,
@@ -174,7 +174,7 @@ fn selection(tensors: &Tensors, only: Option<Only>) -> Result<Selection, String>
         None => Ok(Selection::All),
         Some(Only::Weights) => Ok(Selection::One(Tensor::Weights)),
         Some(Only::Averages) => {
-            let none = "it keeps no averages of its weights; start it with `ema`";
+            let none = "it keeps no averages of its weights; start the job with `ema`";
             tensors.averages().map(Selection::One).ok_or_else(|| none.into())
         }
     }

@@ -1,4 +1,5 @@
-//! The making of a simulated hub and its job, in the steps of a real hub. Counts all inputs of hubs.
+//! Makes a simulated hub and its job by the same requests, in the same order, as a real hub. `ask` counts
+//! every request to a hub.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -53,10 +53,10 @@ says "^Well: nothing is in the way$"
 # The hub does without a NIC that is down, unless a flag names the NIC.
 ip link set nic1 down
 doctor 0
-says "^warn  NIC rxe1 +port 1 DOWN" "the hub goes without it" "rxe1 has no link: left out"
+says "^warn  NIC rxe1 +port 1 DOWN" "the hub does not use this NIC" "rxe1 has no link: left out"
 doctor 1 --nics =rxe0,rxe1
 says "^FAIL  NIC rxe1 +port 1 DOWN" "expected an ACTIVE port" "^Not well: 1 failure \(NIC rxe1\)" \
-    "^note  NIC rxe2 .*the list of NICs leaves it out" "^pass  bytes over rxe0"
+    "^note  NIC rxe2 .*the list of NICs excludes it" "^pass  bytes over rxe0"
 if grep "bytes over rxe[123]" /tmp/said; then exit 1; fi
 command=$(fix "NIC rxe1")
 echo "fix: ${command%;*}"

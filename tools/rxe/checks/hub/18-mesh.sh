@@ -1,12 +1,7 @@
 #!/bin/bash
 # Two machines with two workers each and a hub on each are a mesh by RDMA. Every result is exact. The wires
-# carry one stream for each machine instead of one for each worker, also with clip_norm. With a codec between
-# the hubs, they carry at most half of it.
-# guest: pair --nics 2
-# build: bin phub-server
-# build: bin phub-probe
-# seconds: 150
-# ci
+# carry one stream for each machine instead of one for each worker, also with clip_norm. With a codec between the hubs, they
+# carry at most half of that stream. guest: pair --nics 2 build: bin phub-server build: bin phub-probe seconds: 150 ci
 sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/statistics/tx_bytes; }
 ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"
@@ -32,7 +27,7 @@ serve --listen 0.0.0.0:7077
 within 60 listens "$PHUB_RXE_PEER" 7077
 model 400000 17
 # Each round sends one model. Up to four rounds and the broadcast come before the counted rounds. Another
-# three tenths are for headers and repeats. With a stream for each worker, it would be 24 models.
+# three tenths are for headers and repeats. With a stream for each worker, the machine would send 24 models.
 run bare 12 22.5
 jq -es 'all(.checked)' /tmp/report.0 /tmp/report.1
 run clipped 12 22.5 --clip-norm 1

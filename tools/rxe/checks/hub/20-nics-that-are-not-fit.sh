@@ -20,8 +20,8 @@ serve --rdma-rnr-retries 2
 phub-probe --hub 127.0.0.1:7077 --transport verbs --manifest /tmp/model --workers 1 --rank 0 --rounds 3 --json >/tmp/report 2>/tmp/worker.0
 jq -e '.checked and .transport == "verbs"' /tmp/report
 jq -e '[.per_core[] | select(.bytes > 0) | .nic] | unique == ["rxe0"]' /tmp/report
-grep -F "RDMA goes without rxe1: cannot open the RDMA device rxe1" /tmp/hub
-grep -F "RDMA goes without rxe2: its only RoCE v2 address is link-local" /tmp/hub
+grep -F "RDMA does not use rxe1: cannot open the RDMA device rxe1" /tmp/hub
+grep -F "RDMA does not use rxe2: its only RoCE v2 address is link-local" /tmp/hub
 grep -F "timeout 18 and 6 retries (7.5 s), 2 RNR retries, traffic class 106, service level 3, pkey index 0, adaptive routing 0, relaxed ordering" /tmp/hub
 end_hub
 # Queue pairs at both ends have the chosen settings.

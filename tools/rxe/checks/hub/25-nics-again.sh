@@ -20,7 +20,7 @@ ill rxe2
 export LIKE_FAULTS=/tmp/faults
 phub-server doctor --transports verbs --listen 127.0.0.1:0 >/tmp/doctor || true
 grep -F "ibv_open_device on rxe2: Input/output error" /tmp/doctor
-grep -F "a hub opens it again when a job begins" /tmp/doctor
+grep -F "a hub opens the NIC again when a job begins" /tmp/doctor
 export LIKE_EVENTS=/tmp/events LIKE_EVENTS_OF=rxe1
 serve --transports verbs
 # The workers' NICs work.

@@ -224,7 +224,8 @@ def _slurm_task(env: Mapping[str, str]) -> Optional[Tuple[int, int]]:
     step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or ""
     rank, of = _number(env, "SLURM_PROCID"), _number({"SLURM_NTASKS": tasks}, "SLURM_NTASKS")
     is_step = step.isdigit() and int(step) < _SLURM_STEPS
-    # The shell of an interactive allocation is a step with one task, although the job has several tasks.
+    # The shell of an interactive allocation is a step with one task, although the job has several tasks. So the shell is not a
+    # rank.
     is_shell = of == 1 and env.get("SLURM_NTASKS", "1") != "1"
     return (rank, of) if (is_step and not is_shell) or rank > 0 else None
 

@@ -1,4 +1,5 @@
-"""The idioms for which the hub raises an error although torch gives numbers. All other idioms give torch's numbers."""
+"""The idioms for which the hub raises an error although torch gives numbers. All other idioms give the same numbers as
+torch."""
 
 ERRORS = {
     "optimizers.rmsprop": ("the hub has no RMSprop", "ctx.run(make=torch.optim.RMSprop"),

@@ -1,4 +1,5 @@
-"""Each idiom gives torch's numbers with the hub, from the first step on, or the error that `errors.py` has for it."""
+"""Each idiom gives the same numbers with the hub as with torch, from the first step on, or the error that `errors.py` lists for
+the idiom."""
 
 import pytest
 

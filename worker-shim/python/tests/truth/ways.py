@@ -9,10 +9,11 @@ HUB_WAYS = {
     "waiting": {"overlap": False},
     "unread": {"transport": "tcp", "chunk_bytes": 64},
 }
-"""Settings of `DistributedOptimizer`. Over TCP gradients of several chunks leave ahead of `step()`; over shared memory they need not."""
+"""Settings of `DistributedOptimizer`. Over TCP gradients of several chunks are sent ahead of `step()`; over shared memory none
+is."""
 
 UNREAD = "unread"
-"""The way of a script that does not read parameters between steps. A read waits for what a module must wait for."""
+"""The way of a script that does not read parameters between steps: a read would wait, so that the module does not have to."""
 
 DDP_WAYS = ("hook", "c10d")
 """DDP, whose buckets the hub averages by `ddp_hook` or by the backend "phub"."""

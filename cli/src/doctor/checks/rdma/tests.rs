@@ -112,7 +112,7 @@ fn a_port_says_state_link_layer_mtu_and_speed() {
 fn a_port_that_is_down_fails_where_the_hub_needs_it() {
     let down = device("mlx5_0", false, 5, vec![]);
     let spare = Candidate { planned: false, ..candidate(&down) };
-    says(&port(&spare), Verdict::Warn, "the hub goes without it", "ip link set eth7 up");
+    says(&port(&spare), Verdict::Warn, "the hub does not use this NIC", "ip link set eth7 up");
     let named = Candidate { named: true, ..candidate(&down) };
     says(&port(&named), Verdict::Fail, "port 1 DOWN", "ip link set eth7 up");
     let only = Candidate { others: false, ..spare.clone() };
@@ -127,10 +127,10 @@ fn a_port_that_is_down_fails_where_the_hub_needs_it() {
 fn a_nic_that_is_left_out_is_noted() {
     let fine = device("mlx5_0", true, 5, vec![]);
     let excluded = Candidate { options: None, planned: false, ..candidate(&fine) };
-    says(&port(&excluded), Verdict::Note, "the list of NICs leaves it out", "");
+    says(&port(&excluded), Verdict::Note, "the list of NICs excludes it", "");
     let usable = device("mlx5_0", true, 5, vec![entry(3, "::ffff:10.0.0.1", true)]);
     let slow = Candidate { planned: false, ..candidate(&usable) };
-    says(&port(&slow), Verdict::Note, "the plan leaves it out", "");
+    says(&port(&slow), Verdict::Note, "the plan does not use this NIC", "");
 }
 
 #[test]

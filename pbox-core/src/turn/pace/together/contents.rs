@@ -150,8 +150,8 @@ impl Arrivals {
         (content, content != Content::Nothing && !(came && self.contents.is_ahead(place, rank)))
     }
 
-    /// Returns the content of a chunk's answer in a round without a plain step. If the weights stay, a worker that has no
-    /// weights gets them all the same, and so does a worker that was answered ahead.
+    /// Returns the content of a chunk's answer in a round without a plain step. If the weights did not change, only two kinds
+    /// of worker get them: workers that have no weights yet, and workers that were answered ahead.
     #[cold]
     pub(super) fn answered_other(&self, former: u64, place: usize, rank: u32, round: Round) -> Content {
         match former == Content::Nothing as u64 {
@@ -264,7 +264,8 @@ impl Arrivals {
         let what = match self.contents.must_be_weights(Round(round)) {
             true => "round 0 is the broadcast: rank 0 pushes weights, and each other rank weights or nothing",
             false => {
-                "weights are replaced only if each rank pushes weights of the key in the same round: write it on all ranks, or on none"
+                "weights are replaced only if each rank pushes weights of the key in the same round: write the \
+                 weights on all ranks, or on none"
             }
         };
         format!("key {key:?} got in round {round} {all}: {what}")
@@ -325,7 +326,8 @@ mod tests {
     fn who_pushed_what_is_in_the_error() {
         let error = pushed(7, &[WEIGHTS, GRADIENT, WEIGHTS, NOTHING]).mixed(0, "fc.bias");
         let expected = "key \"fc.bias\" got in round 7 weights from rank 0, 2; a gradient from rank 1; nothing from rank 3: \
-                        weights are replaced only if each rank pushes weights of the key in the same round: write it on all ranks, or on none";
+                        weights are replaced only if each rank pushes weights of the key in the same round: write the \
+                        weights on all ranks, or on none";
         assert_eq!(error, expected);
         let error = pushed(0, &[GRADIENT, GRADIENT]).mixed(0, "fc.bias");
         assert!(

@@ -81,7 +81,7 @@ def check(twin: Any, forms: List[Form], may_miss: Optional[Callable[[torch.nn.Mo
         for form in forms:
             last[:] = [form]
             name, shape, dtype = form
-            # One number for all elements, because the twin keeps none.
+            # One number stands for all elements, because the twin stores no element.
             yield name, torch.zeros((), dtype=torch_dtype(dtype)).expand(shape)
 
     try:
@@ -142,7 +142,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _short(error: Exception) -> str:
-    # An engine may list all names of its model.
+    # The text is cut, because an engine's error may list all names of its model.
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= 300 else f"{text[:300]} ..."
 

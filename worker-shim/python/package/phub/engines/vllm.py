@@ -48,7 +48,7 @@ class PhubWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
-    # A job has the weights of one model.
+    # A job has the weights of one model, so a draft model gets no weights from it.
     supports_draft_weight_update = False
 
     _receiver: Optional[Receiver] = None
@@ -101,8 +101,8 @@ class PhubWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
 
 def _process_shared(model: torch.nn.Module) -> None:
-    """Lets layers that share a parameter, such as a tied head, make it ready for their kernels. A reload forgets those whose
-    parameter is loaded by another layer's name: on the CPU such a head would keep its old, packed weights."""
+    """Lets layers that share a parameter, such as a tied head, make it ready for their kernels. A reload leaves out a layer
+    whose parameter is loaded by another layer's name. On the CPU a tied head would then keep its old, packed weights."""
     owners = collections.Counter(id(parameter) for layer in model.modules() for parameter in layer._parameters.values())
     for layer in model.modules():
         own = [parameter for parameter in layer._parameters.values() if parameter is not None]

@@ -1,8 +1,8 @@
 """Parameters that the job does not have: frozen ones of the optimizer, and those of the model that the optimizer does not have.
 
-A script may unfreeze one, or put one into a group. It gets into the job when the script reads its gradient. The gradient of a
-parameter that the optimizer does not have is this worker's own, so a script that uses it gets an error.
-"""
+A script may unfreeze such a parameter, or put it into a group. The parameter becomes a part of the job when the script reads
+its gradient. The gradient of a parameter that the optimizer does not have is this worker's own, so a script that uses it gets
+an error. """
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Asleep:
             hold(parameter, self._holder)
 
     def handed_out(self, parameter: Any, gradient: torch.Tensor) -> None:
-        """Gets the parameter into the job, so that the script reads the mean of all workers' gradients. If the optimizer
-        does not have the parameter, watches the gradient."""
+        """Adds the parameter to the job, so that the script reads the mean of all workers' gradients. If the optimizer does not
+        have the parameter, watches the gradient."""
         if not self._is_taken(parameter) and id(parameter) in self._names:
             watch(gradient, self)
 
     def missed(self, parameter: Any) -> None:
-        """Gets the parameter into the job, because another worker may have a gradient of it."""
+        """Adds the parameter to the job, because another worker may have a gradient of it."""
         self._is_taken(parameter)
 
     def given(self, parameter: Any) -> None:

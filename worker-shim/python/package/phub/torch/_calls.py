@@ -69,8 +69,8 @@ class Depths:
         number = getattr(_HERE, "depth", 0)
         if number >= MAX_DEPTHS:
             raise OrderError(
-                f"calls in callbacks of calls are {MAX_DEPTHS} levels deep, which is the most: call from "
-                f"the script, in a loop"
+                f"all-reduces that callbacks of other all-reduces start are nested {MAX_DEPTHS} levels deep, "
+                f"the maximum; start them from the script, in a loop"
             )
         with self._lock:
             while len(self._depths) <= number:

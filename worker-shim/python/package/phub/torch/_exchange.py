@@ -1,5 +1,5 @@
 """One model's exchange with the hub, round by round. Gradients go to the hub at `step()`, or their bytes even before it.
-Weights come back when the forward pass needs them, or when the script reads a parameter.
+The new weights are copied into a parameter when the forward pass needs them, or when the script reads the parameter.
 
 A `step()` is one round. If the script has written to parameters since the last step, another round comes first. In that
 round the hub takes the written values.

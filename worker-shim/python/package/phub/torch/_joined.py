@@ -93,7 +93,7 @@ def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: M
 
 def _counting(counts: Any, counted: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the optimizer's step in the form that a learning-rate scheduler expects. The scheduler has replaced `step` by a
-    function that counts steps, so this one counts, too."""
+    function that counts steps, so the function that is returned here counts, too."""
     own, this = type(counts).step, weakref.ref(counts)  # a weak reference, so that a dropped optimizer is freed at once
 
     @functools.wraps(counted)

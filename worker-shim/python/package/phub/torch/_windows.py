@@ -37,8 +37,8 @@ def tensor(session: Session, key: str, which: str) -> torch.Tensor:
 
 def pinnable(session: Session, key: str) -> List[torch.Tensor]:
     """Returns a key's windows that are this process's own memory. Read-only weights are left out, because they can be pages
-    of the hub. A hub that comes back maps new pages at the same addresses, and the GPU would go on to read the old, pinned
-    ones."""
+    of the hub. A restarted hub maps new pages at the same addresses, and the GPU would continue to read the old, pinned
+    pages."""
     own = ("gradient", "weights") if session.weights(key).flags.writeable else ("gradient",)
     return [tensor(session, key, which) for which in own]
 

@@ -85,7 +85,7 @@ def model_and_optimizer(ctx):
 
 @idiom()
 def back_to_the_best_with_the_optimizer(ctx):
-    """Model and optimizer go back to the best state during the run."""
+    """Model and optimizer are set back to the best state during the run."""
     run = ctx.run(make=adamw)
     run.train(2)
     kept = copy.deepcopy(run.net.state_dict()), copy.deepcopy(run.optimizer.state_dict())
@@ -131,7 +131,7 @@ def soup_of_snapshots(ctx):
 
 @idiom()
 def restarts_from_the_first_weights(ctx):
-    """Lottery tickets: the weights go back to the first ones, with a mask."""
+    """Lottery tickets: the weights are set back to the first weights, with a mask."""
     run = ctx.run()
     first = copy.deepcopy(run.net.state_dict())
     for _ in range(3):
@@ -152,7 +152,7 @@ def averaged_by_the_script(ctx):
 
 @idiom()
 def after_a_spike_of_the_loss(ctx):
-    """The script keeps the last good weights, and goes back when the loss is not finite."""
+    """The script keeps the last good weights, and restores them when the loss is not finite."""
     run = ctx.run(momentum=0.0)
     good = None
     for step, (inputs, targets) in enumerate(ctx.batches(6)):

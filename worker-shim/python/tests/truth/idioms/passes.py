@@ -13,7 +13,7 @@ def cross_entropy(outputs, targets):
 
 @idiom(workers=(1, 2, 4))
 def sharpness_aware(ctx):
-    """SAM: the weights go up the gradient, there is another pass, and the weights go back before the step."""
+    """SAM: the weights are moved up the gradient, another pass follows, and the weights are restored before the step."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()
