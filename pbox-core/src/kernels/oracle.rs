@@ -25,26 +25,26 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
     match optimizer {
         Optimizer::Average | Optimizer::Sum => *weight = mean,
         Optimizer::Sgd { .. } => {
-            let gradient = mean + step.weight_decay * *weight;
+            let gradient = decayed(step, mean, *weight);
             *weight -= step.learning_rate * gradient;
         }
         Optimizer::Momentum { .. } => {
-            let gradient = mean + step.weight_decay * *weight;
+            let gradient = decayed(step, mean, *weight);
             state[0] = step.momentum * state[0] + gradient;
             *weight -= step.learning_rate * state[0];
         }
         Optimizer::Dampened { .. } => {
-            let gradient = mean + step.weight_decay * *weight;
+            let gradient = decayed(step, mean, *weight);
             state[0] = step.momentum * state[0] + step.gain * gradient;
             *weight -= step.learning_rate * state[0];
         }
         Optimizer::Nesterov { .. } => {
-            let gradient = mean + step.weight_decay * *weight;
+            let gradient = decayed(step, mean, *weight);
             state[0] = step.momentum * state[0] + gradient;
             *weight -= step.learning_rate * (gradient + step.momentum * state[0]);
         }
         Optimizer::Adam { .. } | Optimizer::AmsGrad { .. } => {
-            let gradient = mean + step.weight_decay * *weight;
+            let gradient = decayed(step, mean, *weight);
             adam(optimizer, &step.adam, gradient, weight, state);
         }
         Optimizer::AdamW { .. } | Optimizer::AmsGradW { .. } => {
@@ -59,7 +59,7 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
             state[0] = beta2 * state[0] + gain2 * mean;
         }
         Optimizer::Lars { .. } => {
-            state[0] = step.momentum * state[0] + step.learning_rate * (mean + step.weight_decay * *weight);
+            state[0] = step.momentum * state[0] + step.learning_rate * decayed(step, mean, *weight);
             *weight -= state[0];
         }
         Optimizer::Lamb { .. } => {
@@ -67,6 +67,12 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
             *weight -= step.learning_rate * update;
         }
     }
+}
+
+/// Returns a gradient or an update plus the decay of the weights. A decay of 0 adds nothing: 0 times an infinite weight would
+/// be NaN.
+fn decayed(step: &Step, toward: f32, weight: f32) -> f32 {
+    if step.weight_decay > 0.0 { toward + step.weight_decay * weight } else { toward }
 }
 
 /// Steps one element of a key of any type. The new `window` is sent back. The new `kept` stays in the hub
@@ -194,7 +200,7 @@ fn lamb(step: &Step, mean: f32, weight: f32, state: &mut [f32]) -> f32 {
     let AdamStep { beta1, gain1, beta2, gain2, step_size, bias2, epsilon, .. } = step.adam;
     state[0] = beta1 * state[0] + gain1 * mean;
     state[1] = beta2 * state[1] + gain2 * mean * mean;
-    step_size * state[0] / (state[1].sqrt() / bias2 + epsilon) + step.weight_decay * weight
+    decayed(step, step_size * state[0] / (state[1].sqrt() / bias2 + epsilon), weight)
 }
 
 fn adam(optimizer: &Optimizer, step: &AdamStep, gradient: f32, weight: &mut f32, state: &mut [f32]) {
@@ -220,6 +226,26 @@ mod tests {
             [1.0, 1.0, 1.0 / 2.000_001, 0.0]
         );
         assert!(clip_scale(f32::NAN, 1.0).is_nan());
+    }
+
+    #[test]
+    fn an_infinite_weight_stays_if_there_is_no_decay() {
+        let (learning_rate, weight_decay, momentum, beta1, beta2, epsilon) = (0.5, 0.0, 0.5, 0.5, 0.5, 0.5);
+        for optimizer in [
+            Optimizer::Sgd { learning_rate, weight_decay },
+            Optimizer::Momentum { learning_rate, weight_decay, momentum },
+            Optimizer::Dampened { learning_rate, weight_decay, momentum, dampening: 0.5 },
+            Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+            Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
+            Optimizer::AmsGrad { learning_rate, weight_decay, beta1, beta2, epsilon },
+            Optimizer::Lars { learning_rate, weight_decay, momentum, trust: 0.5 },
+            Optimizer::Lamb { learning_rate, weight_decay, beta1, beta2, epsilon },
+        ] {
+            let numbers = Step::new(&optimizer, 1, Round(1), learning_rate, 1.0, 1.0);
+            let (mut weight, mut state) = (f32::NEG_INFINITY, [0.0; 3]);
+            step(&optimizer, &numbers, 1.0, &mut weight, &mut state);
+            assert_eq!((weight, state.map(f32::is_finite)), (f32::NEG_INFINITY, [true; 3]), "{optimizer:?}");
+        }
     }
 
     /// Adam's first step goes against the gradient's sign, and has size `lr` for gradients of any size.

@@ -174,8 +174,7 @@ impl Rule for Lamb {
     #[inline(always)]
     fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, moments: State<I>) -> Stepped<I> {
         let (update, moments) = update::<I, false>(isa, step, sum * isa.splat(step.rescale), moments);
-        let update = update + isa.splat(step.weight_decay) * weight;
-        (weight - isa.splat(step.learning_rate) * update, moments)
+        (weight - isa.splat(step.learning_rate) * decayed(isa, step, update, weight), moments)
     }
 }
 
@@ -189,7 +188,7 @@ impl Adapts for Lamb {
         moments: State<I>,
     ) -> I::Vector {
         let (update, _) = update::<I, false>(isa, step, mean * isa.splat(step.rescale), moments);
-        update + isa.splat(step.weight_decay) * weight
+        decayed(isa, step, update, weight)
     }
 }
 
@@ -208,7 +207,14 @@ pub(super) trait Adapts: Rule {
 /// Returns the mean gradient plus the L2 penalty.
 #[inline(always)]
 fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I::Vector {
-    sum * isa.splat(step.rescale) + isa.splat(step.weight_decay) * weight
+    decayed(isa, step, sum * isa.splat(step.rescale), weight)
+}
+
+/// Returns a vector plus the decay of the weights. A decay of 0 adds nothing: 0 times an infinite weight would be NaN.
+#[inline(always)]
+fn decayed<I: Isa>(isa: I, step: &Step, toward: I::Vector, weight: I::Vector) -> I::Vector {
+    let decay = isa.splat(step.weight_decay);
+    decay.if_above(isa.splat(0.0), toward + decay * weight, toward)
 }
 
 /// Returns 1 or -1. A zero and a NaN stay as they are.

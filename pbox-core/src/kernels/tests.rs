@@ -10,7 +10,8 @@ use crate::kernels::oracle;
 use crate::layout::Round;
 
 fn optimizers() -> impl Strategy<Value = Optimizer> {
-    let (rate, decay, fraction) = (0.0f32..1.0, 0.0f32..0.1, 0.0f32..0.99);
+    let (rate, fraction) = (0.0f32..1.0, 0.0f32..0.99);
+    let decay = prop_oneof![1 => Just(0.0f32), 3 => 0.0f32..0.1];
     let epsilon = prop_oneof![Just(f32::MIN_POSITIVE / 8.0), Just(1e-8f32), Just(0.1f32)];
     let all = (0..Optimizer::NAMES.len(), rate, decay, fraction, 0.0f32..1.0, epsilon);
     all.prop_map(|(which, learning_rate, weight_decay, momentum, beta2, epsilon)| {
