@@ -137,6 +137,40 @@ def test_values_of_another_shape_are_not_repeated(hub, values):
             session.average({"weight": values})
 
 
+@pytest.mark.parametrize(
+    "key, values, words",
+    [
+        ("full", [1j, 2j], "'full': the values are not f32: .*complex"),
+        ("full", np.array([1, 2], object), "'full': the values are not f32: .*'O'"),
+        ("full", [[1], [2, 3]], "'full': the values are not f32"),
+        ("brain", [1.0, 2.0], "'brain': the values are not bf16: .*uint16 with its bits"),
+        # NumPy writes these without a word, as numbers near zero.
+        ("brain", [True, False], "'brain': the values are not bf16: .*bool"),
+        ("brain", np.ones(2, np.uint8), "'brain': the values are not bf16: .*uint8"),
+    ],
+)
+def test_values_of_another_type_are_not_written(hub, key, values, words):
+    with join(hub, keys={"full": (2,), "brain": phub.Key((2,), "bf16")}, optimizer=phub.Average()) as session:
+        with pytest.raises(phub.SettingsError, match=words):
+            session.push_pull(key, values)
+        session.push_pull("full", np.array([1, 2], ">i8"))
+        session.push_pull("brain", np.array([0x3F80, 0xBF80], ">u2"))
+        assert session.weights("full").tolist() == [1, 2] and session.weights("brain").tolist() == [0x3F80, 0xBF80]
+
+
+def test_a_refused_call_does_not_write_a_key_in_flight(hub):
+    sessions = _both(hub)
+    for session in sessions:
+        session.gradient("bias")[:] = 1.0
+    sessions[0].push("bias")
+    with pytest.raises(phub.OrderError, match="'bias' is in flight: wait for it"):
+        sessions[0].push_pull("bias", np.full(7, 9.0))
+    sessions[1].push("bias")
+    sessions[0].wait("bias")
+    np.testing.assert_array_equal(sessions[0].gradient("bias"), 1.0)
+    np.testing.assert_array_equal(sessions[0].weights("bias"), -0.5)
+
+
 def test_a_key_under_way_is_not_pushed_again(hub):
     sessions = _both(hub)
     sessions[0].push("bias")
