@@ -28,6 +28,11 @@ def test_no_hub_at_the_address():
         join("127.0.0.1:1", hub_wait=0.0)
 
 
+def test_a_hub_that_is_no_address():
+    with pytest.raises(phub.SettingsError, match=r"hub is \['127.0.0.1:1'\]: expected 'host:port'"):
+        join(["127.0.0.1:1"])
+
+
 def test_no_hub_is_named(monkeypatch):
     for name in ("PHUB_HUB", "DMLC_PS_ROOT_URI", "RANK", "PHUB_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -58,6 +63,14 @@ def test_no_hub_is_named(monkeypatch):
             r"Dgc\(ratio=0.1, momentum=0.9.*Momentum would smooth its sums again: use phub.Sgd",
         ),
         ({"job": "no spaces"}, 'job name "no spaces"'),
+        ({"job": 5}, "job is 5: expected a name"),
+        ({"rank": -1}, "rank is -1: expected a whole number"),  # torch's rank of a process outside of the group
+        ({"rank": "0"}, "rank is '0': expected a whole number"),
+        ({"world_size": 1 << 32}, "world_size is 4294967296: expected a whole number"),
+        ({"keys": {5: (3,)}}, "the name 5 is no text"),
+        ({"compression": "qsgd"}, "compression is 'qsgd': expected one of phub's codecs"),
+        ({"compression": phub.F16}, "compression is <class .*F16'>: expected one of phub's codecs"),
+        ({"optimizer": phub.Sgd(None)}, "Sgd: learning_rate is None; expected a finite number"),
         ({"consistency": "none"}, "consistency"),
         ({"weights": "public"}, "weights"),
         ({"transport": "pigeon"}, "transport"),

@@ -258,6 +258,7 @@ class Session:
             ConnectError: no transport leads to the hub.
             MissingWorkersError: the other workers did not join within `join_limit`.
         """
+        _check_place(hub, rank, world_size, job)
         if not 0.0 < join_limit < float("inf"):
             raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
         _compression.check(compression, optimizer)
@@ -825,6 +826,17 @@ class Session:
             self.leave()
         else:
             self.close(_failure.reason(error))
+
+
+def _check_place(hub: object, rank: object, world_size: object, job: object) -> None:
+    """Checks the types that a type checker would check. The native module's errors do not name the argument."""
+    for name, number in (("rank", rank), ("world_size", world_size)):
+        if number is not None and not (isinstance(number, (int, np.integer)) and 0 <= number < 1 << 32):
+            raise _phub.SettingsError(f"{name} is {number!r:.60}: expected a whole number, not negative")
+    if not isinstance(hub, (str, Hub, type(None))):
+        raise _phub.SettingsError(f"hub is {hub!r:.60}: expected 'host:port', several with commas between them, or a phub.Hub")
+    if not isinstance(job, (str, _run.Helper, type(None))):
+        raise _phub.SettingsError(f"job is {job!r:.60}: expected a name, as a text")
 
 
 def _given(settings: Mapping[str, object]) -> List[Tuple[str, str]]:
