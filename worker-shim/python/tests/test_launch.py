@@ -305,6 +305,16 @@ def test_an_environment_that_makes_no_sense():
         phub.worker({**TORCHRUN, "LOCAL_RANK": "4"})
     with pytest.raises(phub.SettingsError, match="rank 2 of 2"):
         phub.worker({"RANK": "2", "WORLD_SIZE": "2"})
+    with pytest.raises(phub.SettingsError, match="MASTER_ADDR is not set, so torchrun's store is unknown"):
+        phub.worker({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
+@pytest.mark.parametrize("run, job", [("../x", "_._x"), ("-1", "_1"), ("a.b-1", "a.b-1")])
+def test_a_run_with_any_name_has_a_job(hub, run, job, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": run, "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with phub.Session(hub, keys={"only": (3,)}, optimizer=phub.Average()) as session:
+        assert session.job.startswith(f"{job}-")
 
 
 def test_a_process_alone_starts_its_own_hub(monkeypatch):
