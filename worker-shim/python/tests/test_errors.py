@@ -247,6 +247,16 @@ def test_hubs_that_do_not_start(hub):
         phub.serve(idle="lazy")
     with pytest.raises(phub.SettingsError, match="cpus"):
         phub.serve(cpus=1)
+    with pytest.raises(phub.SettingsError, match="insecure is 'no': expected True or False"):
+        phub.serve(insecure="no")
+
+
+def test_settings_of_a_hub_that_are_texts_or_bytes(tmp_path):
+    directory = tmp_path / "checkpoints"
+    with phub.serve(transports="shm,tcp", checkpoints=bytes(directory)) as hub:
+        with join(hub, transport="tcp") as session:
+            session.broadcast()
+    assert (directory / "job.safetensors").is_file()
 
 
 def _both(hub, **settings):

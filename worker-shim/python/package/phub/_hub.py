@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Union
 
 from . import _phub
 
@@ -51,7 +51,7 @@ class Hub:
 def serve(
     listen: str = "127.0.0.1:0",
     *,
-    transports: Optional[Sequence[str]] = None,
+    transports: Union[str, Sequence[str], None] = None,
     token: Optional[str] = None,
     insecure: bool = False,
     **settings: object,
@@ -61,7 +61,7 @@ def serve(
     Args:
         listen: the address of the control port, `host:port`. It counts before that of the environment or of a `config`. With
             port 0 the hub takes a free port.
-        transports: some of "shm", "verbs" and "tcp". Default: all.
+        transports: some of "shm", "verbs" and "tcp", as a list or as a text with commas. Default: all.
         token: the secret, which workers must have, too. Default: `PHUB_TOKEN`, the file `PHUB_TOKEN_FILE`, or this user's own
             file, which is created if it does not exist.
         insecure: whether the hub serves everybody who reaches it, without a secret.
@@ -73,9 +73,12 @@ def serve(
         SettingsError: a setting is invalid.
         HubStartError: the hub cannot start. The message says why.
     """
-    given = {"listen": listen, "transports": None if transports is None else ",".join(transports), **settings}
+    if not isinstance(insecure, bool):
+        raise _phub.SettingsError(f"insecure is {insecure!r:.60}: expected True or False")
+    listed = transports if transports is None or isinstance(transports, str) else ",".join(transports)
+    given = {"listen": listen, "transports": listed, **settings}
     flags = {setting.replace("_", "-"): value for setting, value in given.items() if value is not None}
-    flags = {flag: os.fspath(value) if isinstance(value, os.PathLike) else value for flag, value in flags.items()}
+    flags = {flag: os.fsdecode(value) if isinstance(value, (bytes, os.PathLike)) else value for flag, value in flags.items()}
     # `checksum=True` is a flag without a value, and `checksum=False` is no flag.
     arguments = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items() if value is not False]
     return Hub(_phub.Hub(arguments + (["--insecure"] if insecure else []), token), token)
