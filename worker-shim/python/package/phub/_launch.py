@@ -437,4 +437,6 @@ def _number(env: Mapping[str, str], name: str) -> int:
         )
     if not text.isascii() or not text.isdigit():
         raise SettingsError(f"environment: {name} is {text!r}; expected a number")
+    if name == "PHUB_PORT" and int(text) > 65535:
+        raise SettingsError(f"environment: PHUB_PORT is {text!r}; expected a port, at most 65535")
     return int(text)
