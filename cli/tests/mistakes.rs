@@ -78,6 +78,27 @@ fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
     assert!(!said.contains("chmod"), "{said}");
 }
 
+/// A hub checks its settings before it opens the directory. That check once compared the mode of the directory with mode 600, and
+/// each warning came twice.
+#[test]
+fn a_directory_that_a_group_may_read_by_setting_is_no_mistake() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = dir.path().join("checkpoints");
+    std::fs::create_dir(&checkpoints).unwrap();
+    let saved = checkpoints.join("job.safetensors");
+    std::fs::write(&saved, "").unwrap();
+    std::fs::set_permissions(&saved, PermissionsExt::from_mode(0o640)).unwrap();
+    let said = |mode| {
+        std::fs::set_permissions(&checkpoints, PermissionsExt::from_mode(mode)).unwrap();
+        serve(&["--checkpoints", text(&checkpoints), "--checkpoint-mode", "640"])
+    };
+    let closed = said(0o750);
+    assert!(!closed.contains("chmod"), "{closed}");
+    let open = said(0o755);
+    assert_eq!(open.matches("chmod 750").count(), 1, "{open}");
+    assert!(!open.contains("chmod 700"), "{open}");
+}
+
 #[test]
 fn what_is_no_hub_and_no_job_is_said_before_anybody_is_asked() {
     for (arguments, words) in [
