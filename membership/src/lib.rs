@@ -31,7 +31,7 @@ mod way;
 
 pub use authority::Credential;
 pub use boolean::{NotABoolean, boolean};
-pub use control::{HubClock, own_host};
+pub use control::{HubClock, own_host, printable};
 pub use data_path::{DataPath, NicSettings, Ports, may_share_memory, open};
 pub use environment::{environment_warnings, known_variables, warn_of_environment};
 pub use error::MemberError;

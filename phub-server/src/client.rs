@@ -13,9 +13,9 @@ use axum::body::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use hyper::{Method, Request};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use membership::{LOOKUP_LIMIT, Named, look_up_with, no_answer};
+use membership::{LOOKUP_LIMIT, Named, look_up_with, no_answer, printable};
 use pbox_core::control::{Answer, ErrorReply, HOST_HEADER, host_of};
 use rustls::pki_types::ServerName;
 use serde::Serialize;
@@ -28,8 +28,6 @@ use tokio_rustls::TlsConnector;
 const ANSWER_BYTES: usize = 4 << 20;
 /// The number of names of one job that are looked up at the same time.
 const LOOKUPS: usize = 4;
-/// Bytes of a refusal that are kept.
-const LONGEST_REASON: usize = 4096;
 
 /// A hub's control port.
 #[derive(Clone, Debug)]
@@ -147,7 +145,7 @@ impl Address {
             let seconds = limit.as_secs_f64();
             format!("no answer came within {seconds:.1} s: the hub hangs, was stopped, or was cut off")
         };
-        let (is_success, body) = tokio::time::timeout(limit, sent).await.map_err(silent)??;
+        let (status, body) = tokio::time::timeout(limit, sent).await.map_err(silent)??;
         let nonsense =
             |why: String| format!("its answer makes no sense: {why}; install the same version everywhere");
         let unread = |error: serde_json::Error| match self.named.is_outside() {
@@ -155,21 +153,26 @@ impl Address {
             true => nonsense("the answer is not that of a hub".into()),
             false => nonsense(error.to_string()),
         };
-        if is_success {
+        if status.is_success() {
             let reply: R = serde_json::from_slice(&body).map_err(unread)?;
             return reply.check().map(|()| reply).map_err(nonsense);
         }
-        let ErrorReply { error, .. } = serde_json::from_slice(&body).map_err(unread)?;
-        Err(format!("it refuses: {}", &error[..error.floor_char_boundary(LONGEST_REASON)]))
+        let ErrorReply { error, .. } = serde_json::from_slice(&body).map_err(|error| match self.named.is_outside() {
+            true => unread(error),
+            false => format!(
+                "it answers {status}, and not as a hub: see whether the address is that of a control port, and no proxy is before it"
+            ),
+        })?;
+        Err(format!("it refuses: {}", printable(&error)))
     }
 
-    /// Sends a request. Returns whether the answer is a success, and its body.
+    /// Sends a request. Returns the status of the answer, and its body.
     async fn send(
         &self,
         address: SocketAddr,
         trust: Option<Trust>,
         request: Request<Full<Bytes>>,
-    ) -> Result<(bool, Bytes), Box<dyn Error + Send + Sync>> {
+    ) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
         let stream = TcpStream::connect(address).await?;
         match trust {
             None => exchange(stream, request).await,
@@ -185,14 +188,14 @@ impl Address {
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Full<Bytes>>,
-) -> Result<(bool, Bytes), Box<dyn Error + Send + Sync>> {
+) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // The task ends when `sender` is dropped.
     tokio::spawn(connection);
     let response = sender.send_request(request).await?;
-    let is_success = response.status().is_success();
+    let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await?;
-    Ok((is_success, body.to_bytes()))
+    Ok((status, body.to_bytes()))
 }
 
 /// Returns the text of the TLS error that caused this error, if one did.
