@@ -39,7 +39,7 @@ pub use fetch::{StateReader, fetch_state};
 pub use hub::{Hub, Missing, lost, reached, takes_part, wait_for_links};
 pub use join::{Join, LetIn, deadline, describe, hub_addresses, meet, placements, wait_for};
 pub use member::{End, Event, Failure, Limits, Member, Over, Step};
-pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with, no_answer};
+pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with, no_answer, on_host};
 pub use nearest::workers_here;
 pub use state::{all_of, bring};
 pub use way::{Way, say_made};
