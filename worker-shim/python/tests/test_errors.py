@@ -249,6 +249,8 @@ def test_hubs_that_do_not_start(hub):
         phub.serve(cpus=1)
     with pytest.raises(phub.SettingsError, match="insecure is 'no': expected True or False"):
         phub.serve(insecure="no")
+    with pytest.raises(phub.SettingsError, match="unused_limit_s: a hub in this process does not end by itself"):
+        phub.serve(unused_limit_s=30)
 
 
 def test_settings_of_a_hub_that_are_texts_or_bytes(tmp_path):

@@ -65,9 +65,9 @@ def serve(
         token: the secret, which workers must have, too. Default: `PHUB_TOKEN`, the file `PHUB_TOKEN_FILE`, or this user's own
             file, which is created if it does not exist.
         insecure: whether the hub serves everybody who reaches it, without a secret.
-        **settings: all other settings of `phub-server serve`, with underscores: `cores="half"`, `checkpoints=directory`,
-            `checkpoint_every=100`, `heartbeat_limit_s=30`, `late_limit_s=600`. `python -m phub serve --help` lists them, with
-            their defaults and their environment variables. The variables count here, too.
+        **settings: all other settings of `phub-server serve` except `unused_limit_s`, with underscores: `cores="half"`,
+            `checkpoints=directory`, `checkpoint_every=100`, `heartbeat_limit_s=30`, `late_limit_s=600`. `python -m phub serve
+            --help` lists them, with their defaults and their environment variables. The variables count here, too.
 
     Raises:
         SettingsError: a setting is invalid.
@@ -75,6 +75,8 @@ def serve(
     """
     if not isinstance(insecure, bool):
         raise _phub.SettingsError(f"insecure is {insecure!r:.60}: expected True or False")
+    if settings.get("unused_limit_s") is not None:
+        raise _phub.SettingsError("unused_limit_s: a hub in this process does not end by itself: call its stop(), or use phub-server serve")
     listed = transports if transports is None or isinstance(transports, str) else ",".join(transports)
     given = {"listen": listen, "transports": listed, **settings}
     flags = {setting.replace("_", "-"): value for setting, value in given.items() if value is not None}
