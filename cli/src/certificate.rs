@@ -2,11 +2,13 @@
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Parser;
+use pbox_core::control::check_address;
 use rcgen::{CertificateParams, DnType, KeyPair};
 
 use crate::out::line;
@@ -63,12 +65,15 @@ impl CertificateArgs {
     }
 }
 
-/// Reads a name. A certificate for an empty name, or for one with spaces, would be of no use.
+/// Reads a name. A certificate for a text that is no name, such as one with a port, would be of no use. An address of IPv6 may
+/// have brackets here, and has none in a certificate.
 fn name(text: &str) -> Result<String, String> {
-    let name = text.trim();
-    match name.is_empty() || name.contains(char::is_whitespace) {
-        true => Err("expected a host name or an address, like hub.example or 10.0.0.1".into()),
-        false => Ok(name.to_owned()),
+    let text = text.trim();
+    let name = text.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(text);
+    let of_a_host = name.strip_prefix("*.").unwrap_or(name);
+    match name.parse::<IpAddr>().is_ok() || check_address(&format!("{of_a_host}:1")).is_ok() {
+        true => Ok(name.to_owned()),
+        false => Err("expected a host name or an address, like hub.example or 10.0.0.1".into()),
     }
 }
 

@@ -72,11 +72,19 @@ fn a_certificate_has_names() {
     let _watchdog = Watchdog::start();
     let home = tempfile::tempdir().unwrap();
     let out = home.path().join("tls");
-    for names in ["", " ", "hub.example,", "hub example"] {
+    for names in
+        ["", " ", "hub.example,", "hub example", "hub:7077", "10.0.0.1:7077", "exämple", "*", "[hub]x"]
+    {
         let said = failure(&["certificate", "--out", out.to_str().unwrap(), "--name", names]);
         says(said, &["--name", "expected a host name or an address"]);
     }
     assert!(!out.exists());
+    // A worker compares addresses, which have no brackets.
+    let names = "[2001:db8::1],::1,10.0.0.1,*.hubs.example,hub_1";
+    let made =
+        phub_server(&["certificate", "--out", out.to_str().unwrap(), "--name", names]).output().unwrap();
+    let said = String::from_utf8_lossy(&made.stdout);
+    says(said, &["(for 2001:db8::1, ::1, 10.0.0.1, *.hubs.example, hub_1)"]);
 }
 
 #[test]

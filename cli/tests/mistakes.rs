@@ -1,11 +1,14 @@
 //! Mistakes of operators. Each ends the program at once, or is reported. The text names the setting, the
 //! expected value and the fix.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
 use crate::support::{failure, phub_server, says};
+use fabric::conformance::Watchdog;
 
 /// An address that no machine has. A hub reads all its files before it tries to listen.
 const NOT_HERE: &str = "192.0.2.1:0";
@@ -76,6 +79,58 @@ fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
     open(&secret, 0o600);
     let said = said();
     assert!(!said.contains("chmod"), "{said}");
+}
+
+/// A hub checks its settings before it opens the directory. That check once compared the mode of the directory with mode 600, and
+/// each warning came twice.
+#[test]
+fn a_directory_that_a_group_may_read_by_setting_is_no_mistake() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = dir.path().join("checkpoints");
+    std::fs::create_dir(&checkpoints).unwrap();
+    let saved = checkpoints.join("job.safetensors");
+    std::fs::write(&saved, "").unwrap();
+    std::fs::set_permissions(&saved, PermissionsExt::from_mode(0o640)).unwrap();
+    let said = |mode| {
+        std::fs::set_permissions(&checkpoints, PermissionsExt::from_mode(mode)).unwrap();
+        serve(&["--checkpoints", text(&checkpoints), "--checkpoint-mode", "640"])
+    };
+    let closed = said(0o750);
+    assert!(!closed.contains("chmod"), "{closed}");
+    let open = said(0o755);
+    assert_eq!(open.matches("chmod 750").count(), 1, "{open}");
+    assert!(!open.contains("chmod 700"), "{open}");
+}
+
+/// Answers the next request at a port with these bytes. Returns the address of the port.
+fn answering(answer: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut request = [0; 4096];
+        assert!(client.read(&mut request).unwrap() > 0);
+        client.write_all(answer.as_bytes()).unwrap();
+    });
+    address
+}
+
+#[test]
+fn who_answers_and_is_no_hub_is_named_by_its_status_and_controls_no_terminal() {
+    let _watchdog = Watchdog::start();
+    for (answer, words) in [
+        ("HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n", "it answers 403 Forbidden, and not as a hub"),
+        (
+            "HTTP/1.1 404 Not Found\r\ncontent-length: 6\r\n\r\n<html>",
+            "it answers 404 Not Found, and not as a hub",
+        ),
+        (
+            "HTTP/1.1 409 Conflict\r\ncontent-length: 27\r\n\r\n{\"error\":\"\\u001b[2Jf\\null\"}",
+            "it refuses:  [2Jf ull",
+        ),
+    ] {
+        says(failure(&["status", &answering(answer)]), &[words]);
+    }
 }
 
 #[test]

@@ -310,7 +310,7 @@ impl Control {
 }
 
 /// Returns a refusal with printable characters only. The server may not be a hub, and the text goes to a terminal.
-fn printable(why: &str) -> String {
+pub fn printable(why: &str) -> String {
     let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
     why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }

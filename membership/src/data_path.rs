@@ -19,7 +19,7 @@ use pbox_core::{Expected, Placement, Schedule, Wire};
 use crate::control::Control;
 use crate::error::MemberError;
 use crate::join::{LetIn, placements};
-use crate::named::{LOOKUP_LIMIT, look_up};
+use crate::named::{LOOKUP_LIMIT, look_up, on_host};
 use crate::nearest;
 use crate::way::Way;
 
@@ -384,6 +384,6 @@ impl<'a> Route<'a> {
         }
         let Control { hub, named, .. } = &self.hub.control;
         let found = look_up(hub, named, LOOKUP_LIMIT).map_err(|error| format!("resolving {hub}: {error}"))?;
-        Ok(SocketAddr::new(found[0].ip(), address.port()))
+        Ok(on_host(address, &found))
     }
 }

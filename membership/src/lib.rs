@@ -31,7 +31,7 @@ mod way;
 
 pub use authority::Credential;
 pub use boolean::{NotABoolean, boolean};
-pub use control::{HubClock, own_host};
+pub use control::{HubClock, own_host, printable};
 pub use data_path::{DataPath, NicSettings, Ports, may_share_memory, open};
 pub use environment::{environment_warnings, known_variables, warn_of_environment};
 pub use error::MemberError;
@@ -39,7 +39,7 @@ pub use fetch::{StateReader, fetch_state};
 pub use hub::{Hub, Missing, lost, reached, takes_part, wait_for_links};
 pub use join::{Join, LetIn, deadline, describe, hub_addresses, meet, placements, wait_for};
 pub use member::{End, Event, Failure, Limits, Member, Over, Step};
-pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with, no_answer};
+pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with, no_answer, on_host};
 pub use nearest::workers_here;
 pub use state::{all_of, bring};
 pub use way::{Way, say_made};

@@ -203,6 +203,16 @@ pub fn look_up(address: &str, named: &Named, limit: Duration) -> io::Result<Vec<
     found.recv_timeout(limit).map_err(late)?
 }
 
+/// Returns the address of a socket on a host that has the addresses `found`. A socket at 0.0.0.0 has those of IPv4 alone, and a
+/// socket at `[::]` has all of them.
+pub fn on_host(socket: SocketAddr, found: &[SocketAddr]) -> SocketAddr {
+    let has = |address: &&SocketAddr| socket.is_ipv6() || address.is_ipv4();
+    match found.iter().find(has).or(found.first()) {
+        Some(address) if socket.ip().is_unspecified() => SocketAddr::new(address.ip(), socket.port()),
+        _ => socket,
+    }
+}
+
 /// Returns the words for a lookup that found nothing within `limit`.
 pub fn no_answer(limit: Duration) -> String {
     let seconds = limit.as_secs_f64();
@@ -252,6 +262,27 @@ mod tests {
         assert!(PeerList::default().allows("a", "8.8.8.8".parse().unwrap()));
         for wrong in ["", "10.0.0.0/33", "10.0.0.0/x", "hub:7077", "hub/8", "a,,b", "[hub]", "http://hub"] {
             assert!(wrong.parse::<PeerList>().unwrap_err().contains("expected a host"), "{wrong:?}");
+        }
+    }
+
+    /// The name `localhost` often has an address of IPv6 before that of IPv4. A hub at 0.0.0.0 does not listen there.
+    #[test]
+    fn a_socket_of_ipv4_is_reached_by_ipv4() {
+        let [four, six] = ["10.0.0.1:7077", "[fd00::1]:7077"].map(|address| address.parse().unwrap());
+        for (socket, found, reached) in [
+            ("0.0.0.0:7078", &[six, four][..], "10.0.0.1:7078"),
+            ("0.0.0.0:7078", &[four, six], "10.0.0.1:7078"),
+            ("[::]:7078", &[six, four], "[fd00::1]:7078"),
+            ("[::]:7078", &[four, six], "10.0.0.1:7078"),
+            ("0.0.0.0:7078", &[six], "[fd00::1]:7078"),
+            ("10.0.0.9:7078", &[six, four], "10.0.0.9:7078"),
+            ("0.0.0.0:7078", &[], "0.0.0.0:7078"),
+        ] {
+            assert_eq!(
+                on_host(socket.parse().unwrap(), found),
+                reached.parse().unwrap(),
+                "{socket} {found:?}"
+            );
         }
     }
 

@@ -13,9 +13,9 @@ use axum::body::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use hyper::{Method, Request};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use membership::{LOOKUP_LIMIT, Named, look_up_with, no_answer};
+use membership::{LOOKUP_LIMIT, Named, look_up_with, no_answer, printable};
 use pbox_core::control::{Answer, ErrorReply, HOST_HEADER, host_of};
 use rustls::pki_types::ServerName;
 use serde::Serialize;
@@ -28,8 +28,6 @@ use tokio_rustls::TlsConnector;
 const ANSWER_BYTES: usize = 4 << 20;
 /// The number of names of one job that are looked up at the same time.
 const LOOKUPS: usize = 4;
-/// Bytes of a refusal that are kept.
-const LONGEST_REASON: usize = 4096;
 
 /// A hub's control port.
 #[derive(Clone, Debug)]
@@ -38,8 +36,8 @@ pub struct Address {
     pub name: String,
     /// The origin of the name.
     named: Named,
-    /// The IP address and the port, once they were looked up.
-    found: Arc<OnceCell<SocketAddr>>,
+    /// The IP addresses with the port, once they were looked up. `localhost` often has one of IPv6 before that of IPv4.
+    found: Arc<OnceCell<Vec<SocketAddr>>>,
     /// The permits to look up an address. All addresses that were named together share them.
     lookups: Arc<Semaphore>,
 }
@@ -60,8 +58,8 @@ impl Address {
         names.into_iter().map(address).collect()
     }
 
-    /// Looks up the IP address. A thread for blocking calls waits for the name server.
-    async fn resolve(&self) -> Result<SocketAddr, String> {
+    /// Looks up the IP addresses. A thread for blocking calls waits for the name server.
+    async fn resolve(&self) -> Result<&[SocketAddr], String> {
         let look_up = || async {
             let permit =
                 Arc::clone(&self.lookups).acquire_owned().await.map_err(|error| error.to_string())?;
@@ -77,9 +75,9 @@ impl Address {
                 "no thread could be started for the look-up; raise the limit on threads (ulimit -u)"
                     .to_owned()
             })?;
-            found.map(|all| all[0]).map_err(|error| error.to_string())
+            found.map_err(|error| error.to_string())
         };
-        self.found.get_or_try_init(look_up).await.copied()
+        self.found.get_or_try_init(look_up).await.map(Vec::as_slice)
     }
 
     /// Sends a `POST` with a proof by the token `by`, and waits for the answer at most for `limit`. An error says
@@ -134,8 +132,8 @@ impl Address {
         let trust = Trust::find().map_err(|error| format!("the TLS settings of this process: {error}"))?;
         let unresolved = |error| format!("the hub's address cannot be resolved here: {error}");
         let sent = async {
-            let address = self.resolve().await.map_err(unresolved)?;
-            let sent = self.send(address, trust, request).await;
+            let addresses = self.resolve().await.map_err(unresolved)?;
+            let sent = self.send(addresses, trust, request).await;
             sent.map_err(|error| match of_tls(&*error) {
                 Some(why) => format!("no TLS with the hub: {why}"),
                 None => format!(
@@ -148,7 +146,7 @@ impl Address {
             let seconds = limit.as_secs_f64();
             format!("no answer came within {seconds:.1} s: the hub hangs, was stopped, or was cut off")
         };
-        let (is_success, body) = tokio::time::timeout(limit, sent).await.map_err(silent)??;
+        let (status, body) = tokio::time::timeout(limit, sent).await.map_err(silent)??;
         let nonsense = |why: String| {
             format!("the hub's answer is not valid: {why}; install the same version everywhere")
         };
@@ -157,22 +155,27 @@ impl Address {
             true => nonsense("the answer is not that of a hub".into()),
             false => nonsense(error.to_string()),
         };
-        if is_success {
+        if status.is_success() {
             let reply: R = serde_json::from_slice(&body).map_err(unread)?;
             return reply.check().map(|()| reply).map_err(nonsense);
         }
-        let ErrorReply { error, .. } = serde_json::from_slice(&body).map_err(unread)?;
-        Err(format!("it refuses: {}", &error[..error.floor_char_boundary(LONGEST_REASON)]))
+        let ErrorReply { error, .. } = serde_json::from_slice(&body).map_err(|error| match self.named.is_outside() {
+            true => unread(error),
+            false => format!(
+                "it answers {status}, and not as a hub: see whether the address is that of a control port, and no proxy is before it"
+            ),
+        })?;
+        Err(format!("it refuses: {}", printable(&error)))
     }
 
-    /// Sends a request. Returns whether the answer is a success, and its body.
+    /// Sends a request to the first of these addresses that takes a connection. Returns the status of the answer, and its body.
     async fn send(
         &self,
-        address: SocketAddr,
+        addresses: &[SocketAddr],
         trust: Option<Trust>,
         request: Request<Full<Bytes>>,
-    ) -> Result<(bool, Bytes), Box<dyn Error + Send + Sync>> {
-        let stream = TcpStream::connect(address).await?;
+    ) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
+        let stream = TcpStream::connect(addresses).await?;
         match trust {
             None => exchange(stream, request).await,
             Some(trust) => {
@@ -187,18 +190,46 @@ impl Address {
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Full<Bytes>>,
-) -> Result<(bool, Bytes), Box<dyn Error + Send + Sync>> {
+) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // The task ends when `sender` is dropped.
     tokio::spawn(connection);
     let response = sender.send_request(request).await?;
-    let is_success = response.status().is_success();
+    let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await?;
-    Ok((is_success, body.to_bytes()))
+    Ok((status, body.to_bytes()))
 }
 
 /// Returns the text of the TLS error that caused this error, if one did.
 fn of_tls(error: &(dyn Error + 'static)) -> Option<String> {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
     causes.find_map(|cause| cause.downcast_ref().and_then(authority::explain))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use pbox_core::control::DrainReply;
+
+    use super::*;
+
+    /// A name may have several addresses, and the hub may listen at one of them alone.
+    #[tokio::test]
+    async fn a_hub_is_found_at_the_second_address_of_its_name() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let second = listener.local_addr().unwrap();
+        let first = SocketAddr::from(([127, 0, 0, 2], second.port()));
+        let hub = std::thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            assert!(client.read(&mut [0; 4096]).unwrap() > 0);
+            client.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{\"jobs\":[]}").unwrap();
+        });
+        let found = Arc::new(OnceCell::new_with(Some(vec![first, second])));
+        let address = Address { found, ..Address::new("two.example:7077", Named::Here) };
+        let answer = address.order::<DrainReply>("/v1/drain", None, Duration::from_secs(60)).await;
+        assert_eq!(answer.map(|drained| drained.jobs.len()), Ok(0));
+        hub.join().unwrap();
+    }
 }

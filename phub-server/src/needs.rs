@@ -64,7 +64,7 @@ fn own_interface(settings: &HubSettings) -> Found {
 fn checkpoints(settings: &HubSettings) -> Found {
     let Some(dir) = &settings.checkpoints else { return Ok(None) };
     if dir.exists() {
-        CheckpointStore::open(dir)?;
+        CheckpointStore::open_silently(dir, settings.checkpoint_mode)?;
         return Ok(Some(format!("{} exists and can be written", dir.display())));
     }
     // A hub makes the directory itself, but not its parents.

@@ -96,6 +96,9 @@ fn paths_and_methods_that_are_none_are_json_and_repeat_little() {
     for job in ["..%2f..", "a%20b", "%1b%5b2J", "J%C3%BCrgen"] {
         says(error(&get(&format!("/v1/jobs/{job}/state")), 400), &["job name"]);
     }
+    for part in ["x/2", "0/-1", "0/2/4294967296", "0/2/%20"] {
+        says(error(&get(&format!("/v1/jobs/job/parts/{part}")), 400), &["the path", "numbers below 2^32"]);
+    }
     says(
         error(&told(hub.address(), request("PUT /v1/jobs/job/join", "")), 405),
         &["another method", "GET /"],

@@ -66,6 +66,19 @@ impl CheckpointStore {
     /// must exist. New files get this mode, and so does a new directory. An existing directory keeps its
     /// mode; a warning is logged if other users can use it.
     pub fn open_for(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
+        let store = Self::open_silently(dir, mode)?;
+        let unknown = |error| store.failed("checking who can read it", error);
+        if let Some(why) = store.is_open_to_others().map_err(unknown)? {
+            tracing::warn!("{why}");
+        }
+        if mode == FileMode::default() {
+            store.warn_of_readers().map_err(unknown)?;
+        }
+        Ok(store)
+    }
+
+    /// Opens a directory like [`open_for`](Self::open_for), and logs no warning. For a check of the settings.
+    pub fn open_silently(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
         let dir = dir.into();
         let failed = |doing| {
             let dir = dir.clone();
@@ -94,12 +107,6 @@ impl CheckpointStore {
         };
         // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
-        if let Some(why) = store.is_open_to_others().map_err(failed("checking who can read it"))? {
-            tracing::warn!("{why}");
-        }
-        if mode == FileMode::default() {
-            store.warn_of_readers().map_err(failed("checking who can read it"))?;
-        }
         Ok(store)
     }
 

@@ -4,6 +4,7 @@
 //! could stay held forever.
 
 use axum::Router;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::routing::{get, post};
 use pbox_core::control::parse_from_hub;
@@ -11,6 +12,7 @@ use pbox_core::{Round, Share};
 use serde::Deserialize;
 
 use super::{Answer, Desk, done, nothing, to_its_end};
+use crate::registry::Refusal;
 
 const VERBS: [&str; 9] =
     ["hold", "release", "written", "arrived", "begins", "lost", "checkpoint", "failed", "last"];
@@ -29,16 +31,26 @@ pub(super) fn routes() -> Router<Desk> {
         .route("/v1/jobs/{job}/peers/{verb}", post(peers))
 }
 
-async fn parts(State(desk): State<Desk>, Path((job, hub, hubs)): Path<(String, u32, u32)>) -> Answer {
+/// The parts of a path, or the reason why they are not of these types.
+type Numbered<T> = Result<Path<T>, PathRejection>;
+
+/// Returns the parts of a path that has numbers.
+fn numbered<T>(parts: Numbered<T>) -> Result<T, Refusal> {
+    // The path comes from outside. The error does not repeat it.
+    let wrong =
+        |_| Refusal::bad("the path: expected whole numbers below 2^32; see docs/protocol/control-port.md");
+    parts.map(|Path(parts)| parts).map_err(wrong)
+}
+
+async fn parts(State(desk): State<Desk>, path: Numbered<(String, u32, u32)>) -> Answer {
+    let (job, hub, hubs) = numbered(path)?;
     let share = Share { hub, hubs, ..Share::WHOLE };
     let _one_at_a_time = desk.parts.acquire().await;
     done(&desk.registry.parts(job, share, None).await?)
 }
 
-async fn check_part(
-    State(desk): State<Desk>,
-    Path((job, hub, hubs, round)): Path<(String, u32, u32, u32)>,
-) -> Answer {
+async fn check_part(State(desk): State<Desk>, path: Numbered<(String, u32, u32, u32)>) -> Answer {
+    let (job, hub, hubs, round) = numbered(path)?;
     let share = Share { hub, hubs, ..Share::WHOLE };
     let _one_at_a_time = desk.parts.acquire().await;
     done(&desk.registry.parts(job, share, Some(Round(round))).await?)

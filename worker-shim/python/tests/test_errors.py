@@ -28,6 +28,11 @@ def test_no_hub_at_the_address():
         join("127.0.0.1:1", hub_wait=0.0)
 
 
+def test_a_hub_that_is_no_address():
+    with pytest.raises(phub.SettingsError, match=r"hub is \['127.0.0.1:1'\]: expected 'host:port'"):
+        join(["127.0.0.1:1"])
+
+
 def test_no_hub_is_named(monkeypatch):
     for name in ("PHUB_HUB", "DMLC_PS_ROOT_URI", "RANK", "PHUB_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -58,6 +63,14 @@ def test_no_hub_is_named(monkeypatch):
             r"Dgc\(ratio=0.1, momentum=0.9.*Momentum would smooth its sums again: use phub.Sgd",
         ),
         ({"job": "no spaces"}, 'job name "no spaces"'),
+        ({"job": 5}, "job is 5: expected a name"),
+        ({"rank": -1}, "rank is -1: expected a whole number"),  # torch's rank of a process outside of the group
+        ({"rank": "0"}, "rank is '0': expected a whole number"),
+        ({"world_size": 1 << 32}, "world_size is 4294967296: expected a whole number"),
+        ({"keys": {5: (3,)}}, "the name 5 is no text"),
+        ({"compression": "qsgd"}, "compression is 'qsgd': expected one of phub's codecs"),
+        ({"compression": phub.F16}, "compression is <class .*F16'>: expected one of phub's codecs"),
+        ({"optimizer": phub.Sgd(None)}, "Sgd: learning_rate is None; expected a finite number"),
         ({"consistency": "none"}, "consistency"),
         ({"weights": "public"}, "weights"),
         ({"transport": "pigeon"}, "transport"),
@@ -137,6 +150,40 @@ def test_values_of_another_shape_are_not_repeated(hub, values):
             session.average({"weight": values})
 
 
+@pytest.mark.parametrize(
+    "key, values, words",
+    [
+        ("full", [1j, 2j], "'full': the values are not f32: .*complex"),
+        ("full", np.array([1, 2], object), "'full': the values are not f32: .*'O'"),
+        ("full", [[1], [2, 3]], "'full': the values are not f32"),
+        ("brain", [1.0, 2.0], "'brain': the values are not bf16: .*uint16 with its bits"),
+        # NumPy writes these without a word, as numbers near zero.
+        ("brain", [True, False], "'brain': the values are not bf16: .*bool"),
+        ("brain", np.ones(2, np.uint8), "'brain': the values are not bf16: .*uint8"),
+    ],
+)
+def test_values_of_another_type_are_not_written(hub, key, values, words):
+    with join(hub, keys={"full": (2,), "brain": phub.Key((2,), "bf16")}, optimizer=phub.Average()) as session:
+        with pytest.raises(phub.SettingsError, match=words):
+            session.push_pull(key, values)
+        session.push_pull("full", np.array([1, 2], ">i8"))
+        session.push_pull("brain", np.array([0x3F80, 0xBF80], ">u2"))
+        assert session.weights("full").tolist() == [1, 2] and session.weights("brain").tolist() == [0x3F80, 0xBF80]
+
+
+def test_a_refused_call_does_not_write_a_key_in_flight(hub):
+    sessions = _both(hub)
+    for session in sessions:
+        session.gradient("bias")[:] = 1.0
+    sessions[0].push("bias")
+    with pytest.raises(phub.OrderError, match="'bias' is in flight: wait for it"):
+        sessions[0].push_pull("bias", np.full(7, 9.0))
+    sessions[1].push("bias")
+    sessions[0].wait("bias")
+    np.testing.assert_array_equal(sessions[0].gradient("bias"), 1.0)
+    np.testing.assert_array_equal(sessions[0].weights("bias"), -0.5)
+
+
 def test_a_key_under_way_is_not_pushed_again(hub):
     sessions = _both(hub)
     sessions[0].push("bias")
@@ -200,6 +247,18 @@ def test_hubs_that_do_not_start(hub):
         phub.serve(idle="lazy")
     with pytest.raises(phub.SettingsError, match="cpus"):
         phub.serve(cpus=1)
+    with pytest.raises(phub.SettingsError, match="insecure is 'no': expected True or False"):
+        phub.serve(insecure="no")
+    with pytest.raises(phub.SettingsError, match="unused_limit_s: a hub in this process does not end by itself"):
+        phub.serve(unused_limit_s=30)
+
+
+def test_settings_of_a_hub_that_are_texts_or_bytes(tmp_path):
+    directory = tmp_path / "checkpoints"
+    with phub.serve(transports="shm,tcp", checkpoints=bytes(directory)) as hub:
+        with join(hub, transport="tcp") as session:
+            session.broadcast()
+    assert (directory / "job.safetensors").is_file()
 
 
 def _both(hub, **settings):

@@ -298,6 +298,9 @@ def test_a_launcher_that_does_not_say_who_this_is(environment, words, hub, monke
 def test_an_environment_that_makes_no_sense():
     with pytest.raises(phub.SettingsError, match="RANK is 'x'; expected a number"):
         phub.worker({"RANK": "x", "WORLD_SIZE": "2"})
+    # Otherwise only rank 0 would fail at once, and each other rank after a minute.
+    with pytest.raises(phub.SettingsError, match="PHUB_PORT is '70770'; expected a port, at most 65535"):
+        phub.worker({**TORCHRUN, "PHUB_PORT": "70770"})
     with pytest.raises(phub.SettingsError, match="PHUB_LEVELS is 'two'; expected auto, flat or machine"):
         phub.worker({"PHUB_LEVELS": "two"})
     with pytest.raises(phub.SettingsError, match="SLURM_TASKS_PER_NODE is ''"):
@@ -306,6 +309,16 @@ def test_an_environment_that_makes_no_sense():
         phub.worker({**TORCHRUN, "LOCAL_RANK": "4"})
     with pytest.raises(phub.SettingsError, match="rank 2 of 2"):
         phub.worker({"RANK": "2", "WORLD_SIZE": "2"})
+    with pytest.raises(phub.SettingsError, match="MASTER_ADDR is not set, so torchrun's store is unknown"):
+        phub.worker({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
+@pytest.mark.parametrize("run, job", [("../x", "_._x"), ("-1", "_1"), ("a.b-1", "a.b-1")])
+def test_a_run_with_any_name_has_a_job(hub, run, job, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": run, "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with phub.Session(hub, keys={"only": (3,)}, optimizer=phub.Average()) as session:
+        assert session.job.startswith(f"{job}-")
 
 
 def test_a_process_alone_starts_its_own_hub(monkeypatch):

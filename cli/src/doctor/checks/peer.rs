@@ -11,7 +11,7 @@ use fabric::any::{self, Transport};
 use fabric::tcp::Options;
 use fabric::verbs::{self, NicOptions};
 use fabric::{Arrival, LinkId, NicPair, Port as _, Posted, Receive, SendWindow, Until};
-use membership::{Join, Named, NicSettings, Ports};
+use membership::{Join, Named, NicSettings, Ports, on_host};
 use pbox_core::control::{HubReply, JoinRequest, TransportAddress};
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, JobTerms, Key, Optimizer, Round, Wire};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
@@ -68,10 +68,8 @@ fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
         }
     }
     // An address of zeros stands for the address of the control port.
-    let of_control = control.to_socket_addrs().ok().and_then(|mut found| found.next());
-    for address in all.iter_mut().filter(|address| address.ip().is_unspecified()) {
-        of_control.iter().for_each(|control| address.set_ip(control.ip()));
-    }
+    let of_control = control.to_socket_addrs().map_or(Vec::new(), Vec::from_iter);
+    all.iter_mut().for_each(|address| *address = on_host(*address, &of_control));
     all.sort_unstable();
     all.dedup();
     let tried: Vec<(SocketAddr, Option<Error>)> =

@@ -154,8 +154,12 @@ impl Up {
     fn address_for(&self, mesh: &Mesh) -> Result<String, String> {
         let meet = || {
             let connect = || {
-                let first = look_up(&mesh.meet, &self.outside(), LOOKUP_LIMIT)?[0];
-                let to = TcpStream::connect_timeout(&first, self.limit)?;
+                let mut found = look_up(&mesh.meet, &self.outside(), LOOKUP_LIMIT)?;
+                // The other hubs use the own address of this connection. A hub at 0.0.0.0 has no address of IPv6.
+                found.sort_by_key(|each| self.control.is_ipv4() && each.is_ipv6());
+                let mut tried = found.iter().map(|each| TcpStream::connect_timeout(each, self.limit));
+                let first = tried.next().expect("a lookup finds an address, or fails");
+                let to = first.or_else(|error| tried.find_map(Result::ok).ok_or(error))?;
                 Ok::<_, io::Error>((to.local_addr()?, to.peer_addr()?))
             };
             connect().map_err(|error| format!("connecting to the first machine at {}: {error}", mesh.meet))

@@ -8,7 +8,7 @@ Unbiased codecs (`Qsgd`, `TernGrad`) draw random numbers from the session's `see
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional, Union
+from typing import Optional, Union, get_args
 
 from . import _optimizers
 from ._phub import SettingsError
@@ -111,11 +111,13 @@ Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimD
 
 
 def check(compression: Optional[Compression], optimizer: _optimizers.Optimizer) -> None:
-    """Checks that a codec and an optimizer do not both keep a mean or a sum of gradients.
+    """Checks that a codec is one of this package's, and that codec and optimizer do not both keep a mean or a sum of gradients.
 
     Raises:
-        SettingsError: both do.
+        SettingsError: it is no codec, or both do.
     """
+    if not isinstance(compression, (*get_args(Compression), type(None))):
+        raise SettingsError(f"compression is {compression!r:.60}: expected one of phub's codecs, such as phub.Qsgd(bits=8)")
     takes = (_optimizers.Sgd, _optimizers.Average, _optimizers.Sum)
     if isinstance(compression, Dgc) and compression.momentum and not isinstance(optimizer, takes):
         raise SettingsError(

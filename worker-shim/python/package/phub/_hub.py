@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Union
 
 from . import _phub
 
@@ -51,7 +51,7 @@ class Hub:
 def serve(
     listen: str = "127.0.0.1:0",
     *,
-    transports: Optional[Sequence[str]] = None,
+    transports: Union[str, Sequence[str], None] = None,
     token: Optional[str] = None,
     insecure: bool = False,
     **settings: object,
@@ -61,21 +61,26 @@ def serve(
     Args:
         listen: the address of the control port, `host:port`. It counts before that of the environment or of a `config`. With
             port 0 the hub takes a free port.
-        transports: some of "shm", "verbs" and "tcp". Default: all.
+        transports: some of "shm", "verbs" and "tcp", as a list or as a text with commas. Default: all.
         token: the secret, which workers must have, too. Default: `PHUB_TOKEN`, the file `PHUB_TOKEN_FILE`, or this user's own
             file, which is created if it does not exist.
         insecure: whether the hub serves everybody who reaches it, without a secret.
-        **settings: all other settings of `phub-server serve`, with underscores: `cores="half"`, `checkpoints=directory`,
-            `checkpoint_every=100`, `heartbeat_limit_s=30`, `late_limit_s=600`. `python -m phub serve --help` lists them, with
-            their defaults and their environment variables. The variables count here, too.
+        **settings: all other settings of `phub-server serve` except `unused_limit_s`, with underscores: `cores="half"`,
+            `checkpoints=directory`, `checkpoint_every=100`, `heartbeat_limit_s=30`, `late_limit_s=600`. `python -m phub serve
+            --help` lists them, with their defaults and their environment variables. The variables count here, too.
 
     Raises:
         SettingsError: a setting is invalid.
         HubStartError: the hub cannot start. The message says why.
     """
-    given = {"listen": listen, "transports": None if transports is None else ",".join(transports), **settings}
+    if not isinstance(insecure, bool):
+        raise _phub.SettingsError(f"insecure is {insecure!r:.60}: expected True or False")
+    if settings.get("unused_limit_s") is not None:
+        raise _phub.SettingsError("unused_limit_s: a hub in this process does not end by itself: call its stop(), or use phub-server serve")
+    listed = transports if transports is None or isinstance(transports, str) else ",".join(transports)
+    given = {"listen": listen, "transports": listed, **settings}
     flags = {setting.replace("_", "-"): value for setting, value in given.items() if value is not None}
-    flags = {flag: os.fspath(value) if isinstance(value, os.PathLike) else value for flag, value in flags.items()}
+    flags = {flag: os.fsdecode(value) if isinstance(value, (bytes, os.PathLike)) else value for flag, value in flags.items()}
     # `checksum=True` is a flag without a value, and `checksum=False` is no flag.
     arguments = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items() if value is not False]
     return Hub(_phub.Hub(arguments + (["--insecure"] if insecure else []), token), token)

@@ -58,12 +58,15 @@ def keys_of(given: Mapping[str, Union[Key, Sequence[int], Array]]) -> Dict[str, 
     """Returns the keys of a model.
 
     Raises:
-        SettingsError: there is none, or the key of a name is not a tensor that a job can have.
+        SettingsError: there is none, a name is no text, or the key of a name is not a tensor that a job can have.
     """
     if not isinstance(given, Mapping):
         raise _phub.SettingsError(f"keys is {given!r:.60}: expected shapes or NumPy arrays by name")
     if not given:
         raise _phub.SettingsError("keys: a model has at least one tensor")
+    strange = next((name for name in given if not isinstance(name, str)), None)
+    if strange is not None:
+        raise _phub.SettingsError(f"keys: the name {strange!r:.60} is no text: expected names such as 'weight'")
     return {name: key_of(name, each) for name, each in given.items()}
 
 

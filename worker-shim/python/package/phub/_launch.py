@@ -290,6 +290,8 @@ def _store(env: Mapping[str, str]) -> Optional[Tuple[str, int]]:
     """Returns host and port of torchrun's store, if torchrun's agent has one."""
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
+    if not env.get("MASTER_ADDR"):
+        raise SettingsError("environment: TORCHELASTIC_USE_AGENT_STORE is 'True' and MASTER_ADDR is not set, so torchrun's store is unknown")
     return env["MASTER_ADDR"], _number(env, "MASTER_PORT")
 
 
@@ -422,8 +424,9 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """Returns a launcher's name as a valid name of a job."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
+    """Returns a launcher's name as a valid name of a job. No such name begins with a dot or a dash."""
+    valid = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
+    return re.sub(r"^[.-]", "_", valid)
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
@@ -435,4 +438,6 @@ def _number(env: Mapping[str, str], name: str) -> int:
         )
     if not text.isascii() or not text.isdigit():
         raise SettingsError(f"environment: {name} is {text!r}; expected a number")
+    if name == "PHUB_PORT" and int(text) > 65535:
+        raise SettingsError(f"environment: PHUB_PORT is {text!r}; expected a port, at most 65535")
     return int(text)

@@ -147,12 +147,16 @@ def to_json(optimizer: Optimizer) -> str:
     """Returns the optimizer as JSON, for the hub's control port.
 
     Raises:
-        SettingsError: it is no optimizer of the hub, or a number is not finite.
+        SettingsError: it is no optimizer of the hub, or a hyperparameter is no finite number.
     """
     if not isinstance(optimizer, get_args(Optimizer)):
         raise _phub.SettingsError(f"optimizer is {optimizer!r:.60}: expected one of phub's, such as phub.Adam(learning_rate=1e-3)")
-    numbers = {name: float(value) for name, value in dataclasses.asdict(optimizer).items()}
-    for name, number in numbers.items():
-        if not math.isfinite(number):  # JSON has no such number
-            raise _phub.SettingsError(f"{type(optimizer).__name__}: {name} is {number}; expected a finite number")
+    numbers = {}
+    for name, value in dataclasses.asdict(optimizer).items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            numbers[name] = math.nan
+        if not math.isfinite(numbers[name]):  # JSON has no such number
+            raise _phub.SettingsError(f"{type(optimizer).__name__}: {name} is {value!r:.60}; expected a finite number")
     return json.dumps({"name": type(optimizer).__name__.lower(), **numbers})

@@ -258,6 +258,7 @@ class Session:
             ConnectError: no transport leads to the hub.
             MissingWorkersError: the other workers did not join within `join_limit`.
         """
+        _check_place(hub, rank, world_size, job)
         if not 0.0 < join_limit < float("inf"):
             raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
         _compression.check(compression, optimizer)
@@ -458,12 +459,21 @@ class Session:
         """Copies values of the key's shape into its gradient.
 
         Raises:
-            SettingsError: the values have another shape, also one that NumPy would repeat.
+            OrderError: the key is in flight, so the hub still uses its gradient.
+            SettingsError: the values have another shape, also one that NumPy would repeat, or a type that cannot become the key's.
         """
-        expected, seen = tuple(self.gradient(key).shape), np.shape(values)
-        if seen != expected:
-            raise _phub.SettingsError(f"key {key!r}: the values have the shape {seen}: expected {expected}, the key's shape")
-        np.copyto(self.gradient(key), values, casting="same_kind")
+        gradient, dtype = self.gradient(key), self._keys[key].dtype
+        if not self.ready(key):
+            raise _phub.OrderError(f"key {key!r} is in flight: wait for it before its gradient is written again")
+        try:
+            if np.shape(values) == gradient.shape:
+                # Without "equiv", NumPy would take truth values and small numbers for the bits of bf16.
+                return np.copyto(gradient, values, casting="equiv" if dtype == "bf16" else "same_kind")
+        except (TypeError, ValueError) as error:
+            bits = "; bf16 is written as uint16 with its bits" if dtype == "bf16" else ""
+            raise _phub.SettingsError(f"key {key!r}: the values are not {dtype}: {error}{bits}") from None
+        seen, expected = np.shape(values), gradient.shape
+        raise _phub.SettingsError(f"key {key!r}: the values have the shape {seen}: expected {expected}, the key's shape")
 
     def weights(self, key: str) -> Array:
         """Returns a key's weights (with `Average`: the mean of the gradients): an array of the key's shape and type, in the
@@ -592,7 +602,8 @@ class Session:
         `weights(key)` with the new values.
 
         Raises:
-            SettingsError: `gradient` does not have the key's shape.
+            OrderError: the key is in flight.
+            SettingsError: `gradient` does not have the key's shape, or its type cannot become the key's.
         """
         self._write(key, gradient)
         self.push(key)
@@ -604,7 +615,8 @@ class Session:
         `Sum`: the sum). Every worker calls `average` with the same keys. Without keys it does nothing.
 
         Raises:
-            SettingsError: an array does not have its key's shape.
+            OrderError: a key is in flight.
+            SettingsError: an array does not have its key's shape, or its type cannot become the key's.
         """
         if not values:
             return {}  # `push()` without names would push all keys, with values of an earlier round
@@ -826,6 +838,17 @@ class Session:
             self.leave()
         else:
             self.close(_failure.reason(error))
+
+
+def _check_place(hub: object, rank: object, world_size: object, job: object) -> None:
+    """Checks the types that a type checker would check. The native module's errors do not name the argument."""
+    for name, number in (("rank", rank), ("world_size", world_size)):
+        if number is not None and not (isinstance(number, (int, np.integer)) and 0 <= number < 1 << 32):
+            raise _phub.SettingsError(f"{name} is {number!r:.60}: expected a whole number, not negative")
+    if not isinstance(hub, (str, Hub, type(None))):
+        raise _phub.SettingsError(f"hub is {hub!r:.60}: expected 'host:port', several with commas between them, or a phub.Hub")
+    if not isinstance(job, (str, _run.Helper, type(None))):
+        raise _phub.SettingsError(f"job is {job!r:.60}: expected a name, as a text")
 
 
 def _given(settings: Mapping[str, object]) -> List[Tuple[str, str]]:
