@@ -5,6 +5,7 @@
 //!   then 6, 7, 8 in this order; each tensor is compared with its checksum
 //! ```
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -107,6 +108,15 @@ impl Reader {
     /// Returns an error if the directory cannot be listed.
     pub fn newest(&self) -> Result<Option<VersionId>, VersionError> {
         Ok(versions(&self.dir)?.into_iter().rfind(|&id| has_index(&self.dir, id)))
+    }
+
+    /// Returns the oldest version after `last` that has an index and whose number is a multiple of `each`, if there is one.
+    ///
+    /// # Errors
+    /// Returns an error if the directory cannot be listed.
+    pub fn next(&self, last: Option<VersionId>, each: NonZeroU32) -> Result<Option<VersionId>, VersionError> {
+        let is_wanted = |id: &VersionId| Some(*id) > last && id.0.is_multiple_of(u64::from(each.get()));
+        Ok(versions(&self.dir)?.into_iter().filter(is_wanted).find(|&id| has_index(&self.dir, id)))
     }
 
     /// Moves to a version. Starts from the reader's own version if deltas lead from there to the new version, and otherwise

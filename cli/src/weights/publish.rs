@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
+use subscription::{EachRounds, Fetched, HUB_WAIT, NoWeights, Source};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use versions::{Origin, Published, Publisher, Rules, Weights};
 
-use super::each_rounds::EachRounds;
-use super::source::{Fetched, HUB_WAIT, NoWeights, Source, SourceArgs};
+use super::source::SourceArgs;
 use super::spoken;
 use crate::out::Out;
 
@@ -77,7 +77,7 @@ impl PublishArgs {
     /// # Errors
     /// Returns an error if the directory is another publisher's or cannot be written, or if the hubs cannot give weights.
     pub fn run(&self) -> anyhow::Result<()> {
-        let source = self.source.source()?.with_hub_wait(Duration::from_secs(self.hub_wait));
+        let source = self.source.source(Duration::from_secs(self.hub_wait))?;
         let PublishArgs { whole_each, keep, ref also, .. } = *self;
         let rules = Rules { whole_each, keep, also: also.clone(), ..Rules::default() };
         let publisher = Publisher::open(&self.to, rules)?;
@@ -152,7 +152,7 @@ impl Publishing {
                 Err(why) => {
                     // The jobs of a hub that was away may return.
                     seen &= !matches!(why, NoWeights::Away(_));
-                    self.waits(anyhow::Error::from(why).to_string())?;
+                    self.waits(why.to_string())?;
                     PAUSE
                 }
             };

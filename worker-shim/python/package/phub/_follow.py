@@ -113,13 +113,11 @@ def _few(names: Any) -> str:
 class Subscription(Iterator[Version]):
     """An iterator over the versions of a job's weights. `subscribe` returns it."""
 
-    def __init__(self, native: _phub.Follower, every: float, timeout: Optional[float]) -> None:
+    def __init__(self, native: _phub.Follower) -> None:
         self._native = native
-        self._every = every
-        self._timeout = timeout
 
     def __next__(self) -> Version:
-        version = self._native.next(self._every, self._timeout)
+        version = self._native.next()
         if version is None:
             raise StopIteration
         return Version(version)
@@ -186,9 +184,8 @@ def subscribe(
             raise _phub.SettingsError(
                 "a directory has the job, names and type of its publisher: give no hub, job, dtype, ema, names or token with it"
             )
-        return Subscription(_phub.Follower.of_directory(os.fspath(directory)), every, timeout)
+        return Subscription(_phub.Follower.of_directory(os.fspath(directory), every, timeout))
     if hub is None or job is None:
         raise _phub.SettingsError("expected a hub and a job, or a directory")
-    pairs: Dict[str, str] = dict(names or {})
-    native = _phub.Follower.of_hub(hub, job, dtype or "f32", ema, list(pairs.items()), token, hub_wait)
-    return Subscription(native, every, timeout)
+    renamed: Dict[str, str] = dict(names or {})
+    return Subscription(_phub.Follower.of_hub(hub, job, dtype or "f32", ema, renamed, token, hub_wait, every, timeout))
