@@ -88,7 +88,7 @@ fn listed(dir: &Path, id: VersionId) -> Result<Listed, VersionError> {
         let about = path.metadata().map_err(VersionError::disk(&path, "looking at a file of a version"))?;
         bytes += about.len();
     }
-    Ok(Listed { id, base, origin, tensors: index.weight_map.len(), bytes })
+    Ok(Listed { id, base: base.map(|base| base.id), origin, tensors: index.weight_map.len(), bytes })
 }
 
 impl Reader {
@@ -157,7 +157,7 @@ impl Reader {
             let base = about.base;
             steps.push((index, about));
             let Some(base) = base else { break };
-            next = base;
+            next = base.id;
         }
         let (mut weights, mut last) = from
             .map_or_else(|| (Weights::default(), None), |(at, index)| (at.weights, Some((at.origin, index))));
@@ -193,15 +193,16 @@ impl Reader {
                     }
                     Some(base) => {
                         let tensor = weights.0.get_mut(&name);
-                        let tensor = tensor
-                            .ok_or_else(|| faulty(format!("{name:?}: version {base} has no such tensor")))?;
+                        let tensor = tensor.ok_or_else(|| {
+                            faulty(format!("{name:?}: version {} has no such tensor", base.id))
+                        })?;
                         if stored.dtype != Dtype::U8 {
                             return Err(faulty(format!(
                                 "{name:?}: expected a frame as U8, and it is {:?}",
                                 stored.dtype
                             )));
                         }
-                        let applied = apply(stored.bytes, &mut tensor.bytes);
+                        let applied = apply(base.encoding, stored.bytes, &mut tensor.bytes);
                         applied.map_err(|error| faulty(format!("the frame of {name:?}: {error}")))?
                     }
                 };
