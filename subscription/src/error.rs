@@ -97,8 +97,8 @@ pub enum SourceError {
     )]
     OneName { job: String, first: String, second: String, name: String },
 
-    #[error("job {job:?} has no key {key:?}, which is in the mapping of names")]
-    NoKey { job: String, key: String },
+    #[error("job {job:?} has no key {key:?}, which the mapping of names calls {name:?}")]
+    NoKey { job: String, key: String, name: String },
 
     #[error("key {key:?} of job {job:?}: {error}")]
     Tensor { job: String, key: String, error: NotWeights },

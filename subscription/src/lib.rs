@@ -11,6 +11,7 @@
 //! | `subscription.rs` | a subscription: waits, timeouts, the thread that reads |
 //! | `way.rs` | one try to get the next version |
 //! | `source.rs` | a job's weights at its hubs, in a type and under names |
+//! | `names.rs` | a mapping from keys to names and types of tensors |
 //! | `hubs.rs` | one round of all hubs of a job |
 //! | `whole.rs` | whole keys from the parts of several hubs |
 //! | `each_rounds.rs` | the wanted rounds, if each k-th round is wanted |
@@ -24,6 +25,7 @@
 mod each_rounds;
 mod error;
 mod hubs;
+mod names;
 mod source;
 mod subscription;
 mod way;
@@ -32,6 +34,7 @@ mod whole;
 pub use authority::Credential;
 pub use each_rounds::EachRounds;
 pub use error::{NoWeights, SourceError, SubscriptionError};
-pub use source::{Fetched, HUB_WAIT, Names, Source, SourceSettings};
+pub use names::{Names, NamesError, Tensor};
+pub use source::{Fetched, HUB_WAIT, Source, SourceSettings};
 pub use subscription::{Subscription, Version, Wanted};
 pub use versions::{NoPrecision, Origin, Precision, VersionError, VersionId, Weights};

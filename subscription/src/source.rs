@@ -13,13 +13,11 @@ use versions::{Origin, Precision, Weights};
 use crate::each_rounds::EachRounds;
 use crate::error::{NoWeights, SourceError};
 use crate::hubs::{Ask, Hubs};
+use crate::names::Names;
 use crate::whole::whole_keys;
 
 /// The default of the time that a reader waits for a hub that is away.
 pub const HUB_WAIT: Duration = Duration::from_secs(300);
-
-/// Other names for keys: the job's key, and the name of its tensor.
-pub type Names = BTreeMap<String, String>;
 
 /// Settings of a source.
 #[derive(Clone, Debug)]
@@ -30,11 +28,11 @@ pub struct SourceSettings {
     pub job: String,
     /// The secret or token to show to the hubs. `None` for the one in the environment or in this user's file, if there is one.
     pub credential: Option<Credential>,
-    /// The element type of the weights.
+    /// The element type of the weights whose line in `names` has no type.
     pub precision: Precision,
     /// Whether the averages of the weights are wanted, which a job with `ema` keeps.
     pub averages: bool,
-    /// Other names for keys. Keys that are not here keep their names.
+    /// Other names for keys, and types of their own.
     pub names: Names,
     /// The time limit of the wait for a hub that is away. After this time the reader gets [`NoWeights::Lost`].
     pub hub_wait: Duration,
@@ -49,7 +47,7 @@ impl SourceSettings {
             credential: None,
             precision: Precision::F32,
             averages: false,
-            names: Names::new(),
+            names: Names::default(),
             hub_wait: HUB_WAIT,
         }
     }
@@ -162,11 +160,11 @@ impl Source {
     fn weights(&self, parts: &[Decoded]) -> Result<Weights, SourceError> {
         let job = &self.ask.job;
         let mut weights = Weights::default();
-        let mut unused: Vec<&String> = self.names.keys().collect();
+        let mut unused: Vec<&String> = self.names.0.keys().collect();
         let mut key_of: BTreeMap<&str, &str> = BTreeMap::new();
         for (key, whole) in whole_keys(parts, self.ask.only)? {
             unused.retain(|name| *name != key);
-            let name = self.names.get(key).map_or(key, String::as_str);
+            let (name, precision) = self.names.of(key, self.precision);
             let (of_job, second) = (job.clone(), key.to_owned());
             if let Some(first) = key_of.insert(name, key) {
                 let (first, name) = (first.to_owned(), name.to_owned());
@@ -174,11 +172,14 @@ impl Source {
             }
             let shape = whole.shape.clone();
             let values = whole.values(job, key)?;
-            let added = weights.add(name, shape, &values, self.precision);
+            let added = weights.add(name, shape, &values, precision);
             added.map_err(|error| SourceError::Tensor { job: of_job, key: second, error })?;
         }
         match unused.first() {
-            Some(&key) => Err(SourceError::NoKey { job: job.clone(), key: key.clone() }),
+            Some(&key) => {
+                let (name, _) = self.names.of(key, self.precision);
+                Err(SourceError::NoKey { job: job.clone(), key: key.clone(), name: name.to_owned() })
+            }
             None => Ok(weights),
         }
     }

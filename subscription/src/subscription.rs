@@ -9,9 +9,9 @@
 
 use std::num::NonZeroU32;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use versions::{Origin, VersionId, Weights};
@@ -160,7 +160,12 @@ impl Subscription {
         if std::process::id() != self.process {
             return Err(SubscriptionError::OtherProcess);
         }
-        let Ok(mut state) = self.state.try_lock() else { return Err(SubscriptionError::Busy) };
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            // A panic of `interrupted` leaves the state whole.
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(SubscriptionError::Busy),
+        };
         state.next((self.every, self.timeout), &self.is_closed, interrupted)
     }
 

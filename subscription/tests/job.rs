@@ -1,5 +1,6 @@
 //! A job of one worker at a hub, and an oracle that has the bits of each round.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -73,13 +74,13 @@ fn weight(round: u32, element: usize) -> f32 {
     (1..round).fold(1.0, |weight, step| weight - RATE * gradient(step, element))
 }
 
-/// Asserts that a version has each tensor of the job under its name, with the bits of its round in this type.
+/// Asserts that a version has each tensor of the job under its name, with the bits of its round in its type.
 #[track_caller]
-pub fn check(version: &Version, names: [&str; 3], precision: Precision) {
+pub fn check(version: &Version, tensors: [(&str, Precision); 3]) {
     let weights = &version.weights;
     assert_eq!(version.origin.job, "job");
-    assert_eq!(weights.names().collect::<std::collections::BTreeSet<_>>(), names.into());
-    for ((_, shape), name) in SHAPES.into_iter().zip(names) {
+    assert_eq!(weights.names().collect::<BTreeSet<_>>(), tensors.map(|(name, _)| name).into());
+    for ((_, shape), (name, precision)) in SHAPES.into_iter().zip(tensors) {
         let (seen, of) = weights.form(name).unwrap();
         assert_eq!((seen, of.iter().map(|&of| of as u64).collect()), (precision, shape.to_vec()));
         let expected = (0..shape.iter().product::<u64>() as usize).flat_map(|element| {

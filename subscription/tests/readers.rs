@@ -9,7 +9,8 @@ use subscription::{Names, Precision, SourceError, SourceSettings, Subscription, 
 
 use crate::job::{check, hub, newest, settings, step, while_stepping, worker};
 
-const NAMES: [&str; 3] = ["first", "second", "third"];
+const PLAIN: [(&str, Precision); 3] =
+    [("first", Precision::F32), ("second", Precision::F32), ("third", Precision::F32)];
 
 #[test]
 fn each_version_has_the_bits_of_its_round_until_the_job_ends() {
@@ -17,14 +18,16 @@ fn each_version_has_the_bits_of_its_round_until_the_job_ends() {
     let hub = hub();
     let mut session = worker(&hub);
     step(&mut session);
-    let renamed = ["model.first", "second", "third"];
-    let names = Names::from([("first".to_owned(), "model.first".to_owned())]);
     for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
-        let versions = newest(SourceSettings { precision, names: names.clone(), ..settings(&hub) });
+        // The first key has another name, and the second one has its own type.
+        let expected = [("model.first", precision), ("second", Precision::F16), ("third", precision)];
+        let names = Names::default().with("first", "model.first", None);
+        let names = names.with("second", "second", Some(Precision::F16));
+        let versions = newest(SourceSettings { precision, names, ..settings(&hub) });
         let rounds = while_stepping(&mut session, || {
             let next = || versions.next_version().unwrap().unwrap();
             let all = [(); 5].map(|()| next());
-            all.iter().for_each(|version| check(version, renamed, precision));
+            all.iter().for_each(|version| check(version, expected));
             all.map(|version| (version.origin.round, version.id, version.skipped))
         });
         assert!(
@@ -36,7 +39,7 @@ fn each_version_has_the_bits_of_its_round_until_the_job_ends() {
     let versions = newest(settings(&hub));
     let last = versions.next_version().unwrap().unwrap();
     assert_eq!(last.origin.round, session.next_round().0);
-    check(&last, NAMES, Precision::F32);
+    check(&last, PLAIN);
     session.leave().unwrap();
     assert_eq!(versions.next_version().unwrap(), None, "the job has ended");
 }
@@ -53,7 +56,7 @@ fn the_weights_before_each_round_that_is_wanted_come_and_those_that_were_missed_
         let mut last = None;
         for _ in 0..4 {
             let version = versions.next_version().unwrap().unwrap();
-            check(&version, NAMES, Precision::F32);
+            check(&version, PLAIN);
             let round = version.origin.round;
             assert!(round.is_multiple_of(5) && Some(round) > last, "{round} after {last:?}");
             assert_eq!(version.skipped, last.map_or(0, |last| u64::from((round - last) / 5 - 1)));
@@ -69,7 +72,7 @@ fn a_wait_ends_by_its_timeout_an_interrupt_or_a_close_and_one_thread_waits_at_a_
     let mut session = worker(&hub);
     step(&mut session);
     let versions = newest(settings(&hub)).with_timeout(Duration::from_millis(100));
-    check(&versions.next_version().unwrap().unwrap(), NAMES, Precision::F32);
+    check(&versions.next_version().unwrap().unwrap(), PLAIN);
     let why = versions.next_version().unwrap_err();
     assert!(matches!(why, SubscriptionError::Timeout { .. }), "{why:?}");
     let said = why.to_string();
@@ -111,14 +114,14 @@ fn what_cannot_be_read_is_named() {
     says(refused(SourceSettings::new(&format!("{address},{address}"), "job")), "is listed twice");
     says(refused(SourceSettings::new(&address, "a/b")), "a/b");
     for (key, name, words) in [
-        ("fourth", "a", "job \"job\" has no key \"fourth\", which is in the mapping of names"),
+        ("fourth", "a", "job \"job\" has no key \"fourth\", which the mapping of names calls \"a\""),
         (
             "first",
             "second",
             "keys \"first\" and \"second\" of job \"job\" would both have the name \"second\"",
         ),
     ] {
-        let names = Names::from([(key.to_owned(), name.to_owned())]);
+        let names = Names::default().with(key, name, None);
         let why = newest(SourceSettings { names, ..settings(&hub) }).next_version().unwrap_err();
         says(why.to_string(), words);
     }

@@ -117,7 +117,7 @@ impl Settings {
     /// Checks that there is no setting of hubs.
     fn check_for_directory(&self) -> Result<(), Failure> {
         let of_hubs = self.dtype.is_some() || self.ema || self.token.is_some() || self.hub_wait.is_some();
-        if of_hubs || !self.names.is_empty() {
+        if of_hubs || self.names != Names::default() {
             let words = "settings: a directory has the job, names and type of its publisher; expected \"every\", \"each\" and \
                          \"timeout\" alone";
             return Err(Failure::invalid(words));
@@ -158,7 +158,8 @@ unsafe fn subscribe(
 /// as {"dtype": "bf16", "each": 100}:
 ///
 /// - "dtype": f32, bf16 or f16, each weight rounded to the nearest number. "ema": true for the averages of the weights.
-/// - "names": other names for keys, {"the job's key": "the name of the tensor"}.
+/// - "names": other names for keys, {"the job's key": "the name of the tensor"}. A line may have its own type, {"the job's key":
+///   {"name": "the name of the tensor", "dtype": "f32"}}.
 /// - "every": the shortest time from one version to the next, in seconds (10). Or "each": only the weights before each round that
 ///   is a multiple of this number.
 /// - "timeout": the longest wait for one version, in seconds, without the time of "every"; there is no limit by default.

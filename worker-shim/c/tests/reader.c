@@ -191,6 +191,8 @@ static void wrong_settings(const char *hub, const char *directory) {
     EXPECT(phub_subscribe(&s, hub, "c", "\xff", NULL, NULL), INVALID, "settings is no UTF-8");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"ever\": 1}", NULL, NULL), INVALID, "unknown field `ever`");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"dtype\": \"int8\"}", NULL, NULL), INVALID, "expected f32, bf16 or f16");
+    EXPECT(phub_subscribe(&s, hub, "c", "{\"names\": {\"a\": {\"name\": \"x\", \"dtype\": \"int8\"}}}", NULL, NULL), INVALID,
+           "key \"a\", as tensor \"x\": dtype \"int8\"");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"each\": 0}", NULL, NULL), INVALID, "nonzero");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"each\": 2, \"every\": 1}", NULL, NULL), INVALID, "both are given");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"timeout\": -1}", NULL, NULL), INVALID, "timeout is -1, expected seconds");
@@ -246,7 +248,7 @@ static void wrong_calls(const char *hub) {
     EXPECT(phub_next_version(s, &version), REFUSED, "keeps no averages");
     phub_subscription_close(s);
     s = subscribed(hub, "{\"names\": {\"none\": \"x\"}}");
-    EXPECT(phub_next_version(s, &version), INVALID, "no key \"none\"");
+    EXPECT(phub_next_version(s, &version), INVALID, "no key \"none\", which the mapping of names calls \"x\"");
     phub_subscription_close(s);
 }
 

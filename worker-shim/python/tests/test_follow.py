@@ -110,6 +110,10 @@ def test_types_names_and_averages_are_those_that_are_asked_for(hub):
         halves = next(phub.subscribe(hub.address, "job", dtype="f16", names=names, timeout=LIMIT_S))
         check(halves, ["a", "decoder.weight"])
         assert halves["decoder.weight"].dtype == np.float16 and halves["decoder.weight"].shape == (30, 50)
+        mixed = {"b": {"name": "decoder.weight", "dtype": "bf16"}}
+        version = next(phub.subscribe(hub.address, "job", names=mixed, timeout=LIMIT_S))
+        assert (version.dtype("a"), version.dtype("decoder.weight")) == ("f32", "bf16")
+        assert np.all(version["decoder.weight"] == 0x3F00), "0.5"
         coarse = next(phub.subscribe(hub.address, "job", dtype="bf16", timeout=LIMIT_S))
         assert coarse.dtype("a") == "bf16" and np.all(coarse["a"] == 0x3F00), "0.5"
         averages = next(phub.subscribe(hub.address, "job", ema=True, timeout=LIMIT_S))
@@ -119,6 +123,7 @@ def test_types_names_and_averages_are_those_that_are_asked_for(hub):
         for wrong, said in (
             ({"dtype": "f64"}, "dtype.*f64.*f32"),
             ({"names": {"c": "x"}, "timeout": LIMIT_S}, "no key.*c"),
+            ({"names": {"b": {"name": "x", "dtype": "int8"}}}, "key.*b.*as tensor.*x.*dtype.*int8.*expected"),
             ({"every": -1.0}, "every -1.*expected seconds"),
             ({"directory": "/nowhere", "timeout": 1}, "a directory has"),
         ):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
+# A tensor's name for each key of a job, or its name and its type: {"name": "weight", "dtype": "f32"}.
+Names = Mapping[str, Union[str, Mapping[str, str]]]
 
 
 class Version(Mapping[str, Array]):
@@ -142,7 +145,7 @@ def subscribe(
     timeout: Optional[float] = None,
     dtype: Optional[str] = None,
     ema: bool = False,
-    names: Optional[Mapping[str, str]] = None,
+    names: Optional[Names] = None,
     token: Optional[str] = None,
     hub_wait: float = 300.0,
 ) -> Subscription:
@@ -168,8 +171,9 @@ def subscribe(
         dtype: the type of the arrays: "f32", "bf16" or "f16", each weight rounded to the nearest number. Default: "f32". Not
             with a directory, whose versions have a type.
         ema: whether to follow the averages of the weights, in a job with `ema`. Not with a directory.
-        names: names of tensors in the version, by the job's keys: {"the job's key": "the name in the version"}. Default: the
-            job's keys. Not with a directory, whose versions have names.
+        names: names of tensors in the version, by the job's keys: {"the job's key": "the name in the version"}. A tensor has its
+            own type with {"the job's key": {"name": "the name in the version", "dtype": "f32"}}. Default: the job's keys. Not
+            with a directory, whose versions have names.
         token: a secret, or a token that allows to read the job. Default: from the environment or this user's file.
         hub_wait: the longest time to wait for a hub that is away, or for its job after the hub has returned, in seconds.
 
@@ -187,5 +191,5 @@ def subscribe(
         return Subscription(_phub.Follower.of_directory(os.fspath(directory), every, timeout))
     if hub is None or job is None:
         raise _phub.SettingsError("expected a hub and a job, or a directory")
-    renamed: Dict[str, str] = dict(names or {})
-    return Subscription(_phub.Follower.of_hub(hub, job, dtype or "f32", ema, renamed, token, hub_wait, every, timeout))
+    lines = json.dumps(dict(names or {}), default=dict)
+    return Subscription(_phub.Follower.of_hub(hub, job, dtype or "f32", ema, lines, token, hub_wait, every, timeout))

@@ -139,7 +139,7 @@ class Follower:
         job: str,
         dtype: str,
         ema: bool,
-        names: dict[str, str],
+        names: str,
         token: str | None,
         hub_wait: float,
         every: float,

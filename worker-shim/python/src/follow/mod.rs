@@ -4,7 +4,6 @@
 
 mod version;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,8 +22,8 @@ pub struct Follower(Subscription);
 
 #[pymethods]
 impl Follower {
-    /// Creates a follower of a job at its hub, or at all of its hubs, with commas between them. `names` has
-    /// pairs of a key and the name that the key gets. A version is taken `every` seconds after the begin of the try for the
+    /// Creates a follower of a job at its hub, or at all of its hubs, with commas between them. `names` is a JSON object: a name,
+    /// or a name and a type, for each key. A version is taken `every` seconds after the begin of the try for the
     /// version before, or later. `timeout` seconds after that time, a wait ends.
     #[staticmethod]
     #[pyo3(signature = (hub, job, dtype, ema, names, token, hub_wait, every, timeout))]
@@ -34,7 +33,7 @@ impl Follower {
         job: &str,
         dtype: &str,
         ema: bool,
-        names: BTreeMap<String, String>,
+        names: &str,
         token: Option<&str>,
         hub_wait: f64,
         every: f64,
@@ -44,7 +43,8 @@ impl Follower {
             credential: credential_of(token)?,
             precision: choice("dtype", dtype, &Precision::NAMED)?,
             averages: ema,
-            names,
+            names: serde_json::from_str(names)
+                .map_err(|error| SettingsError::new_err(format!("names: {error}")))?,
             hub_wait: seconds("hub_wait", hub_wait)?,
             ..SourceSettings::new(hub, job)
         };
