@@ -332,7 +332,7 @@ pub fn entries(
 /// A file that will be written: everything except its values and its digest.
 #[derive(Debug)]
 pub struct Plan {
-    /// The beginning of the file, up to the first value, with [`NO_DIGEST`] for the digest.
+    /// The beginning of the file, up to the first value, with zeros for the digest.
     pub header: Vec<u8>,
     /// The tensors that follow the header.
     pub entries: Vec<Entry>,

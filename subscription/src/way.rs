@@ -13,7 +13,7 @@ use crate::subscription::{Version, Wanted};
 /// The source of a job's weights: its hubs, or a directory of versions.
 #[derive(Debug)]
 pub(crate) enum Way {
-    Hubs(Box<OfHubs>),
+    Hubs(OfHubs),
     Directory(OfDirectory),
 }
 
@@ -62,7 +62,7 @@ impl Way {
             Wanted::Newest { .. } => None,
             Wanted::Each(each) => Some((EachRounds::new(each), each)),
         };
-        Way::Hubs(Box::new(OfHubs { source, rounds, last: None, is_known: false }))
+        Way::Hubs(OfHubs { source, rounds, last: None, is_known: false })
     }
 
     pub fn to_directory(directory: &Path, wanted: Wanted) -> Self {

@@ -156,7 +156,7 @@ fn field(dir: &Path, id: u64, field: &str) -> Option<String> {
 #[test]
 fn deltas_have_the_form_that_is_asked_for_or_the_shorter_one() {
     // A bit of every byte changes, or two bytes among many. Positions are shorter for the latter.
-    let noise = |number: u32| (0..4000u32).map(move |n| n.wrapping_mul(0x9e37_79b9) ^ number * 0x0101_0101);
+    let noise = |number: u32| (0..4000u32).map(move |n| n.wrapping_mul(0x9e37_79b9) ^ (number * 0x0101_0101));
     let few =
         |number: u32| (0..4000u32).map(move |n| if n == 17 { number } else { n.wrapping_mul(0x9e37_79b9) });
     let of = |values: &mut dyn Iterator<Item = u32>| {
