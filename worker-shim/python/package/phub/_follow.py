@@ -28,8 +28,7 @@ class Version(Mapping[str, Array]):
         job: the name of the job.
         round: the round before which the job had these weights.
         id: the number of the version in its directory; None for a version from a hub.
-        skipped: the number of versions in the directory that this reader missed before this version; 0 for a version from a
-            hub.
+        skipped: the number of versions that this reader missed before this version, in a directory or with `each`.
     """
 
     def __init__(self, native: _phub.Version) -> None:
@@ -141,7 +140,8 @@ def subscribe(
     job: Optional[str] = None,
     *,
     directory: Union[str, "os.PathLike[str]", None] = None,
-    every: float = 10.0,
+    every: Optional[float] = None,
+    each: Optional[int] = None,
     timeout: Optional[float] = None,
     dtype: Optional[str] = None,
     ema: bool = False,
@@ -166,7 +166,9 @@ def subscribe(
             between them.
         job: the name of the job.
         directory: a directory that `phub-server publish` writes, in place of a hub and a job.
-        every: the shortest time from one version to the next, in seconds.
+        every: the shortest time from one version to the next, in seconds. Default: 10.
+        each: in place of `every`, a number: from a hub only the weights before each round that is a multiple come, and from a
+            directory each version whose number is a multiple, beginning with the oldest that is there.
         timeout: the longest time to wait for one version, in seconds, without the time of `every`. Default: no limit.
         dtype: the type of the arrays: "f32", "bf16" or "f16", each weight rounded to the nearest number. Default: "f32". Not
             with a directory, whose versions have a type.
@@ -188,8 +190,9 @@ def subscribe(
             raise _phub.SettingsError(
                 "a directory has the job, names and type of its publisher: give no hub, job, dtype, ema, names or token with it"
             )
-        return Subscription(_phub.Follower.of_directory(os.fspath(directory), every, timeout))
+        return Subscription(_phub.Follower.of_directory(os.fspath(directory), every, each, timeout))
     if hub is None or job is None:
         raise _phub.SettingsError("expected a hub and a job, or a directory")
     lines = json.dumps(dict(names or {}), default=dict)
-    return Subscription(_phub.Follower.of_hub(hub, job, dtype or "f32", ema, lines, token, hub_wait, every, timeout))
+    native = _phub.Follower.of_hub(hub, job, dtype or "f32", ema, lines, token, hub_wait, every, each, timeout)
+    return Subscription(native)

@@ -4,6 +4,7 @@
 
 mod version;
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,9 +25,9 @@ pub struct Follower(Subscription);
 impl Follower {
     /// Creates a follower of a job at its hub, or at all of its hubs, with commas between them. `names` is a JSON object: a name,
     /// or a name and a type, for each key. A version is taken `every` seconds after the begin of the try for the
-    /// version before, or later. `timeout` seconds after that time, a wait ends.
+    /// version before, or later, or before each round that is a multiple of `each`. `timeout` seconds after that time, a wait ends.
     #[staticmethod]
-    #[pyo3(signature = (hub, job, dtype, ema, names, token, hub_wait, every, timeout))]
+    #[pyo3(signature = (hub, job, dtype, ema, names, token, hub_wait, every, each, timeout))]
     #[allow(clippy::too_many_arguments)] // the arguments of a function in Python
     fn of_hub(
         hub: &str,
@@ -36,7 +37,8 @@ impl Follower {
         names: &str,
         token: Option<&str>,
         hub_wait: f64,
-        every: f64,
+        every: Option<f64>,
+        each: Option<i64>,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let settings = SourceSettings {
@@ -48,14 +50,20 @@ impl Follower {
             hub_wait: seconds("hub_wait", hub_wait)?,
             ..SourceSettings::new(hub, job)
         };
-        let subscribed = Subscription::to_hubs(settings, newest(every)?);
+        let subscribed = Subscription::to_hubs(settings, wanted(every, each)?);
         within(subscribed.map_err(|error| raised(&error))?, timeout)
     }
 
-    /// Creates a follower of a directory. See `of_hub` for the times.
+    /// Creates a follower of a directory. See `of_hub` for the times; `each` is for the versions' numbers.
     #[staticmethod]
-    fn of_directory(directory: PathBuf, every: f64, timeout: Option<f64>) -> PyResult<Self> {
-        within(Subscription::to_directory(&directory, newest(every)?), timeout)
+    #[pyo3(signature = (directory, every, each, timeout))]
+    fn of_directory(
+        directory: PathBuf,
+        every: Option<f64>,
+        each: Option<i64>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        within(Subscription::to_directory(&directory, wanted(every, each)?), timeout)
     }
 
     /// Returns the next version. Returns None at the end.
@@ -78,8 +86,16 @@ impl Follower {
     }
 }
 
-fn newest(every: f64) -> PyResult<Wanted> {
-    Ok(Wanted::Newest { every: seconds("every", every)? })
+fn wanted(every: Option<f64>, each: Option<i64>) -> PyResult<Wanted> {
+    let number = |each: i64| u32::try_from(each).ok().and_then(NonZeroU32::new);
+    match (every, each) {
+        (None, None) => Ok(Wanted::default()),
+        (Some(every), None) => Ok(Wanted::Newest { every: seconds("every", every)? }),
+        (None, Some(each)) => number(each)
+            .map(Wanted::Each)
+            .ok_or_else(|| SettingsError::new_err(format!("each {each}: expected a number from 1 on"))),
+        (Some(_), Some(_)) => Err(SettingsError::new_err("expected every or each, and both are given")),
+    }
 }
 
 fn within(subscription: Subscription, timeout: Option<f64>) -> PyResult<Follower> {
