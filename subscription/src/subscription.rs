@@ -175,6 +175,19 @@ impl Subscription {
     }
 }
 
+impl Drop for Subscription {
+    /// Leaks the end of a channel in the child of a fork. The thread that has the other end is not there, and may have been
+    /// sending.
+    fn drop(&mut self) {
+        if std::process::id() != self.process
+            && let Ok(state) = self.state.get_mut()
+            && let Work::Busy(..) = state.work
+        {
+            std::mem::forget(std::mem::replace(&mut state.work, Work::Gone));
+        }
+    }
+}
+
 impl State {
     fn next(
         &mut self,

@@ -22,8 +22,8 @@
  *     phub_subscription_close(subscription);
  *
  * Every function that can fail returns a PhubStatus; phub_last_error() has the text. Several threads may use a session.
- * A thread of its own sends and receives while callers compute. In the child of a fork only phub_session_free may be
- * called, and does nothing. */
+ * A thread of its own sends and receives while callers compute. In the child of a fork only phub_session_free, which
+ * does nothing, and phub_subscription_close may be called. */
 
 #ifndef PHUB_H
 #define PHUB_H
@@ -113,7 +113,7 @@ typedef struct {
   uint32_t round;
   // The number of the version in its directory; 0 for a version from a hub.
   uint64_t number;
-  // The number of wanted versions since the last version that this reader has missed.
+  // The number of wanted versions that this reader has missed since its last version.
   uint64_t skipped;
   // The number of tensors.
   size_t tensors;

@@ -34,7 +34,7 @@ pub struct PhubVersionAbout {
     pub round: u32,
     /// The number of the version in its directory; 0 for a version from a hub.
     pub number: u64,
-    /// The number of wanted versions since the last version that this reader has missed.
+    /// The number of wanted versions that this reader has missed since its last version.
     pub skipped: u64,
     /// The number of tensors.
     pub tensors: usize,
