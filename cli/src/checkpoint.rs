@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
+use checkpoint_file::{Decoded, about, decode, is_state};
 use clap::{Parser, Subcommand};
-use phub_server::checkpoint::{Decoded, FileMode, about, decode, export, is_state};
+use phub_server::checkpoint::{FileMode, export};
 
 use crate::out::line;
 

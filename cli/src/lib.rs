@@ -21,7 +21,7 @@ mod top;
 pub mod topology;
 mod trace;
 mod version;
-pub mod weights;
+mod weights;
 
 use std::ffi::OsString;
 

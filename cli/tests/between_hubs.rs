@@ -1,6 +1,5 @@
 //! Readers of a job over several hubs while something happens between the hubs' answers: rounds, a new job, the end of a hub.
 
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -11,14 +10,13 @@ use std::time::Duration;
 use fabric::conformance::Watchdog;
 use membership::describe;
 use pbox_core::control::JobReply;
-use phub_cli::weights::{NoWeights, Source};
-use versions::Precision;
+use subscription::{NoWeights, Source, SourceSettings};
 
 use crate::over_hubs::{SHAPES, check, list, serve, serve_at, step, while_counting, worker, worker_of};
 use crate::support::says;
 
 fn source(hubs: &str) -> Source {
-    Source::new(hubs, "job", None, (Precision::F32, false), BTreeMap::new()).unwrap()
+    Source::new(SourceSettings::new(hubs, "job")).unwrap()
 }
 
 /// Starts a proxy to a hub, and returns its address. The proxy calls `asked` with each request for a state, before it passes the

@@ -1,7 +1,6 @@
 //! Weights of a job over several hubs. While rounds run, every element that a reader gets belongs to the
 //! round that is named. Hubs that do not belong together are named in an error.
 
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
@@ -13,7 +12,7 @@ use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use half::bf16;
 use pbox_core::{Key, Optimizer};
-use phub_cli::weights::{NoWeights, Source};
+use subscription::{NoWeights, Source, SourceSettings};
 use versions::{Precision, Reader, Weights, list as list_versions};
 use worker_shim::{Session, SessionConfig};
 
@@ -93,7 +92,7 @@ pub(crate) fn while_counting<T>(session: &mut Session, next: &AtomicU32, read: i
 }
 
 fn source(hubs: &str, averages: bool) -> Source {
-    Source::new(hubs, "job", None, (Precision::F32, averages), BTreeMap::new()).unwrap()
+    Source::new(SourceSettings { averages, ..SourceSettings::new(hubs, "job") }).unwrap()
 }
 
 /// Asserts that each element of each key has its value before a round.
@@ -321,7 +320,9 @@ fn hubs_that_do_not_belong_together_are_named() {
         assert!(begun.elapsed() < Duration::from_secs(60));
     };
     refused(first, &["the number of hubs given for job \"job\" is 1, expected 2", "name all of its hubs"]);
-    refused(&format!("{first},{first}"), &["are both hub 0 of job \"job\"", first]);
+    refused(&format!("{first},{first}"), &[first, "is listed twice"]);
+    let twice = first.replace("127.0.0.1", "localhost");
+    refused(&format!("{first},{twice}"), &["are both hub 0 of job \"job\"", first, &twice]);
     let strange = format!("{first},{}", theirs[1].address);
     refused(&strange, &[first, &theirs[1].address, "have different jobs with the name \"job\""]);
     let others = format!("{first},{second},{}", theirs[0].address);

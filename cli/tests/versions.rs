@@ -135,6 +135,43 @@ fn versions_have_the_bits_of_their_rounds() {
 }
 
 #[test]
+fn deltas_of_changed_bytes_and_types_of_single_tensors_are_read_back() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let [to, names, file] =
+        ["versions", "names.json", "weights.safetensors"].map(|name| dir.path().join(name));
+    std::fs::write(&names, r#"{"b": {"name": "decoder.weight", "dtype": "f32"}}"#).unwrap();
+    let hub = serve(dir.path());
+    let mut session = worker(&hub.address, SGD);
+    let [to_text, names_text, file_text] = [&to, &names, &file].map(|path| path.to_str().unwrap());
+    let publish =
+        ["publish", "job", &hub.address, "--to", to_text, "--once", "--dtype", "bf16", "--names", names_text];
+    for (delta, id) in ["xor", "overwrite", "smaller"].into_iter().zip(1..) {
+        steps(&mut session, 1);
+        says(output(&[&publish[..], &["--delta", delta]].concat()), &[&format!("version 00000{id}")]);
+    }
+    let index = |id: u32| to.join(format!("weight_v00000{id}/model.safetensors.index.json"));
+    says(std::fs::read_to_string(index(2)).unwrap(), &["\"delta_encoding\": \"overwrite\"", "\"000001\""]);
+    output(&["versions", "export", to_text, "--version", "2", "--to", file_text]);
+    let bytes = std::fs::read(&file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let of = |name| tensors.tensor(name).unwrap();
+    assert_eq!(
+        [of("a"), of("decoder.weight")].map(|tensor| tensor.dtype()),
+        [safetensors::Dtype::BF16, safetensors::Dtype::F32]
+    );
+    // After two steps each weight is 0.
+    assert!([of("a"), of("decoder.weight")].iter().all(|tensor| tensor.data().iter().all(|&byte| byte == 0)));
+    says(output(&["versions", "verify", to_text]), &["3 versions, each as it was published"]);
+    says(
+        failure(&[&publish[..], &["--delta", "add"]].concat()),
+        &["[possible values: xor, overwrite, smaller]"],
+    );
+    std::fs::write(&names, r#"{"b": {"name": "decoder.weight", "dtype": "int8"}}"#).unwrap();
+    says(failure(&publish), &["key \"b\", as tensor \"decoder.weight\": dtype \"int8\": expected \"f32\""]);
+}
+
+#[test]
 fn a_publisher_waits_for_its_job_follows_it_and_ends_with_it() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! A checkpoint file, as it is and with a corrected digest. Without the correction, no input would pass the
 //! check of the digest.
 
-use phub_server::checkpoint::decode;
+use checkpoint_file::decode;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// The bytes of a checkpoint's digest. They are `0` while the digest is computed.

@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use authority::Credential;
-use phub_cli::weights::{NoWeights, Source};
-use versions::{Precision, Weights};
+use subscription::{NoWeights, Source, SourceSettings, Weights};
 
 use super::expect::{Expect, Rounds};
 use super::tally::Tally;
@@ -39,9 +38,10 @@ pub fn read(task: &Task, tally: &Tally, ends: &AtomicBool) -> Read {
         true => (task.hub.clone(), task.job.clone()),
         false => (task.above.join(","), format!("{}.above", task.job)),
     };
-    let secret = Credential::find_if_any().expect("the run has a secret");
-    let source = || Source::new(&hubs, &job, secret.clone(), (Precision::F32, false), BTreeMap::new());
-    let mut all = source().expect("a job's name");
+    let credential = Credential::find_if_any().expect("the run has a secret");
+    let settings = SourceSettings { credential, ..SourceSettings::new(&hubs, &job) };
+    let source = || Source::new(settings.clone()).expect("a job's name");
+    let mut all = source();
     while !ends.load(Ordering::Relaxed) {
         let begun = Instant::now();
         let fetched = all.fetch();
@@ -51,13 +51,13 @@ pub fn read(task: &Task, tally: &Tally, ends: &AtomicBool) -> Read {
         match fetched {
             Ok((origin, weights)) => take(task, tally, (&job, origin.round), &weights, &mut read),
             Err(NoWeights::Never(error)) => {
-                let error = format!("{job}: a reader: {error:#}");
+                let error = format!("{job}: a reader: {error}");
                 if ALLOWED.iter().any(|words| error.contains(words)) {
                     tally.say(error);
                 } else {
                     tally.wrong(error);
                 }
-                all = source().expect("a job's name");
+                all = source();
             }
             Err(NoWeights::Lost(why)) => tally.wrong(format!("{job}: a reader: {why}")),
             Err(NoWeights::Away(_) | NoWeights::NotYet(_) | NoWeights::NoJob(_)) => {}

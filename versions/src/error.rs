@@ -44,6 +44,12 @@ pub enum VersionError {
     Checksum { path: PathBuf, version: VersionId, tensor: String, expected: String, seen: String },
 
     #[error(
+        "{path}: tensor {tensor:?} has {bytes} bytes, and positions of an overwrite delta reach less than 4 GiB; publish with \
+         --delta xor or smaller"
+    )]
+    TooLong { path: PathBuf, tensor: String, bytes: u64 },
+
+    #[error(
         "{path}: expected the name of the job whose versions are beside it, and the file is empty; write the job's \
          name into the file"
     )]

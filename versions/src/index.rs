@@ -12,6 +12,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::delta::Encoding;
 use crate::error::VersionError;
 
 /// The name of the index in a version's directory.
@@ -80,20 +81,28 @@ struct Metadata {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct About {
     pub id: VersionId,
-    /// The version on which a delta builds. `None` for a whole version.
-    pub base: Option<VersionId>,
+    /// The base of a delta. `None` for a whole version.
+    pub base: Option<Base>,
     pub origin: Origin,
+}
+
+/// The base of a delta.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    /// The version on which the delta builds.
+    pub id: VersionId,
+    /// The form of the differences from this version.
+    pub encoding: Encoding,
 }
 
 impl Index {
     /// Creates the index of a version with tensors in these files, and with this digest of all weights.
     pub fn new(about: &About, digest: String, weight_map: BTreeMap<String, String>) -> Self {
-        let of_delta = |text: &str| about.base.map(|_| text.to_owned());
         let metadata = Metadata {
             version: about.id.to_string(),
-            base_version: about.base.map(|base| base.to_string()),
-            delta_encoding: of_delta("xor"),
-            compression_format: of_delta("zstd"),
+            base_version: about.base.map(|base| base.id.to_string()),
+            delta_encoding: about.base.map(|base| base.encoding.to_string()),
+            compression_format: about.base.map(|_| "zstd".to_owned()),
             checksum_format: "xxh3-128".into(),
             phub_job: about.origin.job.clone(),
             phub_round: about.origin.round.to_string(),
@@ -146,13 +155,17 @@ impl Index {
         if base.is_some_and(|base| base >= id) {
             return Err(format!("base_version {base_version:?}: expected one before version {id}"));
         }
-        let is_delta = (delta_encoding.as_deref(), compression_format.as_deref());
-        let expected = base.map_or((None, None), |_| (Some("xor"), Some("zstd")));
+        let encoding = delta_encoding.as_deref().map(str::parse::<Encoding>).transpose()?;
+        let is_delta = (delta_encoding.is_some(), compression_format.as_deref());
+        let expected = base.map_or((false, None), |_| (true, Some("zstd")));
         if is_delta != expected || checksum_format != "xxh3-128" {
             return Err(format!(
-                "delta_encoding, compression_format {is_delta:?} and checksum_format {checksum_format:?}: expected {expected:?} and xxh3-128"
+                "delta_encoding {delta_encoding:?}, compression_format {compression_format:?} and checksum_format \
+                 {checksum_format:?}: expected them of a {}, and xxh3-128",
+                base.map_or("whole version: none", |_| "delta: xor or overwrite, zstd")
             ));
         }
+        let base = base.zip(encoding).map(|(id, encoding)| Base { id, encoding });
         let round = phub_round.parse().map_err(|_| format!("phub_round {phub_round:?}: expected a round"))?;
         if let Some(name) = self.weight_map.values().find(|name| !is_plain(name)) {
             return Err(format!(
@@ -189,7 +202,7 @@ mod tests {
     fn about(base: Option<u64>) -> About {
         About {
             id: VersionId(7),
-            base: base.map(VersionId),
+            base: base.map(|id| Base { id: VersionId(id), encoding: Encoding::Xor }),
             origin: Origin { job: "resnet".into(), round: 1200 },
         }
     }
@@ -207,6 +220,8 @@ mod tests {
     #[test]
     fn an_index_comes_back() {
         assert_eq!(read("", "").ok(), Some(about(Some(6))));
+        let base = Some(Base { id: VersionId(6), encoding: Encoding::Overwrite });
+        assert_eq!(read("\"xor\"", "\"overwrite\"").ok(), Some(About { base, ..about(None) }));
     }
 
     #[test]
@@ -215,7 +230,8 @@ mod tests {
             ("\"000006\"", "\"000007\"", "expected one before version 000007"),
             ("\"000007\"", "\"000008\"", "its directory is that of version 000007"),
             ("\"000007\"", "\"7 \"", "expected at most 18 digits"),
-            ("\"xor\"", "\"overwrite\"", "delta_encoding"),
+            ("\"xor\"", "\"sub\"", "delta_encoding \"sub\": expected xor or overwrite"),
+            ("\"base_version\"", "\"based_on\"", "expected them of a whole version: none"),
             ("\"zstd\"", "\"gzip\"", "compression_format"),
             ("\"xxh3-128\"", "\"adler32\"", "checksum_format"),
             ("\"1200\"", "\"-1\"", "phub_round"),

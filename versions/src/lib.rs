@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Weights --Publisher::publish--> DIR/weight_v000001/  whole: the values
-//!                                   DIR/weight_v000002/  delta: new XOR old of each tensor that changed, as one zstd frame each
+//!                                   DIR/weight_v000002/  delta: the difference of each tensor that changed, as one zstd frame each
 //!                                   DIR/weight_v000003/  delta
 //!   DIR --------Reader::go_to---------> Weights of any version; each tensor is compared with its checksum
 //! ```
@@ -37,6 +37,6 @@ mod work;
 
 pub use error::VersionError;
 pub use index::{Origin, VersionId};
-pub use publisher::{Published, Publisher, Rules};
+pub use publisher::{Deltas, Published, Publisher, Rules};
 pub use reader::{At, Listed, Reader, list, without_index};
-pub use weights::{NotWeights, Precision, Weights};
+pub use weights::{NoPrecision, NotWeights, Precision, Weights};

@@ -10,13 +10,14 @@ use std::fs::File;
 use std::io::Read;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use safetensors::Dtype;
 
-use crate::delta::{checksum, encode};
+use crate::delta::{Encoding, checksum, encode};
 use crate::disk::{self, Draft};
 use crate::error::VersionError;
-use crate::index::{About, INDEX, Index, Origin, VersionId};
+use crate::index::{About, Base, INDEX, Index, Origin, VersionId};
 use crate::reader::{At, Reader, readable};
 use crate::shard::{self, Stored};
 use crate::weights::Weights;
@@ -41,14 +42,56 @@ pub struct Rules {
     /// The files that are copied into each whole version. An engine reads its model's configuration from the directory of
     /// the weights.
     pub also: Vec<PathBuf>,
+    /// The form of deltas.
+    pub deltas: Deltas,
     /// The length limit of a file, in bytes. A single tensor may be longer.
     pub file_bytes: u64,
+}
+
+/// The form of the deltas of a publisher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deltas {
+    /// Always XOR.
+    Xor,
+    /// Always changed bytes with their positions.
+    Overwrite,
+    /// The form that makes the shorter delta. Each version is compressed twice.
+    Smaller,
+}
+
+impl Deltas {
+    /// All forms with their names.
+    pub const NAMED: [(&str, Deltas); 3] =
+        [("xor", Deltas::Xor), ("overwrite", Deltas::Overwrite), ("smaller", Deltas::Smaller)];
+
+    fn encodings(self) -> &'static [Encoding] {
+        match self {
+            Deltas::Xor => &[Encoding::Xor],
+            Deltas::Overwrite => &[Encoding::Overwrite],
+            Deltas::Smaller => &Encoding::ALL,
+        }
+    }
+}
+
+impl FromStr for Deltas {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::NAMED.into_iter().find(|(name, _)| *name == text);
+        named.map(|(_, deltas)| deltas).ok_or_else(|| format!("{text:?}: expected xor, overwrite or smaller"))
+    }
 }
 
 impl Default for Rules {
     fn default() -> Self {
         let number = |number| NonZeroU32::new(number).expect("the constant is not zero");
-        Rules { whole_each: number(16), keep: number(8), also: Vec::new(), file_bytes: 4 << 30 }
+        Rules {
+            whole_each: number(16),
+            keep: number(8),
+            also: Vec::new(),
+            deltas: Deltas::Xor,
+            file_bytes: 4 << 30,
+        }
     }
 }
 
@@ -186,11 +229,17 @@ impl Publisher {
         let is_base = |last: &&At| there == Some(last.id) && last.weights.is_like(&weights);
         let base =
             self.last.as_ref().filter(is_base).filter(|_| self.deltas + 1 < self.rules.whole_each.get());
-        let changes = base.map(|last| Changes::between(&last.weights, &weights)).transpose();
-        let changes = changes.map_err(VersionError::disk(&self.dir, "compressing a delta"))?;
+        let changes = base.map(|last| self.changes(last, &weights)).transpose()?;
         // If all bits have changed, whole weights may be shorter than the changes.
         let changes = changes.filter(|changes| changes.bytes() < weights.bytes().max(1));
-        let about = About { id, base: changes.as_ref().and(base).map(|last| last.id), origin };
+        let about = About {
+            id,
+            base: changes
+                .as_ref()
+                .zip(base)
+                .map(|(changes, last)| Base { id: last.id, encoding: changes.encoding }),
+            origin,
+        };
         let checksums = weights.checksums();
         let digest = weights.digest_of(&checksums);
         let stored = changes.as_ref().map_or_else(|| weights.stored(&checksums), Changes::stored);
@@ -206,6 +255,29 @@ impl Publisher {
         let (removed, left) = self.remove_old();
         let warnings = unsynced.into_iter().chain(left).map(|error| error.to_string()).collect();
         Ok(Published { id, is_whole, tensors, bytes, removed, warnings })
+    }
+
+    /// Returns the changes from the last version, in the form that the rules ask for.
+    fn changes<'a>(&self, last: &At, weights: &'a Weights) -> Result<Changes<'a>, VersionError> {
+        let mut shortest: Option<Changes<'a>> = None;
+        let too_long = |encoding: Encoding| {
+            weights.0.iter().find(move |(_, tensor)| !encoding.fits(tensor.bytes.len() as u64))
+        };
+        for &encoding in self.rules.deltas.encodings() {
+            if let Some((tensor, of)) = too_long(encoding) {
+                if shortest.is_some() {
+                    continue;
+                }
+                let (path, tensor, bytes) = (self.dir.clone(), tensor.clone(), of.bytes.len() as u64);
+                return Err(VersionError::TooLong { path, tensor, bytes });
+            }
+            let changes = Changes::between(encoding, &last.weights, weights);
+            let changes = changes.map_err(VersionError::disk(&self.dir, "compressing a delta"))?;
+            if shortest.as_ref().is_none_or(|other| changes.bytes() < other.bytes()) {
+                shortest = Some(changes);
+            }
+        }
+        Ok(shortest.expect("there is an encoding"))
     }
 
     /// Writes a version. Returns an error if readers can see the version, and its name was not synced to disk.
@@ -315,25 +387,29 @@ fn split<'a, 'b>(tensors: &'b [Stored<'a>], file_bytes: u64) -> Vec<&'b [Stored<
 
 /// The tensors that changed. Each has its name, its frame, and the checksum of its new values.
 #[derive(Debug)]
-struct Changes<'a>(Vec<(&'a str, Vec<u8>, String)>);
+struct Changes<'a> {
+    encoding: Encoding,
+    tensors: Vec<(&'a str, Vec<u8>, String)>,
+}
 
 impl<'a> Changes<'a> {
     /// Compares weights that have the same tensors, types and shapes.
-    fn between(old: &Weights, new: &'a Weights) -> std::io::Result<Self> {
+    fn between(encoding: Encoding, old: &Weights, new: &'a Weights) -> std::io::Result<Self> {
         let pairs: Vec<_> = old.0.values().zip(&new.0).collect();
         let all = on_all_cores(&pairs, |(old, (name, new))| {
-            let frame = encode(&old.bytes, &new.bytes)?;
+            let frame = encode(encoding, &old.bytes, &new.bytes)?;
             std::io::Result::Ok(frame.map(|frame| (name.as_str(), frame, checksum(&new.bytes))))
         });
-        Ok(Changes(all.into_iter().filter_map(Result::transpose).collect::<std::io::Result<_>>()?))
+        let tensors = all.into_iter().filter_map(Result::transpose).collect::<std::io::Result<_>>()?;
+        Ok(Changes { encoding, tensors })
     }
 
     fn bytes(&self) -> u64 {
-        self.0.iter().map(|(_, frame, _)| frame.len() as u64).sum()
+        self.tensors.iter().map(|(_, frame, _)| frame.len() as u64).sum()
     }
 
     fn stored(&self) -> Vec<Stored<'_>> {
-        let all = self.0.iter();
+        let all = self.tensors.iter();
         all.map(|(name, frame, checksum)| {
             let shape = vec![frame.len()];
             Stored { name, dtype: Dtype::U8, shape, bytes: frame, checksum }

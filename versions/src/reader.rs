@@ -5,6 +5,7 @@
 //!   then 6, 7, 8 in this order; each tensor is compared with its checksum
 //! ```
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -87,7 +88,7 @@ fn listed(dir: &Path, id: VersionId) -> Result<Listed, VersionError> {
         let about = path.metadata().map_err(VersionError::disk(&path, "looking at a file of a version"))?;
         bytes += about.len();
     }
-    Ok(Listed { id, base, origin, tensors: index.weight_map.len(), bytes })
+    Ok(Listed { id, base: base.map(|base| base.id), origin, tensors: index.weight_map.len(), bytes })
 }
 
 impl Reader {
@@ -107,6 +108,15 @@ impl Reader {
     /// Returns an error if the directory cannot be listed.
     pub fn newest(&self) -> Result<Option<VersionId>, VersionError> {
         Ok(versions(&self.dir)?.into_iter().rfind(|&id| has_index(&self.dir, id)))
+    }
+
+    /// Returns the oldest version after `last` that has an index and whose number is a multiple of `each`, if there is one.
+    ///
+    /// # Errors
+    /// Returns an error if the directory cannot be listed.
+    pub fn next(&self, last: Option<VersionId>, each: NonZeroU32) -> Result<Option<VersionId>, VersionError> {
+        let is_wanted = |id: &VersionId| Some(*id) > last && id.0.is_multiple_of(u64::from(each.get()));
+        Ok(versions(&self.dir)?.into_iter().filter(is_wanted).find(|&id| has_index(&self.dir, id)))
     }
 
     /// Moves to a version. Starts from the reader's own version if deltas lead from there to the new version, and otherwise
@@ -147,7 +157,7 @@ impl Reader {
             let base = about.base;
             steps.push((index, about));
             let Some(base) = base else { break };
-            next = base;
+            next = base.id;
         }
         let (mut weights, mut last) = from
             .map_or_else(|| (Weights::default(), None), |(at, index)| (at.weights, Some((at.origin, index))));
@@ -183,15 +193,16 @@ impl Reader {
                     }
                     Some(base) => {
                         let tensor = weights.0.get_mut(&name);
-                        let tensor = tensor
-                            .ok_or_else(|| faulty(format!("{name:?}: version {base} has no such tensor")))?;
+                        let tensor = tensor.ok_or_else(|| {
+                            faulty(format!("{name:?}: version {} has no such tensor", base.id))
+                        })?;
                         if stored.dtype != Dtype::U8 {
                             return Err(faulty(format!(
                                 "{name:?}: expected a frame as U8, and it is {:?}",
                                 stored.dtype
                             )));
                         }
-                        let applied = apply(stored.bytes, &mut tensor.bytes);
+                        let applied = apply(base.encoding, stored.bytes, &mut tensor.bytes);
                         applied.map_err(|error| faulty(format!("the frame of {name:?}: {error}")))?
                     }
                 };

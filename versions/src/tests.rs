@@ -146,6 +146,53 @@ fn weights_of_which_all_bits_changed_are_a_whole_version() {
     assert_eq!(read(dir.path(), 2).unwrap().weights, noise(2));
 }
 
+/// Returns the text of a field of the metadata of a version's index.
+fn field(dir: &Path, id: u64, field: &str) -> Option<String> {
+    let index = disk::of_version(dir, VersionId(id)).join("model.safetensors.index.json");
+    let index: serde_json::Value = serde_json::from_slice(&std::fs::read(index).unwrap()).unwrap();
+    index["metadata"][field].as_str().map(str::to_owned)
+}
+
+#[test]
+fn deltas_have_the_form_that_is_asked_for_or_the_shorter_one() {
+    // A bit of every byte changes, or two bytes among many. Positions are shorter for the latter.
+    let noise = |number: u32| (0..4000u32).map(move |n| n.wrapping_mul(0x9e37_79b9) ^ (number * 0x0101_0101));
+    let few =
+        |number: u32| (0..4000u32).map(move |n| if n == 17 { number } else { n.wrapping_mul(0x9e37_79b9) });
+    let of = |values: &mut dyn Iterator<Item = u32>| {
+        let values: Vec<f32> = values.map(|bits| f32::from_bits(bits & 0x7f7f_7f7f)).collect();
+        let mut weights = Weights::default();
+        weights.add("a", vec![4000], &values, Precision::F32).unwrap();
+        weights
+    };
+    for (deltas, expected) in [
+        (Deltas::Xor, ["xor", "xor"]),
+        (Deltas::Overwrite, ["overwrite", "overwrite"]),
+        (Deltas::Smaller, ["xor", "overwrite"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let rules = Rules { deltas, ..Rules::default() };
+        let mut publisher = Publisher::open(dir.path(), rules).unwrap();
+        let all = [of(&mut few(1)), of(&mut noise(2)), of(&mut noise(3)), of(&mut few(4)), of(&mut few(5))];
+        let bytes: Vec<u64> = (1..)
+            .zip(&all)
+            .map(|(round, weights)| publisher.publish(origin(round), weights.clone()).unwrap().bytes)
+            .collect();
+        for (id, weights) in (1..).zip(&all) {
+            assert_eq!(&read(dir.path(), id).unwrap().weights, weights, "{deltas:?}, version {id}");
+        }
+        assert_eq!(field(dir.path(), 1, "delta_encoding"), None, "it is whole");
+        for (id, expected) in [(3, expected[0]), (5, expected[1])] {
+            // Bits of all bytes with their positions are longer than the weights themselves, so that version is whole.
+            let is_whole = (deltas, id) == (Deltas::Overwrite, 3);
+            let expected = (!is_whole).then_some(expected);
+            assert_eq!(field(dir.path(), id, "delta_encoding").as_deref(), expected, "{deltas:?}, {bytes:?}");
+            assert_eq!(field(dir.path(), id, "compression_format").is_some(), !is_whole);
+        }
+        assert_eq!(field(dir.path(), 5, "base_version").as_deref(), Some("000004"));
+    }
+}
+
 #[test]
 fn large_weights_have_several_files() {
     let dir = tempfile::tempdir().unwrap();

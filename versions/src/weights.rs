@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -27,7 +28,33 @@ pub enum Precision {
     F16,
 }
 
+/// An error: a text that names no [`Precision`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("type {seen:?}: expected f32, bf16 or f16")]
+pub struct NoPrecision {
+    /// The text.
+    pub seen: String,
+}
+
+impl FromStr for Precision {
+    type Err = NoPrecision;
+
+    fn from_str(text: &str) -> Result<Self, NoPrecision> {
+        let named = Self::NAMED.into_iter().find(|(name, _)| *name == text);
+        named.map(|(_, precision)| precision).ok_or_else(|| NoPrecision { seen: text.to_owned() })
+    }
+}
+
 impl Precision {
+    /// All precisions with their names.
+    pub const NAMED: [(&str, Precision); 3] =
+        [("f32", Precision::F32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
+
+    /// Returns the precision's name.
+    pub fn name(self) -> &'static str {
+        Self::NAMED.into_iter().find(|(_, precision)| *precision == self).map_or("", |(name, _)| name)
+    }
+
     pub(crate) fn dtype(self) -> Dtype {
         match self {
             Precision::F32 => Dtype::F32,

@@ -1,5 +1,5 @@
-/* A worker's session with a parameter hub, for C. Generated from worker-shim/c/src by cbindgen: edit there, and
- * run "UPDATE_HEADER=1 cargo test -p phub-c".
+/* A worker's session with a parameter hub, and a reader's subscription to a job's weights, for C. Generated from
+ * worker-shim/c/src by cbindgen: edit there, and run "UPDATE_HEADER=1 cargo test -p phub-c".
  *
  *     PhubConfig *config;
  *     PhubSession *session;
@@ -12,9 +12,18 @@
  *     phub_session_free(session);
  *     phub_config_free(config);
  *
+ * A program that does not train reads the weights:
+ *
+ *     phub_subscribe(&subscription, "127.0.0.1:7077", "demo", "{\"dtype\": \"bf16\"}", NULL, NULL);
+ *     while (phub_next_version(subscription, &version) == PHUB_STATUS_OK && version != NULL) {
+ *         ... phub_version_find(version, "weight", &tensor) ...
+ *         phub_version_free(version);
+ *     }
+ *     phub_subscription_close(subscription);
+ *
  * Every function that can fail returns a PhubStatus; phub_last_error() has the text. Several threads may use a session.
- * A thread of its own sends and receives while callers compute. In the child of a fork only phub_session_free may be
- * called, and does nothing. */
+ * A thread of its own sends and receives while callers compute. In the child of a fork only phub_session_free, which
+ * does nothing, and phub_subscription_close may be called. */
 
 #ifndef PHUB_H
 #define PHUB_H
@@ -39,16 +48,20 @@ typedef enum {
   PHUB_STATUS_REFUSED = 4,
   // Other workers did not join, do not push, or left too early.
   PHUB_STATUS_OTHERS = 5,
-  // The job failed, or its hub is lost: the session is over.
+  // The job failed, or its hub is lost: the session is over. For a reader: the hub was away for too long.
   PHUB_STATUS_LOST = 6,
-  // The callback that phub_join got ended the wait.
+  // The callback that phub_join or phub_subscribe got ended the wait.
   PHUB_STATUS_INTERRUPTED = 7,
   // Memory, threads or descriptors ran out.
   PHUB_STATUS_EXHAUSTED = 8,
-  // A session is used in the child of a fork.
+  // A session or a subscription is used in the child of a fork.
   PHUB_STATUS_OTHER_PROCESS = 9,
   // A defect of this library.
   PHUB_STATUS_INTERNAL = 10,
+  // There was no version of weights within the timeout.
+  PHUB_STATUS_TIMEOUT = 11,
+  // A version of weights in a directory cannot be read, or is damaged.
+  PHUB_STATUS_DAMAGED = 12,
 } PhubStatus;
 
 // Type of a key's elements, little endian.
@@ -66,6 +79,12 @@ typedef struct PhubConfig PhubConfig;
 
 // A worker's membership in a job. Several threads may use it.
 typedef struct PhubSession PhubSession;
+
+// A reader's subscription to a job's weights. Only one thread at a time may wait for a version.
+typedef struct PhubSubscription PhubSubscription;
+
+// All weights of one round. Several threads may read them.
+typedef struct PhubVersion PhubVersion;
 
 // A callback that returns whether the call that waits must end: any value except 0 ends it.
 typedef int (*PhubInterrupted)(void *context);
@@ -87,6 +106,34 @@ typedef struct {
   // The number of profiles so far.
   uint32_t profiles;
 } PhubPullPlan;
+
+// The source of a version.
+typedef struct {
+  // The round before which the job had these weights.
+  uint32_t round;
+  // The number of the version in its directory; 0 for a version from a hub.
+  uint64_t number;
+  // The number of wanted versions that this reader has missed since its last version.
+  uint64_t skipped;
+  // The number of tensors.
+  size_t tensors;
+} PhubVersionAbout;
+
+// A tensor of a version. Its memory is that of the version, until phub_version_free.
+typedef struct {
+  // The name, which ends with a zero byte.
+  const char *name;
+  // The type of the elements.
+  PhubDtype dtype;
+  // The number of dimensions; 0 for a single element.
+  size_t dims;
+  // The shape: as many numbers as there are dimensions.
+  const uint64_t *shape;
+  // The elements, row by row.
+  const void *data;
+  // The length of the elements in bytes.
+  size_t bytes;
+} PhubTensor;
 
 #ifdef __cplusplus
 extern "C" {
@@ -309,6 +356,83 @@ PhubStatus phub_pull_plan(const PhubSession *session,
 PhubStatus phub_pull_plan_text(const PhubSession *session,
                                char *text,
                                size_t room);
+
+// Subscribes to the weights of a job, as a reader that no worker waits for. `hub` is the control port of the job's hub, or of all
+// its hubs with commas between them. The hubs are asked at the first phub_next_version. `settings` may be null, or is JSON such
+// as {"dtype": "bf16", "each": 100}:
+//
+// - "dtype": f32, bf16 or f16, each weight rounded to the nearest number. "ema": true for the averages of the weights.
+// - "names": other names for keys, {"the job's key": "the name of the tensor"}. A line may have its own type, {"the job's key":
+//   {"name": "the name of the tensor", "dtype": "f32"}}.
+// - "every": the shortest time from one version to the next, in seconds (10). Or "each": only the weights before each round that
+//   is a multiple of this number.
+// - "timeout": the longest wait for one version, in seconds, without the time of "every"; there is no limit by default.
+// - "hub_wait": the longest wait for a hub that is away, in seconds (300). "token": a secret, or a token that allows to read the
+//   job.
+//
+// `interrupted` may be null. Otherwise a call that waits calls it with `context` 20 times a second.
+//
+// What must hold:
+// `subscription` points to room for a pointer, and texts end with a zero byte. `interrupted` can be called with `context` by any
+// thread that waits for a version.
+PhubStatus phub_subscribe(PhubSubscription **subscription,
+                          const char *hub,
+                          const char *job,
+                          const char *settings,
+                          PhubInterrupted interrupted,
+                          void *context);
+
+// Subscribes to a directory of `phub-server publish`, which may have no version yet. `settings` may be null, or is JSON with
+// "every", "each" and "timeout" (see phub_subscribe). With "each", all versions whose numbers are multiples come, beginning with
+// the oldest that is there; with 1 each version.
+//
+// What must hold:
+// See phub_subscribe.
+PhubStatus phub_subscribe_directory(PhubSubscription **subscription,
+                                    const char *directory,
+                                    const char *settings,
+                                    PhubInterrupted interrupted,
+                                    void *context);
+
+// Waits for the next version, and writes its address; free it with phub_version_free. The address is null when the job has ended.
+// After an error the caller may call again.
+//
+// What must hold:
+// `subscription` is from phub_subscribe or phub_subscribe_directory and not yet closed, and `version` points to room for a pointer.
+PhubStatus phub_next_version(const PhubSubscription *subscription,
+                             PhubVersion **version);
+
+// Writes the source of a version.
+//
+// What must hold:
+// `version` is from phub_next_version and not yet freed, and `about` points to room for a result.
+PhubStatus phub_version_about(const PhubVersion *version, PhubVersionAbout *about);
+
+// Writes a tensor of a version. Tensors have numbers from 0, in the order of their names.
+//
+// What must hold:
+// `version` is from phub_next_version and not yet freed, and `tensor` points to room for a result.
+PhubStatus phub_version_tensor(const PhubVersion *version, size_t number, PhubTensor *tensor);
+
+// Writes the tensor of a version that has this name.
+//
+// What must hold:
+// `version` is from phub_next_version and not yet freed, `name` ends with a zero byte, and `tensor` points to room for a result.
+PhubStatus phub_version_find(const PhubVersion *version,
+                             const char *name,
+                             PhubTensor *tensor);
+
+// Frees a version and the memory of its tensors; null is allowed. A closed subscription does not affect its versions.
+//
+// What must hold:
+// `version` is null, or from phub_next_version and not yet freed, and no thread uses its tensors.
+void phub_version_free(PhubVersion *version);
+
+// Ends a subscription and frees it; null is allowed.
+//
+// What must hold:
+// `subscription` is null, or from phub_subscribe or phub_subscribe_directory and not yet closed, and no other thread uses it.
+void phub_subscription_close(PhubSubscription *subscription);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -6,17 +6,13 @@
 //!   DIR --> Reader --> list, verify, FILE                                           versions
 //! ```
 
-mod each_rounds;
-mod hubs;
 mod publish;
 mod pull;
 mod source;
 mod stored;
-mod whole;
 
 pub(crate) use publish::PublishArgs;
 pub(crate) use pull::PullArgs;
-pub use source::{HUB_WAIT, NoWeights, Source};
 pub(crate) use stored::VersionsArgs;
 
 /// Returns bytes as people read them.

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Parser;
-use clap::builder::RangedU64ValueParser;
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use subscription::{EachRounds, Fetched, HUB_WAIT, NoWeights, Source};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use versions::{Origin, Published, Publisher, Rules, Weights};
+use versions::{Deltas, Origin, Published, Publisher, Rules, Weights};
 
-use super::each_rounds::EachRounds;
-use super::source::{Fetched, HUB_WAIT, NoWeights, Source, SourceArgs};
+use super::source::SourceArgs;
 use super::spoken;
 use crate::out::Out;
 
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Publish a job's weights while it trains, as versions in a directory that engines read.
 ///
 /// Each version is the weights of one round, in a directory weight_v000001, weight_v000002, ... that appears whole. Most are
-/// deltas: the bits that changed since the version before, exactly, as XOR in a zstd frame for each tensor. SGLang, slime and
+/// deltas: what changed since the version before, exactly, in a zstd frame for each tensor. SGLang, slime and
 /// miles read this layout; `phub-server versions` makes a safetensors file of any version. No worker waits for a version, and the
 /// hub has a copy of the job's state while it sends one. After a restart it continues. It ends with the job, or by Ctrl-C.
 #[derive(Clone, Debug, Parser)]
@@ -59,10 +59,19 @@ pub struct PublishArgs {
     #[arg(long, value_name = "VERSIONS", default_value_t = Rules::default().keep)]
     keep: NonZeroU32,
 
+    /// The form of deltas: XOR, or changed bytes with their positions. With `smaller` each version has the form that is shorter, and
+    /// is compressed twice.
+    #[arg(long, value_name = "FORM", default_value = "xor", value_parser = forms())]
+    delta: Deltas,
+
     /// A file that is copied into each whole version, like the model's config.json. May be given several
     /// times.
     #[arg(long, value_name = "FILE")]
     also: Vec<PathBuf>,
+}
+
+fn forms() -> impl TypedValueParser<Value = Deltas> {
+    PossibleValuesParser::new(Deltas::NAMED.map(|(name, _)| name)).try_map(|name| name.parse::<Deltas>())
 }
 
 /// The end of publishing.
@@ -77,9 +86,9 @@ impl PublishArgs {
     /// # Errors
     /// Returns an error if the directory is another publisher's or cannot be written, or if the hubs cannot give weights.
     pub fn run(&self) -> anyhow::Result<()> {
-        let source = self.source.source()?.with_hub_wait(Duration::from_secs(self.hub_wait));
-        let PublishArgs { whole_each, keep, ref also, .. } = *self;
-        let rules = Rules { whole_each, keep, also: also.clone(), ..Rules::default() };
+        let source = self.source.source(Duration::from_secs(self.hub_wait))?;
+        let PublishArgs { whole_each, keep, delta: deltas, ref also, .. } = *self;
+        let rules = Rules { whole_each, keep, deltas, also: also.clone(), ..Rules::default() };
         let publisher = Publisher::open(&self.to, rules)?;
         publisher.check_job(&self.source.job)?;
         let mut out = Out::default();
@@ -152,7 +161,7 @@ impl Publishing {
                 Err(why) => {
                     // The jobs of a hub that was away may return.
                     seen &= !matches!(why, NoWeights::Away(_));
-                    self.waits(anyhow::Error::from(why).to_string())?;
+                    self.waits(why.to_string())?;
                     PAUSE
                 }
             };

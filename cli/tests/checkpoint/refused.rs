@@ -1,7 +1,8 @@
 //! Files that are damaged, foreign, or from another job. Each is refused, with a helpful text.
 
+use checkpoint_file::{DecodeError, decode};
 use pbox_core::{Key, Optimizer, Round, Share};
-use phub_server::checkpoint::{CheckpointStore, DecodeError, decode};
+use phub_server::checkpoint::CheckpointStore;
 use proptest::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 

@@ -1,19 +1,14 @@
 //! Errors of checkpoints, their files and their directory.
 //!
-//! Each message names the file or directory, and the next step. Text from a file is quoted and cut short, because it comes
-//! from outside. Must not depend on how files are read or written.
+//! Each message names the file or directory, and the next step. Must not depend on how files are read or written.
 
 use std::io;
 use std::path::PathBuf;
 
-use fabric::MapError;
+use checkpoint_file::{DecodeError, Mismatch, UnusableKeys};
 use pbox_core::control::InvalidJobName;
-use pbox_core::job::InvalidNumbers;
-use pbox_core::manifest::{MAX_HEADER_BYTES, ManifestError};
 use pbox_core::{Round, Share};
 use rustix::io::Errno;
-
-use super::format::FORMAT;
 
 /// The advice for a file that cannot be used.
 const ANEW: &str = "to start the job from zero, move the file away, or give the job another name";
@@ -126,110 +121,6 @@ impl From<CheckpointError> for String {
     }
 }
 
-/// Keys that a checkpoint file cannot hold.
-#[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message
-pub enum UnusableKeys {
-    #[error(
-        "a key is called {name:?}; in checkpoints __metadata__ and names that begin with optimizer/ mean something \
-         else: rename it"
-    )]
-    Reserved { name: String },
-
-    #[error("with separate tensors for the optimizer's state, {error}")]
-    Manifest { error: ManifestError },
-
-    #[error(
-        "the names and shapes take {bytes} bytes, and a safetensors header has at most {MAX_HEADER_BYTES}; shorten \
-         the names, or join small tensors into larger ones"
-    )]
-    Header { bytes: usize },
-}
-
-/// Bytes that are not a checkpoint, or are a damaged checkpoint.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message
-pub enum DecodeError {
-    #[error("reading it: {0}")]
-    Read(#[from] io::Error),
-
-    #[error("it ends after {seen} bytes, and was {expected} bytes long when it was opened")]
-    Ended { seen: u64, expected: u64 },
-
-    #[error(
-        "it is not a checkpoint that a parameter hub wrote (its first bytes are {seen:?}); other safetensors files \
-         have no round and no optimizer to continue with"
-    )]
-    Foreign { seen: String },
-
-    #[error(
-        "it is of checkpoint format {seen:?}, and this program reads format {FORMAT}; use the program that wrote it, \
-         {program:?}, or a newer one"
-    )]
-    Version { seen: String, program: String },
-
-    #[error(transparent)]
-    Header(#[from] ManifestError),
-
-    #[error("its tensor {name:?} is {seen}, and a hub keeps F32: its writer is at fault")]
-    Dtype { name: String, seen: &'static str },
-
-    #[error("its {field} is {seen:?}: {reason}")]
-    Metadata { field: &'static str, seen: String, reason: String },
-
-    #[error(
-        "it was altered or damaged: its digest is {written:?}, and its bytes have {computed:?}; copy \
-         the original file again"
-    )]
-    Digest { written: String, computed: String },
-
-    #[error(transparent)]
-    Memory(#[from] MapError),
-}
-
-/// A valid checkpoint of another job.
-#[derive(Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // each variant is its message
-pub enum Mismatch {
-    #[error("its optimizer is {file}, and the job asks for {job}; ask for the same")]
-    Optimizer { file: String, job: String },
-
-    #[error("its average of weights (ema) is {file}, and the job asks for {job}; ask for the same")]
-    Ema { file: String, job: String },
-
-    #[error("it has no tensor {name:?}, which the job has; train the same model")]
-    Missing { name: String },
-
-    #[error("its tensor {name:?} has the shape {file:?}, and the job's has {job:?}; train the same model")]
-    Shape { name: String, file: Vec<u64>, job: Vec<u64> },
-
-    #[error("it has {file} tensors, but the job has only {job} of them; train the same model")]
-    Count { file: usize, job: usize },
-
-    #[error(
-        "it is {file}, but the job's hubs share the model in another way: expected {job}; ask for the same hubs, chunk size, \
-         schedule and split_above"
-    )]
-    Share { file: String, job: String },
-
-    #[error(
-        "its optimizer's hyperparameters from round {round} on do not fit the job: {error}; train the same model"
-    )]
-    Numbers { round: u32, error: InvalidNumbers },
-
-    #[error(
-        "key {name:?} has lr_mult and wd_mult {file:?} in the file, and the job asks for {job:?}; ask for those of \
-         the file"
-    )]
-    Multipliers { name: String, file: [f32; 2], job: [f32; 2] },
-
-    #[error(
-        "key {name:?} has its own hyperparameters in the file, and the job has no key of this name; train the same \
-         model"
-    )]
-    Group { name: String },
-}
-
 /// Returns the advice for an error of the kernel.
 fn advice(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
@@ -246,14 +137,4 @@ fn advice(error: &io::Error) -> &'static str {
         Some(Errno::MFILE | Errno::NFILE) => "raise the number of open files (ulimit -n)",
         _ => "see errno(3) for this error, or give another directory",
     }
-}
-
-/// Returns the beginning of a text from a file, short enough for the log.
-pub(super) fn excerpt(text: &str) -> String {
-    const CHARS: usize = 80;
-    let mut shown: String = text.chars().take(CHARS).collect();
-    if shown.len() < text.len() {
-        shown.push_str("...");
-    }
-    shown
 }

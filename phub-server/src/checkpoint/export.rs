@@ -5,12 +5,11 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use checkpoint_file::{Decoded, is_state};
 use serde_json::{Map, Value, json};
 use zerocopy::IntoBytes;
 
-use super::format::is_state;
 use super::permission::FileMode;
-use super::read::Decoded;
 
 /// Writes the weights of a checkpoint to a new file of this mode. With `state`, it also writes the optimizer's state.
 /// Returns the number of tensors in the file.

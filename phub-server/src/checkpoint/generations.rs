@@ -17,13 +17,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use checkpoint_file::about;
 use pbox_core::control::check_job_name;
 use pbox_core::{Key, Restored, Round, Share, Tensors};
 
 use super::disk;
 use super::error::CheckpointError;
 use super::part_name::PartName;
-use super::read::about;
 use super::store::CheckpointStore;
 
 /// A job's state from its checkpoint.

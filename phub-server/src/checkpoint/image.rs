@@ -5,10 +5,9 @@
 //!
 //! Owned by the thread that makes it. Must not depend on the clients.
 
+use checkpoint_file::{DIGEST_AT, DIGEST_BYTES, Plan, UnusableKeys, digest_text};
 use pbox_core::{Share, Snapshot};
 
-use super::error::UnusableKeys;
-use super::format::{DIGEST_AT, DIGEST_BYTES, Plan, digest_text};
 use super::write::stream;
 
 /// The reason why there is no file in memory.
@@ -46,13 +45,14 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
+    use checkpoint_file::decode;
     use fabric::Slab;
     use pbox_core::{
         ChunkId, Key, Layout, Numbers, Optimizer, Round, Schedule, Selection, SnapshotPart, Tensor,
     };
 
     use super::*;
-    use crate::checkpoint::{CheckpointStore, decode};
+    use crate::checkpoint::CheckpointStore;
 
     /// Returns a snapshot of 18 weights, 1 to 18 by chunks, each with a momentum; or of one of the two.
     fn snapshot(selection: Selection) -> Snapshot {

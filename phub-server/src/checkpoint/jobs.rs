@@ -8,12 +8,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use checkpoint_file::about;
 use pbox_core::control::check_job_name;
 
 use super::disk;
 use super::error::CheckpointError;
 use super::part_name::PartName;
-use super::read::about;
 use super::store::CheckpointStore;
 
 /// A job that has files in the directory.

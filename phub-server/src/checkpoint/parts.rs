@@ -8,13 +8,13 @@
 use std::fs::File;
 use std::path::PathBuf;
 
+use checkpoint_file::check_digest;
 use pbox_core::{Key, Piece, Restored, Round, Share, Tensors};
 
 use super::disk;
 use super::error::CheckpointError;
 use super::generations::damaged_name;
 use super::part_name::PartName;
-use super::read::check_digest;
 use super::store::CheckpointStore;
 
 /// The job and the share that a part belongs to.

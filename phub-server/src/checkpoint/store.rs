@@ -21,18 +21,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use authority::{hex, random, unhex};
+use checkpoint_file::{FileShare, Plan, decode, entries, of_piece, whole};
 use pbox_core::control::check_job_name;
 use pbox_core::{Key, Restored, Selection, Share, Snapshot, Tensors};
 use rustix::io::Errno;
 
 use super::disk;
 use super::error::CheckpointError;
-use super::format::{FileShare, Plan, entries, of_piece, whole};
 use super::generations::not_finite_name;
 use super::lock::{Lock, NotLocked};
 use super::parts::PartOf;
 use super::permission::FileMode;
-use super::read::decode;
 use super::write::{self, Names};
 use crate::seldom::Seldom;
 

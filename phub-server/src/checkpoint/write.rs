@@ -12,6 +12,7 @@
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use checkpoint_file::{DIGEST_AT, PIECE_BYTES, Plan, digest_text};
 use pbox_core::Snapshot;
 use rustix::fs::statvfs;
 use rustix::io::Errno;
@@ -19,10 +20,8 @@ use rustix::process::{Resource, getrlimit};
 use xxhash_rust::xxh3::Xxh3;
 use zerocopy::IntoBytes;
 
-use super::PIECE_BYTES;
 use super::disk::{self, NewFile};
 use super::error::{CheckpointError, NotFinite};
-use super::format::{DIGEST_AT, Plan, digest_text};
 use super::permission::FileMode;
 
 const UNTOUCHED: &str = "the previous checkpoint is unchanged";

@@ -1,4 +1,4 @@
-//! libphub: a worker's session for C. The header `worker-shim/include/phub.h` is generated from this crate.
+//! libphub: a worker's session and a reader's subscription for C. The header `worker-shim/include/phub.h` is generated from this crate.
 //!
 //! Arguments from C are checked for null and UTF-8 at their entry. A panic ends as [`PhubStatus::Internal`],
 //! and never reaches the caller's frames. This crate must not depend on more of sessions than
@@ -15,6 +15,8 @@ mod plan;
 #[allow(unsafe_code)]
 mod session;
 mod status;
+#[allow(unsafe_code)]
+mod subscription;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
@@ -23,3 +25,4 @@ pub use config::{PhubConfig, PhubDtype};
 pub use plan::PhubPullPlan;
 pub use session::{PhubInterrupted, PhubSession};
 pub use status::PhubStatus;
+pub use subscription::{PhubSubscription, PhubTensor, PhubVersion, PhubVersionAbout};

@@ -18,19 +18,21 @@ pub struct PhubSession {
 /// A callback that returns whether the call that waits must end: any value except 0 ends it.
 pub type PhubInterrupted = Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>;
 
+/// The callback of a caller, and its argument.
 #[derive(Clone, Copy)]
-struct OnWait {
-    interrupted: PhubInterrupted,
-    context: *mut c_void,
+pub(crate) struct OnWait {
+    pub interrupted: PhubInterrupted,
+    pub context: *mut c_void,
 }
 
-// SAFETY: the pointer is only passed to C's own function, and phub_join says that any thread may call it.
+// SAFETY: the pointer is only passed to C's own function, and the functions that take it say that any thread may call it.
 unsafe impl Send for OnWait {}
 // SAFETY: as above.
 unsafe impl Sync for OnWait {}
 
 impl OnWait {
-    fn asks(self) -> bool {
+    /// Asks whether the wait must end.
+    pub fn asks(self) -> bool {
         // SAFETY: C's promise that the function can be called with this pointer, by any thread.
         self.interrupted.is_some_and(|interrupted| unsafe { interrupted(self.context) } != 0)
     }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 
+use subscription::{SourceError, SubscriptionError};
 use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 
 /// The result of a call.
@@ -23,16 +24,20 @@ pub enum PhubStatus {
     Refused = 4,
     /// Other workers did not join, do not push, or left too early.
     Others = 5,
-    /// The job failed, or its hub is lost: the session is over.
+    /// The job failed, or its hub is lost: the session is over. For a reader: the hub was away for too long.
     Lost = 6,
-    /// The callback that phub_join got ended the wait.
+    /// The callback that phub_join or phub_subscribe got ended the wait.
     Interrupted = 7,
     /// Memory, threads or descriptors ran out.
     Exhausted = 8,
-    /// A session is used in the child of a fork.
+    /// A session or a subscription is used in the child of a fork.
     OtherProcess = 9,
     /// A defect of this library.
     Internal = 10,
+    /// There was no version of weights within the timeout.
+    Timeout = 11,
+    /// A version of weights in a directory cannot be read, or is damaged.
+    Damaged = 12,
 }
 
 thread_local! {
@@ -111,6 +116,24 @@ fn of_cause(error: &SessionError) -> PhubStatus {
         ) => PhubStatus::Lost,
         E::Window(_) | E::System(_) => PhubStatus::Exhausted,
         E::Panicked => PhubStatus::Internal,
+    }
+}
+
+impl From<SubscriptionError> for Failure {
+    fn from(error: SubscriptionError) -> Self {
+        use SubscriptionError as E;
+        let status = match &error {
+            E::Source(SourceError::Hub(error)) => of_membership(error),
+            E::Source(_) => PhubStatus::Invalid,
+            E::Lost(_) | E::Gone => PhubStatus::Lost,
+            E::Directory(_) => PhubStatus::Damaged,
+            E::Timeout { .. } => PhubStatus::Timeout,
+            E::Interrupted => PhubStatus::Interrupted,
+            E::Busy => PhubStatus::Order,
+            E::OtherProcess => PhubStatus::OtherProcess,
+            E::Thread(_) => PhubStatus::Exhausted,
+        };
+        Failure { status, words: error.to_string() }
     }
 }
 

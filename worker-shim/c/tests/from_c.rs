@@ -1,5 +1,5 @@
 //! The example in C, compiled with warnings as errors. Two workers run it with a hub, also under valgrind,
-//! and with failures. Another program in C passes the library all wrong arguments.
+//! and with failures. Other programs in C pass the library all wrong arguments, and read the weights of a job.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 use fabric::conformance::Watchdog;
 use phub_server::{CoreSelection, Hub, HubSettings, IdleChoice};
 use tempfile::TempDir;
+use versions::{Origin, Precision, Publisher, Rules, Weights};
 
 fn hub() -> Hub {
     let settings = HubSettings {
@@ -127,4 +128,26 @@ fn norms_clip_and_skip_and_come_back() {
         let output = worker.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
     }
+}
+
+/// Publishes three versions of two weights, which are equal to the version's number.
+fn versions_in(folder: &Path) {
+    let mut publisher = Publisher::open(folder, Rules::default()).unwrap();
+    for number in 1..=3u16 {
+        let mut weights = Weights::default();
+        weights.add("w", vec![2], &[f32::from(number); 2], Precision::F32).unwrap();
+        let origin = Origin { job: "job".into(), round: 10 * u32::from(number) };
+        publisher.publish(origin, weights).unwrap();
+    }
+}
+
+#[test]
+fn versions_have_the_bits_of_their_rounds_in_c() {
+    let _watchdog = Watchdog::start();
+    let (hub, folder) = (hub(), TempDir::new().unwrap());
+    let program = compiled("tests/reader.c", &folder);
+    let versions = folder.path().join("versions");
+    versions_in(&versions);
+    let output = command(&program).arg(hub.address().to_string()).arg(&versions).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
 }

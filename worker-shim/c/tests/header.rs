@@ -7,7 +7,7 @@ fn the_header_is_that_of_the_source() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for file in ["status.rs", "entry.rs", "config.rs", "session.rs", "plan.rs"] {
+    for file in ["status.rs", "entry.rs", "config.rs", "session.rs", "plan.rs", "subscription.rs"] {
         builder = builder.with_src(here.join("src").join(file));
     }
     let mut made = Vec::new();

@@ -84,6 +84,22 @@ def test_each_version_has_all_weights_of_one_round_and_the_last_ends_with_the_jo
     check(last)
 
 
+def test_the_weights_before_each_kth_round_come_and_those_that_were_missed_are_counted(hub):
+    session = join(hub)
+    step(session)
+    versions = phub.subscribe(hub.address, "job", each=20, timeout=LIMIT_S)
+    last = None
+    with stepping(session):
+        for version in versions:
+            check(version)
+            assert version.round % 20 == 0
+            assert version.skipped == (0 if last is None else (version.round - last) // 20 - 1)
+            last = version.round
+            if last > 100:
+                break
+    session.leave()
+
+
 def test_a_job_over_several_hubs_is_followed_with_all_weights_of_one_round(hubs):
     addresses = ",".join(hub.address for hub in hubs)
     session = join(addresses, chunk_bytes=1024)
@@ -110,6 +126,10 @@ def test_types_names_and_averages_are_those_that_are_asked_for(hub):
         halves = next(phub.subscribe(hub.address, "job", dtype="f16", names=names, timeout=LIMIT_S))
         check(halves, ["a", "decoder.weight"])
         assert halves["decoder.weight"].dtype == np.float16 and halves["decoder.weight"].shape == (30, 50)
+        mixed = {"b": {"name": "decoder.weight", "dtype": "bf16"}}
+        version = next(phub.subscribe(hub.address, "job", names=mixed, timeout=LIMIT_S))
+        assert (version.dtype("a"), version.dtype("decoder.weight")) == ("f32", "bf16")
+        assert np.all(version["decoder.weight"] == 0x3F00), "0.5"
         coarse = next(phub.subscribe(hub.address, "job", dtype="bf16", timeout=LIMIT_S))
         assert coarse.dtype("a") == "bf16" and np.all(coarse["a"] == 0x3F00), "0.5"
         averages = next(phub.subscribe(hub.address, "job", ema=True, timeout=LIMIT_S))
@@ -119,6 +139,9 @@ def test_types_names_and_averages_are_those_that_are_asked_for(hub):
         for wrong, said in (
             ({"dtype": "f64"}, "dtype.*f64.*f32"),
             ({"names": {"c": "x"}, "timeout": LIMIT_S}, "no key.*c"),
+            ({"names": {"b": {"name": "x", "dtype": "int8"}}}, "key.*b.*as tensor.*x.*dtype.*int8.*expected"),
+            ({"each": 0}, "each 0.*expected a number from 1"),
+            ({"each": 2, "every": 1.0}, "both are given"),
             ({"every": -1.0}, "every -1.*expected seconds"),
             ({"directory": "/nowhere", "timeout": 1}, "a directory has"),
         ):

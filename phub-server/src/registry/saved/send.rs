@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use authority::hex;
 use axum::body::Bytes;
+use checkpoint_file::check_keys;
 use coordinator::{CutAt, NoState, NotBefore, Secret};
 use pbox_core::control::{Only, RefusalCode, StateQuery};
 use pbox_core::{JobId, Selection, Tensor, Tensors};
@@ -23,7 +24,6 @@ use tokio::time::{Instant, sleep_until};
 
 use super::copies::{StateFile, What};
 use super::reads::{Reader, Reading};
-use crate::checkpoint::check_keys;
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
 use crate::registry::job::Job;

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
+# A tensor's name for each key of a job, or its name and its type: {"name": "weight", "dtype": "f32"}.
+Names = Mapping[str, Union[str, Mapping[str, str]]]
 
 
 class Version(Mapping[str, Array]):
@@ -25,8 +28,7 @@ class Version(Mapping[str, Array]):
         job: the name of the job.
         round: the round before which the job had these weights.
         id: the number of the version in its directory; None for a version from a hub.
-        skipped: the number of versions in the directory that this reader missed before this version; 0 for a version from a
-            hub.
+        skipped: the number of versions that this reader missed before this version, in a directory or with `each`.
     """
 
     def __init__(self, native: _phub.Version) -> None:
@@ -113,13 +115,11 @@ def _few(names: Any) -> str:
 class Subscription(Iterator[Version]):
     """An iterator over the versions of a job's weights. `subscribe` returns it."""
 
-    def __init__(self, native: _phub.Follower, every: float, timeout: Optional[float]) -> None:
+    def __init__(self, native: _phub.Follower) -> None:
         self._native = native
-        self._every = every
-        self._timeout = timeout
 
     def __next__(self) -> Version:
-        version = self._native.next(self._every, self._timeout)
+        version = self._native.next()
         if version is None:
             raise StopIteration
         return Version(version)
@@ -140,11 +140,12 @@ def subscribe(
     job: Optional[str] = None,
     *,
     directory: Union[str, "os.PathLike[str]", None] = None,
-    every: float = 10.0,
+    every: Optional[float] = None,
+    each: Optional[int] = None,
     timeout: Optional[float] = None,
     dtype: Optional[str] = None,
     ema: bool = False,
-    names: Optional[Mapping[str, str]] = None,
+    names: Optional[Names] = None,
     token: Optional[str] = None,
     hub_wait: float = 300.0,
 ) -> Subscription:
@@ -165,13 +166,16 @@ def subscribe(
             between them.
         job: the name of the job.
         directory: a directory that `phub-server publish` writes, in place of a hub and a job.
-        every: the shortest time from one version to the next, in seconds.
+        every: the shortest time from one version to the next, in seconds. Default: 10.
+        each: in place of `every`, a number: from a hub only the weights before each round that is a multiple come, and from a
+            directory each version whose number is a multiple, beginning with the oldest that is there.
         timeout: the longest time to wait for one version, in seconds, without the time of `every`. Default: no limit.
         dtype: the type of the arrays: "f32", "bf16" or "f16", each weight rounded to the nearest number. Default: "f32". Not
             with a directory, whose versions have a type.
         ema: whether to follow the averages of the weights, in a job with `ema`. Not with a directory.
-        names: names of tensors in the version, by the job's keys: {"the job's key": "the name in the version"}. Default: the
-            job's keys. Not with a directory, whose versions have names.
+        names: names of tensors in the version, by the job's keys: {"the job's key": "the name in the version"}. A tensor has its
+            own type with {"the job's key": {"name": "the name in the version", "dtype": "f32"}}. Default: the job's keys. Not
+            with a directory, whose versions have names.
         token: a secret, or a token that allows to read the job. Default: from the environment or this user's file.
         hub_wait: the longest time to wait for a hub that is away, or for its job after the hub has returned, in seconds.
 
@@ -186,9 +190,9 @@ def subscribe(
             raise _phub.SettingsError(
                 "a directory has the job, names and type of its publisher: give no hub, job, dtype, ema, names or token with it"
             )
-        return Subscription(_phub.Follower.of_directory(os.fspath(directory)), every, timeout)
+        return Subscription(_phub.Follower.of_directory(os.fspath(directory), every, each, timeout))
     if hub is None or job is None:
         raise _phub.SettingsError("expected a hub and a job, or a directory")
-    pairs: Dict[str, str] = dict(names or {})
-    native = _phub.Follower.of_hub(hub, job, dtype or "f32", ema, list(pairs.items()), token, hub_wait)
-    return Subscription(native, every, timeout)
+    lines = json.dumps(dict(names or {}), default=dict)
+    native = _phub.Follower.of_hub(hub, job, dtype or "f32", ema, lines, token, hub_wait, every, each, timeout)
+    return Subscription(native)

@@ -135,11 +135,20 @@ class Hub:
 class Follower:
     @staticmethod
     def of_hub(
-        hub: str, job: str, dtype: str, ema: bool, names: list[tuple[str, str]], token: str | None, hub_wait: float
+        hub: str,
+        job: str,
+        dtype: str,
+        ema: bool,
+        names: str,
+        token: str | None,
+        hub_wait: float,
+        every: float | None,
+        each: int | None,
+        timeout: float | None,
     ) -> Follower: ...
     @staticmethod
-    def of_directory(directory: str) -> Follower: ...
-    def next(self, every: float, timeout: float | None) -> Version | None: ...
+    def of_directory(directory: str, every: float | None, each: int | None, timeout: float | None) -> Follower: ...
+    def next(self) -> Version | None: ...
     def close(self) -> None: ...
 
 @final

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use versions::{Origin, Precision, VersionId, Weights};
-
-use super::way::DTYPES;
+use subscription::{Origin, Precision, VersionId, Weights};
 
 /// All weights of one round.
 #[pyclass(frozen, module = "phub._phub")]
@@ -27,7 +25,8 @@ pub struct Tensor {
 }
 
 impl Version {
-    pub(super) fn new(origin: Origin, id: Option<VersionId>, skipped: u64, weights: Weights) -> Self {
+    pub(super) fn new(version: subscription::Version) -> Self {
+        let subscription::Version { origin, id, skipped, weights } = version;
         Version { origin, id, skipped, weights: Arc::new(weights) }
     }
 }
@@ -72,8 +71,7 @@ impl Tensor {
 impl Tensor {
     #[getter]
     fn dtype(&self) -> &'static str {
-        let (precision, _) = self.form();
-        DTYPES.iter().find(|(_, of)| *of == precision).map_or("", |(name, _)| name)
+        self.form().0.name()
     }
 
     /// Returns NumPy's array interface, version 3.

@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Tuple
 
 from .. import _phub
-from .._follow import Subscription, Version, _as_torch, subscribe
+from .._follow import Names, Subscription, Version, _as_torch, subscribe
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ class Source:
     directory: Optional[str] = None
     dtype: Optional[str] = None
     ema: bool = False
-    names: Optional[Mapping[str, str]] = None
+    names: Optional[Names] = None
     token: Optional[str] = dataclasses.field(default=None, repr=False)
     timeout: float = 300.0
 

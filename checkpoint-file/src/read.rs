@@ -23,9 +23,9 @@ use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
 use zerocopy::IntoBytes;
 
-use super::PIECE_BYTES;
-use super::error::{DecodeError, Mismatch, excerpt};
-use super::format::{
+use crate::PIECE_BYTES;
+use crate::error::{DecodeError, Mismatch, excerpt};
+use crate::format::{
     DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, GroupsFrom, Metadata, Multipliers, NO_DIGEST,
     NumbersFrom, PREFIX_BYTES, START, Shapes, digest_text, is_state, json, multipliers, steps_of_rounds,
 };
@@ -99,7 +99,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
 }
 
 /// Reads a checkpoint like [`decode`], and checks that it is undamaged. Keeps nothing in memory.
-pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), DecodeError> {
+pub fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), DecodeError> {
     let header = read_header(&mut file, file_bytes)?;
     match metadata(&header) {
         Err(version @ DecodeError::Version { .. }) => {
@@ -411,7 +411,7 @@ impl Decoded {
     }
 
     /// Returns the job state in a checkpoint with these tensors.
-    pub(super) fn restore(
+    pub fn restore(
         self,
         keys: &[Key],
         tensors: &Tensors,

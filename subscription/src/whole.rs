@@ -4,16 +4,17 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use anyhow::{Context, ensure};
+use checkpoint_file::{Decoded, is_state};
 use pbox_core::control::Only;
-use phub_server::checkpoint::{Decoded, is_state};
+
+use crate::error::SourceError;
 
 /// The names of averages of weights in a hub's state begin like this.
 const AVERAGE: &str = "optimizer/ema/";
 
 /// A key's shape, and its values in pieces.
 #[derive(Debug)]
-pub(super) struct Whole<'a> {
+pub(crate) struct Whole<'a> {
     pub shape: Vec<usize>,
     pieces: Vec<(Range<usize>, &'a [f32])>,
 }
@@ -22,7 +23,7 @@ pub(super) struct Whole<'a> {
 ///
 /// # Errors
 /// Returns an error if a hub does not say how it shares a key, or says another shape than another hub.
-pub(super) fn whole_keys(parts: &[Decoded], only: Only) -> anyhow::Result<BTreeMap<&str, Whole<'_>>> {
+pub(crate) fn whole_keys(parts: &[Decoded], only: Only) -> Result<BTreeMap<&str, Whole<'_>>, SourceError> {
     let mut keys: BTreeMap<&str, Whole<'_>> = BTreeMap::new();
     for part in parts {
         for (tensor, values) in part.tensors() {
@@ -35,15 +36,13 @@ pub(super) fn whole_keys(parts: &[Decoded], only: Only) -> anyhow::Result<BTreeM
                 None => (0..values.len(), Some(&tensor.shape[..])),
                 Some((elements, shape)) => (elements, shape),
             };
-            let no_shape =
-                || format!("a hub does not say the shape of key {key:?}; install the same version");
-            let shape: Vec<usize> = shape.with_context(no_shape)?.iter().map(|&of| of as usize).collect();
+            let shape = shape.ok_or_else(|| SourceError::NoShape { key: key.to_owned() })?;
+            let shape: Vec<usize> = shape.iter().map(|&of| of as usize).collect();
             let whole = keys.entry(key).or_insert_with(|| Whole { shape: shape.clone(), pieces: Vec::new() });
-            ensure!(
-                whole.shape == shape,
-                "the hubs differ in the shape of key {key:?}: {:?} and {shape:?}; give the hubs of one job",
-                whole.shape
-            );
+            if whole.shape != shape {
+                let first = whole.shape.clone();
+                return Err(SourceError::Shape { key: key.to_owned(), first, second: shape });
+            }
             whole.pieces.push((elements, values));
         }
     }
@@ -51,19 +50,18 @@ pub(super) fn whole_keys(parts: &[Decoded], only: Only) -> anyhow::Result<BTreeM
 }
 
 impl<'a> Whole<'a> {
-    /// Returns all values in order, without a copy if one hub has the key.
+    /// Returns all values of this key of this job in order, without a copy if one hub has the key.
     ///
     /// # Errors
     /// Returns an error if an element is missing or comes twice.
-    pub fn values(mut self) -> anyhow::Result<Cow<'a, [f32]>> {
+    pub fn values(mut self, job: &str, key: &str) -> Result<Cow<'a, [f32]>, SourceError> {
         self.pieces.sort_unstable_by_key(|(elements, _)| elements.start);
         let mut end = 0;
         for (elements, values) in &self.pieces {
-            ensure!(
-                elements.start == end && elements.len() == values.len(),
-                "expected its elements from {end} on, and a hub gave {} values for {elements:?}; give all hubs of the job once",
-                values.len()
-            );
+            if elements.start != end || elements.len() != values.len() {
+                let (job, key, elements) = (job.to_owned(), key.to_owned(), elements.clone());
+                return Err(SourceError::Elements { job, key, from: end, values: values.len(), elements });
+            }
             end = elements.end;
         }
         Ok(match &self.pieces[..] {

@@ -12,17 +12,15 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{anyhow, bail, ensure};
 use authority::{Credential, SUMS};
-use membership::{MemberError, describe, fetch_state};
+use checkpoint_file::{Decoded, decode};
+use membership::{MemberError, describe, fetch_state, hub_addresses};
 use pbox_core::Round;
 use pbox_core::control::{JobReply, JobState, Only, RefusalCode, StateQuery};
 use pbox_core::manifest::MAX_HEADER_BYTES;
-use phub_server::checkpoint::{Decoded, decode};
 
-use super::source::NoWeights;
-use super::whole::whole_keys;
-use crate::operate::bare;
+use crate::error::{NoWeights, SourceError};
+use crate::whole::whole_keys;
 
 /// The time that a hub has to describe its jobs.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(10);
@@ -36,7 +34,7 @@ const MAX_DEPTH: usize = 16;
 
 /// The request for each hub.
 #[derive(Clone, Debug)]
-pub(super) struct Ask {
+pub(crate) struct Ask {
     pub job: String,
     pub credential: Option<Credential>,
     pub only: Only,
@@ -44,9 +42,9 @@ pub(super) struct Ask {
 
 /// All hubs of a job.
 #[derive(Debug)]
-pub(super) struct Hubs {
-    /// The hubs that the user names, `HOST:PORT,...`.
-    named: String,
+pub(crate) struct Hubs {
+    /// The addresses of the hubs that the user names.
+    named: Vec<String>,
     /// The hubs with the job's state: the named ones, or those at the top of the levels above them.
     all: Vec<HubOf>,
     /// The job's name at these hubs, if the job was found at the named ones.
@@ -71,7 +69,7 @@ struct HubOf {
 enum NoPart {
     Because(NoWeights),
     /// The parts of the hubs, or a part and the description of the job, do not belong together.
-    Unlike(anyhow::Error),
+    Unlike(SourceError),
     /// The job will not reach the named round soon, or is too far from it.
     Far(String),
     /// The job has passed the named round, and has reached this one.
@@ -100,15 +98,19 @@ impl NoPart {
 
 impl Hubs {
     /// Parses `HOST:PORT,HOST:PORT,...`.
-    pub fn new(addresses: &str) -> Self {
-        let all = addresses.split(',').map(str::trim).map(HubOf::new).collect();
-        Hubs { named: addresses.to_owned(), all, found: None, known: None }
+    ///
+    /// # Errors
+    /// Returns an error if an address is missing, invalid or listed twice.
+    pub fn new(addresses: &str) -> Result<Self, MemberError> {
+        let named: Vec<String> = hub_addresses(addresses)?.into_iter().map(str::to_owned).collect();
+        Ok(Hubs { all: named.iter().map(|hub| HubOf::new(hub)).collect(), named, found: None, known: None })
     }
 
     /// Forgets the hubs above, and begins again with the hubs that the user named: the job may have other hubs above now.
     pub fn start_over(&mut self, ask: &Ask) {
         if self.found.as_ref().is_some_and(|job| *job != ask.job) {
-            *self = Hubs::new(&self.named);
+            self.all = self.named.iter().map(|hub| HubOf::new(hub)).collect();
+            (self.found, self.known) = (None, None);
         }
     }
 
@@ -144,10 +146,7 @@ impl Hubs {
                 }
             }
         }
-        Err(NoWeights::Never(anyhow!(
-            "there are more than {MAX_DEPTH} levels of hubs above job {:?}",
-            ask.job
-        )))
+        Err(SourceError::Levels { job: ask.job, most: MAX_DEPTH }.into())
     }
 
     /// Whether the job ran at all hubs at the last look.
@@ -178,7 +177,7 @@ impl Hubs {
             Ok(parts) => Ok(Ok(parts)),
             Err(NoPart::Passed(front)) => Ok(Err(front)),
             Err(NoPart::Far(why)) => Err(NoWeights::NotYet(why)),
-            Err(NoPart::Unlike(why)) => Err(NoWeights::Never(why)),
+            Err(NoPart::Unlike(why)) => Err(why.into()),
             Err(NoPart::Because(why)) => Err(why),
         }
     }
@@ -198,7 +197,7 @@ impl Hubs {
                     Err(furthest) => furthest,
                 },
                 Err(NoPart::Because(why)) => return Err(why),
-                Err(NoPart::Unlike(why)) => return Err(NoWeights::Never(why)),
+                Err(NoPart::Unlike(why)) => return Err(why.into()),
                 Err(NoPart::Passed(front)) => front,
                 // The workers push nothing, so the job reaches no further round, and all hubs are in the same round.
                 Err(NoPart::Far(_)) if before.take().is_some() => continue,
@@ -255,44 +254,43 @@ impl Hubs {
     }
 
     /// Checks that the parts are of the hubs of one job, each once.
-    fn check(&self, job: &str, parts: &[Option<Decoded>]) -> anyhow::Result<()> {
+    fn check(&self, job: &str, parts: &[Option<Decoded>]) -> Result<(), SourceError> {
         let given = self.all.len();
         let mut seen: Vec<(u32, Option<&str>, &str)> = Vec::new();
         for (HubOf { address, .. }, part) in self.all.iter().zip(parts) {
             let Some(part) = part else { continue };
             let (number, hubs) = part.place().unwrap_or((0, 1));
-            ensure!(
-                hubs as usize == given,
-                "the number of hubs given for job {job:?} is {given}, expected {hubs}; name all of its hubs: HOST:PORT,HOST:PORT"
-            );
+            let job = job.to_owned();
+            if hubs as usize != given {
+                return Err(SourceError::HubCount { job, given, hubs });
+            }
             for &(other, run, before) in &seen {
+                let (first, second) = (before.to_owned(), address.clone());
                 if other == number {
-                    bail!(
-                        "{before} and {address} are both hub {number} of job {job:?}; give each of its {hubs} hubs once"
-                    );
+                    return Err(SourceError::SameHub { job, first, second, number, hubs });
                 }
-                ensure!(
-                    run == part.run(),
-                    "the hubs at {before} and {address} have different jobs with the name {job:?}; give the hubs of one job"
-                );
+                if run != part.run() {
+                    return Err(SourceError::OtherJobs { job, first, second });
+                }
             }
             seen.push((number, part.run(), address));
         }
-        let addresses = || self.all.iter().map(|hub| hub.address.as_str()).collect::<Vec<_>>().join(",");
-        ensure!(!seen.is_empty(), "there is no part of job {job:?} at {}; name all of its hubs", addresses());
+        if seen.is_empty() {
+            let hubs = self.all.iter().map(|hub| hub.address.as_str()).collect::<Vec<_>>().join(",");
+            return Err(SourceError::NoPart { job: job.to_owned(), hubs });
+        }
         Ok(())
     }
 
     /// Checks that the parts have all keys of the job.
-    fn check_keys(&self, Ask { job, only, .. }: &Ask, parts: &[Decoded]) -> anyhow::Result<()> {
+    fn check_keys(&self, Ask { job, only, .. }: &Ask, parts: &[Decoded]) -> Result<(), SourceError> {
         let keys = self.all.iter().map(|hub| hub.keys).max().unwrap_or(0);
-        let given = whole_keys(parts, *only)?.len();
-        ensure!(given > 0, "the state of job {job:?} has no tensor of its weights");
-        ensure!(
-            given == keys,
-            "job {job:?} has {keys} keys, and its hubs gave {given}; name all of its hubs"
-        );
-        Ok(())
+        let job = job.clone();
+        match whole_keys(parts, *only)?.len() {
+            0 => Err(SourceError::NoTensor { job }),
+            given if given != keys => Err(SourceError::Keys { job, keys, given }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -309,7 +307,7 @@ fn further(round: Round, rounds: u32) -> Round {
 
 impl HubOf {
     fn new(address: &str) -> Self {
-        HubOf { address: bare(address).to_owned(), start: String::new(), keys: 0, runs: false }
+        HubOf { address: address.to_owned(), start: String::new(), keys: 0, runs: false }
     }
 
     fn fetch(&mut self, ask: &Ask, before: Option<Round>) -> Result<Option<Decoded>, NoPart> {
@@ -317,30 +315,22 @@ impl HubOf {
         let query = StateQuery { only: Some(*only), before };
         let state = fetch_state(&self.address, job, query, most, credential.as_ref());
         let Some(state) = state.map_err(|error| no_part(error, before))? else { return Ok(None) };
-        let address = &self.address;
-        let never = |why: String| NoPart::Because(NoWeights::Never(anyhow!(why)));
-        let bytes = state.bytes().ok_or_else(|| {
-            never(format!(
-                "the hub at {address} does not say how long the state is; install the same version"
-            ))
-        })?;
+        let (hub, of) = (self.address.clone(), job.clone());
+        let Some(bytes) = state.bytes() else {
+            return Err(NoWeights::from(SourceError::NoLength { hub }).into());
+        };
         if bytes > most {
-            return Err(NoPart::Unlike(anyhow!(
-                "the hub at {address} says that the {only} of job {job:?} have {bytes} bytes, and its model has room for {most}; \
-                 install the same version at both ends"
-            )));
+            return Err(NoPart::Unlike(SourceError::Length { hub, job: of, only: *only, bytes, most }));
         }
         // A hub that ended during the fetch may return.
         let decoded = decode(state, bytes);
         let decoded =
             decoded.map_err(|error| NoWeights::NotYet(format!("the state of job {job:?}: {error}")))?;
         match before {
-            Some(round) if decoded.round() != round => Err(never(format!(
-                "the hub at {address} gave the state of job {job:?} before round {}, and was asked for round {}; install the \
-                 same version at both ends",
-                decoded.round().0,
-                round.0
-            ))),
+            Some(round) if decoded.round() != round => {
+                let (seen, expected) = (decoded.round().0, round.0);
+                Err(NoWeights::from(SourceError::Round { hub, job: of, seen, expected }).into())
+            }
             _ => Ok(Some(decoded)),
         }
     }
@@ -391,10 +381,10 @@ fn no_weights(error: MemberError) -> NoWeights {
     match error {
         MemberError::Refused { code: RefusalCode::JobUnknown, .. } => NoWeights::NoJob(why),
         MemberError::Refused { code: RefusalCode::BadRequest | RefusalCode::NeverState, .. } => {
-            NoWeights::Never(error.into())
+            SourceError::from(error).into()
         }
         MemberError::Refused { .. } => NoWeights::NotYet(why),
         MemberError::Unreachable { .. } => NoWeights::Away(why),
-        error => NoWeights::Never(error.into()),
+        error => SourceError::from(error).into(),
     }
 }

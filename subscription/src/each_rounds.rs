@@ -16,7 +16,7 @@ const MOST_AHEAD: u32 = 512;
 
 /// The multiples of a number of rounds, and the progress of the job towards the next multiple.
 #[derive(Debug)]
-pub(super) struct EachRounds {
+pub struct EachRounds {
     each: NonZeroU32,
     /// The lowest round that is wanted.
     from: Round,
@@ -39,7 +39,7 @@ impl EachRounds {
 
     /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`. A hub without the
     /// job is asked, because its answer says so.
-    pub fn next(&mut self, seen: Option<Round>, now: Instant) -> (Round, bool) {
+    pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> (Round, bool) {
         let Some(seen) = seen else { return (self.multiple(self.from), true) };
         self.sees(seen, now);
         let before = self.multiple(self.from.max(seen));
@@ -49,20 +49,20 @@ impl EachRounds {
     }
 
     /// Notes that the weights before a wanted round are here.
-    pub fn reached(&mut self, before: Round, now: Instant) {
+    pub(crate) fn reached(&mut self, before: Round, now: Instant) {
         self.sees(before, now);
         self.from = Round(before.0.saturating_add(1));
     }
 
     /// Notes that the job had passed the wanted round.
-    pub fn passed(&mut self, front: Round, now: Instant) {
+    pub(crate) fn passed(&mut self, front: Round, now: Instant) {
         self.sees(front, now);
         self.lead = (2 * self.lead).min(MOST_AHEAD);
         self.from = Round(front.0.saturating_add(self.lead));
     }
 
     /// Forgets the job's progress: a job that comes back may be in an earlier round.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         *self = EachRounds::new(self.each);
     }
 

@@ -24,26 +24,26 @@ use pbox_core::{
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::error::UnusableKeys;
+use crate::error::UnusableKeys;
 
 /// The version of the format. A reader refuses every other version.
-pub(super) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 
 /// The beginning of the header of every checkpoint.
-pub(super) const START: &str = "{\"__metadata__\":{\"digest\":\"";
+pub(crate) const START: &str = "{\"__metadata__\":{\"digest\":\"";
 
 /// The number of bytes before the header, which contain its length.
-pub(super) const PREFIX_BYTES: usize = 8;
+pub(crate) const PREFIX_BYTES: usize = 8;
 
 /// The position of the digest in the file.
-pub(super) const DIGEST_AT: usize = PREFIX_BYTES + START.len();
+pub const DIGEST_AT: usize = PREFIX_BYTES + START.len();
 const _: () = assert!(DIGEST_AT == 35, "docs/formats.md says so");
 
 /// The digest's length: 128 bits in hexadecimal digits.
-pub(super) const DIGEST_BYTES: usize = 32;
+pub const DIGEST_BYTES: usize = 32;
 
 /// The digits that stand for the digest while the digest is computed.
-pub(super) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
+pub(crate) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
 
 /// The prefix of the names of state tensors.
 const STATE_PREFIX: &str = "optimizer/";
@@ -57,26 +57,26 @@ pub fn is_state(name: &str) -> bool {
 const DATA_ALIGN: usize = 64;
 
 /// Returns the digest as text.
-pub(super) fn digest_text(hash: &Xxh3) -> String {
+pub fn digest_text(hash: &Xxh3) -> String {
     format!("{:032x}", hash.digest128())
 }
 
 /// The multipliers of learning rate and weight decay, for the keys that have multipliers other than one.
-pub(super) type Multipliers = BTreeMap<String, [f32; 2]>;
+pub(crate) type Multipliers = BTreeMap<String, [f32; 2]>;
 
 /// Returns the multipliers of `keys` that differ from one.
-pub(super) fn multipliers(keys: &[Key]) -> Multipliers {
+pub(crate) fn multipliers(keys: &[Key]) -> Multipliers {
     let with = keys.iter().filter(|key| (key.lr_mult, key.wd_mult) != (1.0, 1.0));
     with.map(|key| (key.name.clone(), [key.lr_mult, key.wd_mult])).collect()
 }
 
 /// The optimizer's hyperparameters from a round on: the first round, the optimizer, and the multipliers of keys. If
 /// the multipliers are missing, those of the job's terms hold.
-pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
+pub(crate) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 
 /// The parameter groups from a round on: the first round, the groups' optimizers, and each key's group,
 /// numbered from 1.
-pub(super) type GroupsFrom = (Round, Vec<Optimizer>, BTreeMap<String, u8>);
+pub(crate) type GroupsFrom = (Round, Vec<Optimizer>, BTreeMap<String, u8>);
 
 /// Returns the optimizer's hyperparameters, if they do not follow from the job's terms and its learning rates.
 fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
@@ -125,14 +125,14 @@ fn steps(snapshot: &Snapshot) -> Option<BTreeMap<String, u32>> {
 }
 
 /// Returns the number of steps of a key that steps in each round after the broadcast.
-pub(super) fn steps_of_rounds(before: Round) -> u32 {
+pub(crate) fn steps_of_rounds(before: Round) -> u32 {
     before.0.saturating_sub(1)
 }
 
 /// The file's `__metadata__`, an object of strings: everything that a job needs to continue, except its
 /// tensors.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Metadata {
+pub(crate) struct Metadata {
     pub digest: String,
     pub phub_checkpoint: String,
     pub job: String,
@@ -212,8 +212,10 @@ impl Metadata {
 
 /// The hub of a part in a job over several hubs, as the file names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct FileShare {
+pub struct FileShare {
+    /// The number of the hub, from 0.
     pub hub: u32,
+    /// The number of hubs.
     pub hubs: u32,
     /// The piece of each key that the hub owns: the first element, and the one after the last.
     pub pieces: BTreeMap<String, [usize; 2]>,
@@ -232,7 +234,7 @@ impl FileShare {
 }
 
 /// The shapes of keys, by name.
-pub(super) type Shapes = BTreeMap<String, Vec<u64>>;
+pub(crate) type Shapes = BTreeMap<String, Vec<u64>>;
 
 /// Returns the shapes of the keys that a hub has a part of, in a job over several hubs.
 fn shapes(share: Share, snapshot: &Snapshot) -> Option<Shapes> {
@@ -247,18 +249,20 @@ fn is_whole(piece: &Piece, keys: &[Key]) -> bool {
 }
 
 /// Writes a value as the JSON of the control port.
-pub(super) fn json(value: &impl Serialize) -> String {
+pub(crate) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("settings are plain data")
 }
 
 /// One tensor of a checkpoint.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub struct Entry {
     /// The job's key.
     pub key: KeyId,
+    /// The elements of the key that the tensor has.
     pub elements: Range<usize>,
     /// The index of the key among the hub's pieces.
     pub piece: usize,
+    /// The weights, or one of the optimizer's states.
     pub tensor: Tensor,
     /// Name and shape in the file.
     pub shown: Key,
@@ -266,21 +270,29 @@ pub(super) struct Entry {
 
 /// Checks that a model's keys can be saved. A job with checkpoints fails at its join if they cannot, and not
 /// only when the first checkpoint is due.
+///
+/// # Errors
+/// Returns an error if a file cannot hold the keys.
 pub fn check_keys(keys: &[Key], tensors: &Tensors) -> Result<(), UnusableKeys> {
     entries(keys, tensors, whole(keys)).map(drop)
 }
 
-pub(super) fn whole(keys: &[Key]) -> impl Iterator<Item = (KeyId, Range<usize>)> + Clone {
+/// Returns all elements of each key.
+pub fn whole(keys: &[Key]) -> impl Iterator<Item = (KeyId, Range<usize>)> + Clone {
     let elements = |key: &Key| 0..key.elements().unwrap_or(0) as usize;
     (0..).map(KeyId).zip(keys).map(move |(id, key)| (id, elements(key)))
 }
 
-pub(super) fn of_piece(Piece { key, elements, .. }: &Piece) -> (KeyId, Range<usize>) {
+/// Returns the key of a piece, and the elements of the piece.
+pub fn of_piece(Piece { key, elements, .. }: &Piece) -> (KeyId, Range<usize>) {
     (*key, elements.clone())
 }
 
 /// Returns all tensors of a checkpoint with these pieces of keys, in the order of the file.
-pub(super) fn entries(
+///
+/// # Errors
+/// Returns an error if a file cannot hold the keys.
+pub fn entries(
     keys: &[Key],
     tensors: &Tensors,
     pieces: impl Iterator<Item = (KeyId, Range<usize>)> + Clone,
@@ -319,8 +331,8 @@ pub(super) fn entries(
 
 /// A file that will be written: everything except its values and its digest.
 #[derive(Debug)]
-pub(super) struct Plan {
-    /// The beginning of the file, up to the first value, with [`NO_DIGEST`] for the digest.
+pub struct Plan {
+    /// The beginning of the file, up to the first value, with zeros for the digest.
     pub header: Vec<u8>,
     /// The tensors that follow the header.
     pub entries: Vec<Entry>,
@@ -330,6 +342,9 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Plans the file of the snapshot's tensors.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot hold the keys.
     pub fn new(
         job: &str,
         snapshot: &Snapshot,

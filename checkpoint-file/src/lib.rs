@@ -1,0 +1,27 @@
+//! The bytes of a checkpoint: a job's weights and optimizer state, or some of them, as a safetensors file. A hub writes such a file
+//! to its disk, and sends it to readers of weights. `docs/formats.md` has the format.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `format.rs` | the order and the names in a file, and the plan of a new file |
+//! | `read.rs` | a parser that trusts nothing in a file |
+//! | `error.rs` | bytes that are no checkpoint, and checkpoints of other jobs |
+//!
+//! Called from any thread that may wait. Must not depend on directories, hubs, or the network.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod format;
+mod read;
+
+pub use error::{DecodeError, Mismatch, UnusableKeys};
+pub use format::{
+    DIGEST_AT, DIGEST_BYTES, Entry, FileShare, Plan, check_keys, digest_text, entries, is_state, of_piece,
+    whole,
+};
+pub use read::{About, Decoded, about, check_digest, decode};
+
+/// The number of bytes that are read, written and digested at a time. They are long enough for any disk. A
+/// save needs no other memory except for the snapshot and the header.
+pub const PIECE_BYTES: usize = 4 << 20;

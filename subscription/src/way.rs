@@ -1,0 +1,169 @@
+//! The ways to get weights: from a job's hubs, or from a directory of versions. One try at a time, on the subscription's thread.
+
+use std::num::NonZeroU32;
+use std::path::Path;
+
+use versions::{Origin, Reader, VersionError, VersionId};
+
+use crate::each_rounds::EachRounds;
+use crate::error::{NoWeights, SubscriptionError};
+use crate::source::{Fetched, Source};
+use crate::subscription::{Version, Wanted};
+
+/// The source of a job's weights: its hubs, or a directory of versions.
+#[derive(Debug)]
+pub(crate) enum Way {
+    Hubs(OfHubs),
+    Directory(OfDirectory),
+}
+
+/// The hubs of a job, and what is known of the job.
+#[derive(Debug)]
+pub(crate) struct OfHubs {
+    source: Source,
+    /// The wanted rounds, and their distance. `None` if the newest weights are wanted.
+    rounds: Option<(EachRounds, NonZeroU32)>,
+    /// The version that was last returned, and the digest of its weights. A job that comes back from a checkpoint, or is
+    /// made anew, may have other weights in a round that the reader has seen.
+    last: Option<(Origin, String)>,
+    /// Whether the job has been seen at its hub, and the hub has always answered since. If the job is
+    /// then missing, it has ended.
+    is_known: bool,
+}
+
+/// A directory of versions, and the reader's place in it.
+#[derive(Debug)]
+pub(crate) struct OfDirectory {
+    reader: Reader,
+    wanted: Wanted,
+    /// The newest version that was looked at.
+    last: Option<VersionId>,
+    /// The version that was last returned.
+    shown: Option<VersionId>,
+}
+
+/// The result of one try.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Version(Version),
+    /// No newer version: a description of the last one.
+    Same(String),
+    /// No version now, and the reason.
+    Later(String),
+    /// No version, and the reason. The next try is due at once.
+    Again(String),
+    End,
+    Fault(SubscriptionError),
+}
+
+impl Way {
+    pub fn to_hubs(source: Source, wanted: Wanted) -> Self {
+        let rounds = match wanted {
+            Wanted::Newest { .. } => None,
+            Wanted::Each(each) => Some((EachRounds::new(each), each)),
+        };
+        Way::Hubs(OfHubs { source, rounds, last: None, is_known: false })
+    }
+
+    pub fn to_directory(directory: &Path, wanted: Wanted) -> Self {
+        Way::Directory(OfDirectory { reader: Reader::new(directory), wanted, last: None, shown: None })
+    }
+
+    /// Tries once.
+    pub fn step(&mut self) -> Step {
+        match self {
+            Way::Hubs(hubs) => hubs.step(),
+            Way::Directory(directory) => directory.step(),
+        }
+    }
+}
+
+impl OfHubs {
+    fn step(&mut self) -> Step {
+        let fetched = match &mut self.rounds {
+            Some((rounds, _)) => self.source.fetch_next(rounds),
+            None => self.source.fetch().map(|(origin, weights)| Fetched::Weights(origin, weights)),
+        };
+        match fetched {
+            Ok(Fetched::Weights(origin, weights)) => {
+                self.is_known = true;
+                let now = (origin.clone(), weights.digest());
+                if self.last.as_ref() == Some(&now) {
+                    return Step::Same(format!("the job is still before round {}", origin.round));
+                }
+                let skipped = self.skipped(origin.round);
+                self.last = Some(now);
+                Step::Version(Version { origin, id: None, skipped, weights })
+            }
+            Ok(Fetched::Ahead) => {
+                self.is_known = true;
+                Step::Later("the job is not near the next wanted round".to_owned())
+            }
+            Ok(Fetched::Passed { before, front }) => {
+                self.is_known = true;
+                // The next wanted round may pass, too, before a later try.
+                Step::Again(format!("round {} has passed: the job is in round {}", before.0, front.0))
+            }
+            Err(NoWeights::NoJob(_)) if self.is_known => Step::End,
+            Err(NoWeights::Away(why)) => {
+                // A hub that comes back has no job until the workers have joined again.
+                self.is_known = false;
+                Step::Later(why)
+            }
+            Err(NoWeights::NotYet(why) | NoWeights::NoJob(why)) => Step::Later(why),
+            Err(NoWeights::Lost(why)) => Step::Fault(SubscriptionError::Lost(why)),
+            Err(NoWeights::Never(error)) => Step::Fault(SubscriptionError::Source(error)),
+        }
+    }
+
+    /// Returns the number of wanted rounds between the last version and this round.
+    fn skipped(&self, round: u32) -> u64 {
+        let (Some((_, each)), Some((last, _))) = (&self.rounds, &self.last) else { return 0 };
+        (round.saturating_sub(last.round) / each.get()).saturating_sub(1).into()
+    }
+}
+
+impl OfDirectory {
+    fn step(&mut self) -> Step {
+        let next = match self.wanted {
+            Wanted::Newest { .. } => {
+                self.reader.newest().map(|newest| newest.filter(|id| Some(*id) > self.last))
+            }
+            Wanted::Each(each) => self.reader.next(self.last, each),
+        };
+        let next = match next {
+            Ok(Some(next)) => next,
+            Ok(None) => {
+                let none = |last| format!("none is newer than {last}");
+                return Step::Later(self.last.map_or("there is none".to_owned(), none));
+            }
+            Err(error) => return fault(error),
+        };
+        match self.reader.go_to(next) {
+            Ok(at) => {
+                let (origin, weights) = (at.origin.clone(), at.weights.clone());
+                let between = |from: VersionId, to: VersionId| match self.wanted {
+                    Wanted::Newest { .. } => to.0 - from.0,
+                    Wanted::Each(each) => (to.0 - from.0) / u64::from(each.get()),
+                };
+                let skipped = self.shown.map_or(0, |shown| between(shown, next) - 1);
+                (self.last, self.shown) = (Some(next), Some(next));
+                Step::Version(Version { origin, id: Some(next), skipped, weights })
+            }
+            Err(error) => {
+                if !error.may_pass() {
+                    // The next call waits for a newer version.
+                    self.last = Some(next);
+                }
+                fault(error)
+            }
+        }
+    }
+}
+
+fn fault(error: VersionError) -> Step {
+    match error.may_pass() {
+        true => Step::Later(error.to_string()),
+        false => Step::Fault(error.into()),
+    }
+}

@@ -1,0 +1,5 @@
+//! Subscriptions beside a job that trains at a real hub, and to directories of versions.
+
+mod directories;
+mod job;
+mod readers;
