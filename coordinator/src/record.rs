@@ -28,7 +28,7 @@ use crate::job::Event;
 const FORMAT: &str = "phub-server";
 /// The version of the form of inputs and answers. It goes up with each change after which this program cannot read older
 /// records. `tests/form.rs` replays a record of a known life, and finds such a change.
-const FORM: u32 = 4;
+const FORM: u32 = 5;
 /// The digits of a token and of a secret.
 const SECRET_DIGITS: usize = 32;
 /// The length limit of an answer in a record, in bytes. A longer answer is recorded by its beginning, length and digest.
@@ -271,11 +271,13 @@ fn read<E: fmt::Display, T: for<'de> Deserialize<'de>>(
     Err(NotReplayed::Line { line, why, expected })
 }
 
-/// Returns a text, shortened to the length limit of a report.
+/// Returns a text with printable characters only, because it goes to a terminal, shortened to the length limit of a report.
 fn shown(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
-        Some((at, _)) => format!("{} ...", &text[..at]),
-        None => text.to_owned(),
+    let printable = |letter: char| if letter.is_control() { ' ' } else { letter };
+    let shown: String = text.chars().take(SHOWN).map(printable).collect();
+    match text.chars().nth(SHOWN) {
+        Some(_) => format!("{shown} ..."),
+        None => shown,
     }
 }
 

@@ -7,8 +7,10 @@
 //! Plain data.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::Deserialize;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use versions::Precision;
 
@@ -22,8 +24,7 @@ pub struct Tensor {
 }
 
 /// The tensors of a job's keys. Keys that are not here keep their names, and have the type of all tensors.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "BTreeMap<String, Value>")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names(pub BTreeMap<String, Tensor>);
 
 /// An error: a line of a mapping that describes no tensor.
@@ -35,19 +36,44 @@ pub enum NamesError {
     )]
     Line { key: String, seen: String },
 
+    #[error("key {key:?}: the name of its tensor is empty; expected at least one letter, or only \"dtype\"")]
+    Empty { key: String },
+
+    #[error("key {key:?} has two lines; expected one")]
+    Twice { key: String },
+
     #[error("key {key:?}, as tensor {name:?}: dtype {seen}: expected \"f32\", \"bf16\" or \"f16\"")]
     Precision { key: String, name: String, seen: String },
 }
 
-impl TryFrom<BTreeMap<String, Value>> for Names {
-    type Error = NamesError;
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Lines)
+    }
+}
 
-    fn try_from(lines: BTreeMap<String, Value>) -> Result<Self, NamesError> {
-        let lines = lines.into_iter().map(|(key, line)| {
-            let tensor = tensor(&key, line)?;
-            Ok((key, tensor))
-        });
-        Ok(Names(lines.collect::<Result<_, NamesError>>()?))
+/// The visitor of a mapping's lines. A map of serde's would keep the last of two lines for one key.
+struct Lines;
+
+impl<'de> Visitor<'de> for Lines {
+    type Value = Names;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object with a line for each key that gets another name or type")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut lines: A) -> Result<Names, A::Error> {
+        let mut names = Names::default();
+        while let Some((key, line)) = lines.next_entry::<String, Value>()? {
+            let tensor = tensor(&key, line).map_err(A::Error::custom)?;
+            if tensor.name.as_deref() == Some("") {
+                return Err(A::Error::custom(NamesError::Empty { key }));
+            }
+            if names.0.insert(key.clone(), tensor).is_some() {
+                return Err(A::Error::custom(NamesError::Twice { key }));
+            }
+        }
+        Ok(names)
     }
 }
 
@@ -112,10 +138,13 @@ mod tests {
                 r#"{"name": "y", "dtype": "int8"}"#,
                 r#"key "b", as tensor "y": dtype "int8": expected "f32", "bf16" or "f16""#,
             ),
+            (r#""""#, r#"key "b": the name of its tensor is empty"#),
             (r#"{"dtype": 16}"#, r#"key "b", as tensor "b": dtype 16: expected"#),
         ] {
             let error = serde_json::from_str::<Names>(&format!("{{\"b\": {line}}}")).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
+        let twice = serde_json::from_str::<Names>(r#"{"b": "x", "b": "y"}"#).unwrap_err().to_string();
+        assert!(twice.contains(r#"key "b" has two lines"#), "{twice}");
     }
 }

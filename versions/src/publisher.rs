@@ -5,7 +5,7 @@
 //!   '--- removed together ----'   '- kept while one of its deltas is kept -'
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::num::NonZeroU32;
@@ -95,6 +95,31 @@ impl Default for Rules {
     }
 }
 
+const ALSO: &str = "a file next to the weights";
+
+/// Checks the files that whole versions get a copy of.
+fn check_also(also: &[PathBuf]) -> Result<(), VersionError> {
+    let mut names = BTreeSet::new();
+    for path in also {
+        let (name, _) = open_also(path)?;
+        if !names.insert(name) {
+            let why = "expected files with different names, each once; another one has this name";
+            return Err(VersionError::faulty(path, ALSO, why));
+        }
+    }
+    Ok(())
+}
+
+/// Opens a file that whole versions get a copy of. Returns its name there.
+fn open_also(path: &Path) -> Result<(&str, File), VersionError> {
+    let name = path.file_name().and_then(|name| name.to_str()).filter(|name| !name.ends_with(".safetensors"));
+    let wrong =
+        || VersionError::faulty(path, ALSO, "expected a UTF-8 name that does not end in .safetensors");
+    let name = name.ok_or_else(wrong)?;
+    let file = File::open(path).map_err(VersionError::disk(path, "opening a file for whole versions"))?;
+    Ok((name, file))
+}
+
 /// The publisher of a directory. A second publisher cannot open the same directory.
 #[derive(Debug)]
 pub struct Publisher {
@@ -134,8 +159,10 @@ impl Publisher {
     /// Opens a directory, or creates it, and continues the numbers of its versions.
     ///
     /// # Errors
-    /// Returns an error if another program publishes there, or if the directory cannot be read or written.
+    /// Returns an error if another program publishes there, if the directory cannot be read or written, or if a file to
+    /// copy cannot be read or has the name of another one.
     pub fn open(dir: &Path, rules: Rules) -> Result<Self, VersionError> {
+        check_also(&rules.also)?;
         std::fs::create_dir_all(dir).map_err(VersionError::disk(dir, "making it"))?;
         let path = dir.join(LOCK);
         let lock = File::options().create(true).truncate(false).write(true).open(&path);
@@ -304,20 +331,7 @@ impl Publisher {
 
     fn copy_also(&self, draft: &Draft) -> Result<(), VersionError> {
         for path in &self.rules.also {
-            let name = path
-                .file_name()
-                .and_then(|name| name.to_str())
-                .filter(|name| !name.ends_with(".safetensors"));
-            let name = name.ok_or_else(|| {
-                VersionError::faulty(
-                    path,
-                    "a file next to the weights",
-                    "expected a UTF-8 name that does not end in .safetensors",
-                )
-            })?;
-            let copied =
-                File::open(path).map_err(VersionError::disk(path, "opening a file for whole versions"));
-            let mut from = copied?;
+            let (name, mut from) = open_also(path)?;
             draft.add(name, |out| std::io::copy(&mut from, out).map(drop))?;
         }
         Ok(())

@@ -218,11 +218,30 @@ fn whole_versions_have_the_files_that_an_engine_needs() {
 }
 
 #[test]
+fn files_that_whole_versions_cannot_have_are_named_before_a_directory_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let (first, second) = (dir.path().join("config.json"), dir.path().join("other/config.json"));
+    std::fs::create_dir(dir.path().join("other")).unwrap();
+    std::fs::write(&first, "{}").unwrap();
+    let to = dir.path().join("versions");
+    let refused = || {
+        let rules = Rules { also: vec![first.clone(), second.clone()], ..Rules::default() };
+        Publisher::open(&to, rules).unwrap_err().to_string()
+    };
+    assert!(refused().contains("other/config.json: opening a file for whole versions"), "{}", refused());
+    std::fs::write(&second, "{}").unwrap();
+    assert!(refused().contains("another one has this name"), "{}", refused());
+    assert!(!to.exists());
+}
+
+#[test]
 fn a_failed_publication_leaves_the_versions_before_it() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("config.json");
     let to = dir.path().join("versions");
+    std::fs::write(&config, "{}").unwrap();
     let mut publisher = Publisher::open(&to, Rules { also: vec![config.clone()], ..rules(1, 9) }).unwrap();
+    std::fs::remove_file(&config).unwrap();
     let failed = publisher.publish(origin(1), weights(1)).unwrap_err().to_string();
     assert!(failed.contains("config.json"), "{failed}");
     assert!(matches!(Reader::new(&to).newest(), Ok(None)));

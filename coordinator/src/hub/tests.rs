@@ -156,7 +156,7 @@ fn an_address_has_its_jobs_and_no_more_and_others_have_theirs() {
     let mut hub = of_quotas(Quotas { jobs_per_address: Some(2), ..Quotas::default() });
     make(&mut hub, "a", ONE, 0).unwrap();
     make(&mut hub, "b", ONE, 0).unwrap();
-    let words = ["10.0.0.1", "2 job(s)", "(a, b)", "--jobs-per-address", "have 2"];
+    let words = ["10.0.0.1", "2 job(s)", "(a, b)", "--jobs-per-address allows 2"];
     refused(make(&mut hub, "c", ONE, 0), RefusalCode::Quota, &words);
     make(&mut hub, "c", OTHER, 0).unwrap();
     fail(&mut hub, JobId(0), Instant::now());

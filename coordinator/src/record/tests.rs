@@ -64,6 +64,7 @@ fn a_line_that_cannot_be_read_is_named() {
     for (at, line, words) in [
         (0, "", "line 1: "),
         (0, "{\"at_ns\":1}", "line 1: "),
+        (0, "a foreign \u{1b}[31m file", "in a foreign  [31m file"),
         (1, "{\"at_ns\":1,\"input\":{\"Nothing\":1},\"answer\":\"\"}", "line 2: unknown variant `Nothing`"),
         (2, "{\"at_ns\":1,\"in", "line 3: "),
         (recorded().len(), "more", "there is a line behind the end"),
@@ -79,7 +80,7 @@ fn a_record_of_another_form_is_refused_by_name() {
     for (other, form) in [("", 0), ("\"form\":1,", 1)] {
         let mut lines = recorded();
         lines[0] =
-            lines[0].replace("\"form\":4,", other).replace("\"settings\":{", "\"settings\":{\"other\":1,");
+            lines[0].replace("\"form\":5,", other).replace("\"settings\":{", "\"settings\":{\"other\":1,");
         let refused = replayed(&lines).unwrap_err();
         assert_eq!(refused, NotReplayed::OtherForm { form, version: "a test".to_owned() });
         assert!(refused.to_string().contains("phub-server a test"), "{refused}");
