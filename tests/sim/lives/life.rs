@@ -235,6 +235,7 @@ impl Life {
                 12 if self.plot == Plot::Stop => self.any_hub().drains(),
                 14 if self.dice.below(3) == 0 => self.changes_rate(),
                 13 if !self.is_stopping() => self.is_held_up(),
+                15 => self.any_hub().measures(),
                 _ => {}
             }
             self.step(u32::MAX);

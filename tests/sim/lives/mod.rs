@@ -26,6 +26,7 @@
 //! | a hub that was suspended blames nobody for that | the control of a hub |
 //! | a new learning rate is used from its round on, also in a job that comes back | [`ledger::Together`] |
 //! | a job begins with the state that rank 0 brings | [`ledger`], [`Life::come_back`] |
+//! | a link has the bytes that its core has measured last, and a new link has none | the control of a hub |
 //! | each input of a coordinator occurs, but those that are listed | [`check_counts`] |
 //! | a worker that hangs is lost, and one that is silent for a shorter time is not | [`Life::until`] |
 //! | a state that was reported as written at all hubs exists, unless a disk damages it; a lost answer reports nothing | [`Life::step`], [`Life::come_back`] |
@@ -55,9 +56,9 @@ use tree::Tree;
 /// The inputs of a hub below others, and about it.
 const BELOW_OTHERS: [&str; 6] =
     ["Reserve", "Ready", "MissMachines", "MachinesReached", "TellAbove", "ToldAbove"];
-/// The inputs that occur in no life: figures for people, and the last state of a failed job, which
-/// `coordinator/src/job/tests/last.rs` tries.
-const IN_NO_LIFE: [&str; 3] = ["Crossed", "AskToHold", "AskForPart"];
+/// The inputs that occur in no life: the last state of a failed job, which `coordinator/src/job/tests/last.rs`
+/// tries.
+const IN_NO_LIFE: [&str; 2] = ["AskToHold", "AskForPart"];
 
 /// Checks that each of these things has happened more often than this. Does nothing if one seed is replayed.
 fn check_counts(least: impl IntoIterator<Item = (&'static str, usize)>) {

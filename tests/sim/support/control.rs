@@ -22,6 +22,7 @@ pub(crate) use tell;
 mod blame;
 mod brought;
 mod command;
+mod crossed;
 mod ends;
 mod files;
 mod make;
@@ -49,6 +50,7 @@ use crate::hubs::Letter;
 pub use blame::Harm;
 use command::Command;
 pub use command::WayUp;
+use crossed::CrossedHere;
 pub use files::{FilesHere, known_to};
 use make::{ask, hub_of};
 pub use stop::{StopHere, Stopping};
@@ -89,6 +91,8 @@ pub struct Control {
     pub files: FilesHere,
     /// The stop of the hub.
     pub stopping: StopHere,
+    /// The bytes that have crossed the links of members.
+    crossed: CrossedHere,
     /// The cut that lets the members begin, while it waits for the hubs above.
     waits_above: Option<CutId>,
     /// The number of cores that have lost links to the hubs above, until there are new links.
@@ -152,6 +156,7 @@ impl Control {
             follows: HashMap::new(),
             files: FilesHere::default(),
             stopping: StopHere::default(),
+            crossed: CrossedHere::default(),
             waits_above: None,
             unlinked_above: None,
             failed: None,
@@ -236,7 +241,9 @@ impl Control {
             self.ask(Connect { member, token }).expect("the token is valid again");
         }
         assert!(self.ask(Connect { member, token }).is_err(), "a token is valid for one connection");
-        self.ask(Attach { member, transport: Transport::Tcp.to_string(), nics: Vec::new() });
+        let nics = vec!["nic0".to_owned(); self.commands.len()];
+        self.ask(Attach { member, transport: Transport::Tcp.to_string(), nics });
+        self.has_new_links(rank);
     }
 
     /// Notes that the links to hubs above are lost, and that new ones will follow.

@@ -39,6 +39,8 @@ pub(super) enum Command {
     Snapshot(Occasion, Round),
     /// Become ready for the next snapshot. The memory of the previous one is lost.
     GiveBack,
+    /// Measure the bytes that have crossed the links.
+    Measure,
     /// Continue.
     Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
     /// Forget the job, which has failed.
@@ -63,6 +65,7 @@ impl fmt::Display for Command {
                 write!(out, "goes no further than round {}, or than {lines:?}", before.0)
             }
             Command::GiveBack => write!(out, "may take the next snapshot"),
+            Command::Measure => write!(out, "measures its links"),
             Command::Snapshot(_, before) => write!(out, "takes a snapshot before round {}", before.0),
             Command::Release { cut, from, admitted, .. } => {
                 write!(out, "goes on after {cut:?}, with {admitted:?} from round {}", from.0)
@@ -146,6 +149,10 @@ impl Control {
             Command::GiveBack => {
                 core.give_back(job, None);
                 Some(Event::Freed(place))
+            }
+            Command::Measure => {
+                self.measured(place, core);
+                None
             }
             Command::Hold(cut) => {
                 let front = core.hold(job).map(|front| front.highest);
