@@ -25,6 +25,7 @@ mod command;
 mod crossed;
 mod ends;
 mod files;
+mod last;
 mod make;
 mod stop;
 
@@ -52,6 +53,7 @@ use command::Command;
 pub use command::WayUp;
 use crossed::CrossedHere;
 pub use files::{FilesHere, known_to};
+pub use last::LastHere;
 use make::{ask, hub_of};
 pub use stop::{StopHere, Stopping};
 
@@ -91,6 +93,10 @@ pub struct Control {
     pub files: FilesHere,
     /// The stop of the hub.
     pub stopping: StopHere,
+    /// The last state of the job, once it has failed.
+    pub last: LastHere,
+    /// Whether the hub saves the last state of a failed job.
+    pub saves: bool,
     /// The bytes that have crossed the links of members.
     crossed: CrossedHere,
     /// The cut that lets the members begin, while it waits for the hubs above.
@@ -156,6 +162,8 @@ impl Control {
             follows: HashMap::new(),
             files: FilesHere::default(),
             stopping: StopHere::default(),
+            last: LastHere::default(),
+            saves: false,
             crossed: CrossedHere::default(),
             waits_above: None,
             unlinked_above: None,
@@ -447,6 +455,7 @@ impl Control {
     /// Whether commands, reports or letters are on their way.
     pub fn is_busy(&self) -> bool {
         self.brings.is_some()
+            || self.saves_last()
             || !self.reports.is_empty()
             || self.commands.iter().any(|commands| !commands.is_empty())
     }
@@ -529,6 +538,10 @@ impl Control {
                 self.fails(format!("hub 0 holds the job for more than {limit:?}"), Blame::Hub);
             }
             Effect::Wake => self.wakes += 1,
+            Effect::Last(step) => self.last_step(step),
+            Effect::Holds(holds) => self.tells_holds(&holds),
+            Effect::HasPart(part) => self.tells_part(part),
+            Effect::LastOver(saved) => self.last_is_over(saved),
             Effect::TookPart(..) | Effect::Relinked(_) | Effect::Forget(..) => {}
             effect => panic!("no simulated job has such an effect: {effect:?}"),
         }

@@ -43,6 +43,10 @@ pub(super) enum Command {
     Measure,
     /// Continue.
     Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
+    /// Hold the failed job, whose last state is saved.
+    LastHold,
+    /// Report this core's part of the last state.
+    LastState(Round),
     /// Forget the job, which has failed.
     End,
 }
@@ -70,6 +74,8 @@ impl fmt::Display for Command {
             Command::Release { cut, from, admitted, .. } => {
                 write!(out, "goes on after {cut:?}, with {admitted:?} from round {}", from.0)
             }
+            Command::LastHold => write!(out, "holds the failed job"),
+            Command::LastState(before) => write!(out, "gives its last state before round {}", before.0),
             Command::End => write!(out, "forgets the job"),
         }
     }
@@ -149,6 +155,14 @@ impl Control {
             Command::GiveBack => {
                 core.give_back(job, None);
                 Some(Event::Freed(place))
+            }
+            Command::LastHold => {
+                self.holds_last(core.hold(job));
+                None
+            }
+            Command::LastState(before) => {
+                self.has_last(core.last_state(job, before));
+                None
             }
             Command::Measure => {
                 self.measured(place, core);
