@@ -144,6 +144,21 @@ fn a_worker_that_takes_the_rank_of_a_newcomer_does_not_take_part_by_the_cut_of_t
 }
 
 #[test]
+fn nobody_begins_to_take_part_after_the_last_round() {
+    let (mut job, now) = (running(), Instant::now());
+    lose(&mut job, 1);
+    join(&mut job, 1);
+    job.members.connect(1, Token([1; 16]), "job").unwrap();
+    let (cut, _) = job.cut(Purpose::Snapshot(CutAt::LastRound), now);
+    job.handle(Event::Cut(cut, Stepped::Held(Some(Round(3)))), now);
+    job.handle(Event::Cut(cut, Stepped::Lines([Some(Round(3)), None].into())), now);
+    assert_eq!(job.handle(Event::Attached(1), now), []);
+    job.handle(Event::Cut(cut, Stepped::Ends), now);
+    let over = job.handle(Event::Cut(cut, Stepped::Released), now);
+    assert_eq!(over, [Effect::CutOver(cut, Ok(Round(3)))], "the newcomer waits for the next hub");
+}
+
+#[test]
 fn a_newcomer_that_is_lost_before_its_cut_does_not_take_part() {
     let mut job = running();
     lose(&mut job, 1);

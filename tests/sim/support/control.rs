@@ -575,6 +575,8 @@ impl Control {
                         member.standing.waits_for_cut(self.commands.len()) && !self.job().life.gathers();
                     // A newcomer may not yet be at all of several hubs.
                     let waits = waits && self.job().hubs.share.is_whole();
+                    // Nobody begins to take part in a job that ends.
+                    let waits = waits && !self.is_closed();
                     assert!(!waits || self.is_busy(), "worker {rank} waits for a cut, and there is none");
                     assert!(owners == 1 || !self.job().members.takes_part(rank), "worker {rank} takes part");
                 }
