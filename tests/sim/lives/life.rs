@@ -479,7 +479,8 @@ impl Life {
                 },
                 Notice::WorkerGone { by_itself: true, .. } => {}
                 // A hub was lost again before all workers had weights.
-                Notice::JobFailed { .. } if job.hubs.has_failed().0 => {}
+                // Or a push came after the last state.
+                Notice::JobFailed { .. } | Notice::WorkerGone { .. } if job.hubs.has_failed().0 => {}
                 notice => panic!("{notice:?}, {stages:?}"),
             }
         }

@@ -24,7 +24,7 @@
 //! | an incomplete checkpoint names the hub whose disk has failed | [`disks::Disks`] |
 //! | a worker that only sends heartbeats is lost when all others wait for it, and nobody else is | [`Life::is_held_up`] |
 //! | a hub that was suspended blames nobody for that | the control of a hub |
-//! | a new learning rate is used from its round on, also in a job that comes back | [`ledger::Together`] |
+//! | a new learning rate is used from its round on, also in a job that comes back and below other hubs | [`ledger::Together`] |
 //! | a job begins with the state that rank 0 brings | [`ledger`], [`Life::come_back`] |
 //! | a link has the bytes that its core has measured last, and a new link has none | the control of a hub |
 //! | each input of a coordinator occurs | [`check_counts`] |
@@ -135,5 +135,8 @@ fn whoever_comes_and_goes_below_other_hubs_each_round_is_stepped_once() {
         ("gone on from a file", 50),
         ("stops in order", 30),
         ("states read", 100),
+        ("rates changed", 1000),
+        ("orders of keys", 1000),
+        ("hubs drained", 1000),
     ]));
 }
