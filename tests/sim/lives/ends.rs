@@ -22,7 +22,7 @@ impl Life {
         let is_over = |life: &mut Life| {
             life.tell_hubs();
             match life.dice.below(400) {
-                0 => life.job.hubs.hubs.iter_mut().for_each(Control::waits_long_for_lead),
+                0 => life.waits_for_last_state(),
                 1 if life.any_hub().saves_last() => life.any_hub().dies(),
                 _ => {}
             }
@@ -44,13 +44,24 @@ impl Life {
         count("jobs failed", 1);
     }
 
+    /// Lets much time pass if a hub waits for a decision about the last state, and nothing is under way. Something has then
+    /// failed.
+    fn waits_for_last_state(&mut self) {
+        if self.job.hubs.only_waits() && self.job.hubs.hubs.iter().any(Control::saves_last) {
+            assert!(
+                self.job.hubs.has_trouble_with_last(),
+                "a hub waits for the last state, and nothing is lost"
+            );
+            self.job.hubs.hubs.iter_mut().for_each(Control::waits_long_for_lead);
+        }
+    }
+
     /// Checks that all hubs have saved the same last state, or that one of them could not.
     fn check_last_state(&mut self) {
         let hubs = &self.job.hubs.hubs;
         let written = BTreeSet::from_iter(hubs.iter().filter_map(|hub| hub.last.written));
         assert!(written.len() <= 1, "the hubs have saved states before {written:?}");
-        let has_trouble =
-            self.job.hubs.post.has_disturbed_last || hubs.iter().any(|hub| hub.last.has_trouble);
+        let has_trouble = self.job.hubs.has_trouble_with_last();
         let is_saved = |hub: &Control| matches!(hub.last.over, Some(Ok(_)));
         self.is_last_saved = !has_trouble;
         assert!(

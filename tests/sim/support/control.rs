@@ -454,10 +454,12 @@ impl Control {
 
     /// Whether commands, reports or letters are on their way.
     pub fn is_busy(&self) -> bool {
-        self.brings.is_some()
-            || self.saves_last()
-            || !self.reports.is_empty()
-            || self.commands.iter().any(|commands| !commands.is_empty())
+        self.brings.is_some() || self.saves_last() || self.has_work()
+    }
+
+    /// Whether commands or reports are on their way.
+    pub fn has_work(&self) -> bool {
+        !self.reports.is_empty() || self.commands.iter().any(|commands| !commands.is_empty())
     }
 
     /// Forgets the messages on their way, because the job has ended.

@@ -139,6 +139,16 @@ impl Hubs {
         self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }
 
+    /// Whether no letter, report, command or write is under way, so that only the time can bring something.
+    pub fn only_waits(&self) -> bool {
+        self.post.is_empty() && self.hubs.iter().all(|hub| !hub.has_work() && hub.last_due().is_none())
+    }
+
+    /// Whether something other than the job has failed, so that its last state may not be saved.
+    pub fn has_trouble_with_last(&self) -> bool {
+        self.post.has_disturbed_last || self.hubs.iter().any(|hub| hub.last.has_trouble)
+    }
+
     /// Lets every control take in its next report, and delivers every letter. With dice, only some of both
     /// happen.
     pub fn work(&mut self, mut dice: Option<&mut Dice>) {

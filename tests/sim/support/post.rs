@@ -105,6 +105,11 @@ impl Post {
         !self.sent.is_empty() || !self.asks.is_empty()
     }
 
+    /// Whether no letter is on its way.
+    pub fn is_empty(&self) -> bool {
+        self.sent.is_empty()
+    }
+
     /// Takes a letter of a hub, and addresses it to the hubs that must get it.
     pub fn take(&mut self, from: usize, letter: Letter, hubs: usize) {
         let to = match &letter {
