@@ -95,6 +95,8 @@ pub struct Life {
     looked: Option<(Look, Vec<Stage>, u32)>,
     /// The number of steps so far.
     steps: u32,
+    /// The step in which living members were silent last.
+    silent: u32,
     /// The number of notices that were read.
     pub read: usize,
     /// Whether the last state of the job before this one is saved at all hubs.
@@ -145,6 +147,7 @@ impl Life {
             compared: vec![0; WORKERS as usize],
             looked: None,
             steps: 0,
+            silent: 0,
             read: 0,
             is_last_saved: false,
         }
@@ -326,6 +329,11 @@ impl Life {
 
     /// Makes living members silent for a time that is not too long. A member that hangs is then lost.
     fn is_silent(&mut self) {
+        // No cut lasts as long as many silences one after another.
+        if self.steps - self.silent < STANDS / 2 {
+            return;
+        }
+        self.silent = self.steps;
         for hub in &mut self.job.hubs.hubs {
             if hub.failed.is_none() {
                 hub.is_silent(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));

@@ -66,6 +66,8 @@ impl Said {
 }
 
 type Answer = Result<Said, String>;
+/// What a hub of this number gets, if it gets something.
+type OfHub<T> = Option<(usize, T)>;
 
 /// A letter on its way.
 #[derive(Debug)]
@@ -182,7 +184,7 @@ impl Post {
 
     /// Gives up a request, if the dice say so. The request may be lost or arrive later. Returns the event for the
     /// hub that asks, or the hub and the letter for it.
-    pub fn trouble(&mut self, dice: &mut Dice) -> (Option<(usize, Event)>, Option<(usize, Letter)>) {
+    pub fn trouble(&mut self, dice: &mut Dice) -> (OfHub<Event>, OfHub<Letter>) {
         if self.gives_up_one_in.is_none_or(|one_in| dice.below(one_in) > 0) {
             return (None, None);
         }

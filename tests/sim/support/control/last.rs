@@ -10,6 +10,9 @@ use super::{Command, Control, LIMIT};
 use crate::counts::count;
 use crate::hubs::Letter;
 
+/// A core's part of the last state, or the reason why there is none.
+type PartHere = Result<SnapshotPart, String>;
+
 /// The last state at one hub.
 #[derive(Debug, Default)]
 pub struct LastHere {
@@ -20,7 +23,7 @@ pub struct LastHere {
     /// Whether all cores hold the job.
     is_held: bool,
     /// The parts of the cores.
-    parts: Vec<Result<SnapshotPart, String>>,
+    parts: Vec<PartHere>,
     /// The decision of hub 0, while this hub's part is to be written.
     writes: Option<LastRequest>,
     /// The hubs that have asked whether this hub still has the job, and have no answer.
@@ -76,14 +79,14 @@ impl Control {
     }
 
     /// Notes a core's part of the last state.
-    pub(super) fn has_last(&mut self, part: Option<Result<SnapshotPart, String>>) {
+    pub(super) fn has_last(&mut self, part: Option<PartHere>) {
         self.last.parts.extend(part);
         self.last.answers -= 1;
     }
 
     /// Returns the parts of the last state that are to be written, the lowest round of any chunk here when the job was held,
     /// and the round before which the parts have the state.
-    pub fn last_due(&self) -> Option<(&[Result<SnapshotPart, String>], Round, Round)> {
+    pub fn last_due(&self) -> Option<(&[PartHere], Round, Round)> {
         let request = self.last.writes.as_ref().filter(|_| self.last.answers == 0)?;
         let lowest = self.last.fronts.iter().map(|front| front.lowest).min()?;
         Some((&self.last.parts, lowest, request.before))
