@@ -202,6 +202,24 @@ fn a_job_waits_for_the_state_that_was_offered() {
 }
 
 #[test]
+fn a_state_that_rank_0_has_brought_is_saved_though_no_round_is_over() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    let piece = pbox_core::Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 };
+    job.hubs.pieces.push(piece);
+    let numbers = job.numbers.clone();
+    job.begin_with(Some((Round(9), numbers)));
+    job.take_part(&[0, 1], Round(9));
+    job.fail_and_save(("a test", Blame::Job), false, Instant::now());
+    let held = LastStepped::Held(Ok(vec![pbox_core::Front { lowest: Round(9), highest: Round(9) }]));
+    let effects = job.handle(Event::Last(held), Instant::now());
+    let is_written = |effect: &Effect| match effect {
+        Effect::Last(LastStep::Write(request)) => request.before == Round(9),
+        _ => false,
+    };
+    assert!(effects.iter().any(is_written), "it is in no file: {effects:?}");
+}
+
+#[test]
 fn a_state_that_nobody_wants_keeps_nobody_waiting() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
     assert!(job.state_offered(vec![]).unwrap());
