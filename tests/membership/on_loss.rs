@@ -9,7 +9,6 @@ use hub_tests::{
     refused, says,
 };
 use pbox_core::OnLoss;
-use pbox_core::control::JobState;
 use pbox_core::{KeyId, Round};
 use phub_server::Hub;
 use worker_shim::{Session, SessionConfig};
@@ -131,28 +130,6 @@ fn one_comes_back(hubs: &[Hub]) {
     sessions.push(back);
     round(&mut sessions);
     sessions.iter().for_each(|session| weights_are(session, -1.5));
-}
-
-#[test]
-fn a_job_ends_with_the_last_of_its_workers() {
-    let _watchdog = Watchdog::start();
-    the_last_ends_it(&[hub(2)]);
-    the_last_ends_it(&[hub(2), hub(1)]);
-}
-
-fn the_last_ends_it(hubs: &[Hub]) {
-    let mut sessions = ready_all(2, |rank| config(hubs, rank, 2));
-    drop(sessions.pop());
-    until_members(&sessions[0], &[0]);
-    drop(sessions);
-    let runs_at = |hub: &Hub| {
-        describe(&hub.address().to_string()).jobs.iter().any(|job| job.state == JobState::Running)
-    };
-    while hubs.iter().any(runs_at) {
-        std::thread::yield_now();
-    }
-    let again = ready_all(2, |rank| config(hubs, rank, 2));
-    assert_eq!(again[0].next_round(), Round(1));
 }
 
 #[test]

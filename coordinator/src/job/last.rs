@@ -110,7 +110,7 @@ impl Job {
         let mut effects = Vec::new();
         if self.life.runs() {
             let written = self.checkpoints.last.as_ref().map(|last| last.round);
-            let last = Last::new((reason, blame), stops, &self.hubs, (written, self.first_round));
+            let last = Last::new((reason, blame), stops, &self.hubs, written);
             self.last.0 = Some(last);
             effects.push(Effect::Last(LastStep::Hold));
         }
@@ -269,14 +269,9 @@ impl LastState {
 }
 
 impl Last {
-    /// Begins to save the last state of a failed job. `written` is the round of this hub's last file, if any. `first_round`
-    /// is the round with which the job began.
-    fn new(
-        (reason, blame): (&str, Blame),
-        stops: bool,
-        hubs: &Hubs,
-        (written, first_round): (Option<Round>, Round),
-    ) -> Self {
+    /// Begins to save the last state of a failed job. `written` is the round of this hub's last file since the job
+    /// began, if any. A state that rank 0 has brought is in no file.
+    fn new((reason, blame): (&str, Blame), stops: bool, hubs: &Hubs, written: Option<Round>) -> Self {
         let newest = match (hubs.share.is_whole(), hubs.leads()) {
             (true, _) => written,
             (false, true) => hubs.whole.rounds.last().copied(),
@@ -289,7 +284,7 @@ impl Last {
             own: None,
             failed,
             ended: format!("failed: {reason}"),
-            saved: newest.unwrap_or(first_round),
+            saved: newest.unwrap_or(hubs.first_round),
         };
         if stops && !hubs.share.is_whole() {
             last.failed.reason = format!("{} stops: {reason}", hubs.name(hubs.share.hub));

@@ -144,6 +144,21 @@ fn a_worker_that_takes_the_rank_of_a_newcomer_does_not_take_part_by_the_cut_of_t
 }
 
 #[test]
+fn nobody_begins_to_take_part_after_the_last_round() {
+    let (mut job, now) = (running(), Instant::now());
+    lose(&mut job, 1);
+    join(&mut job, 1);
+    job.members.connect(1, Token([1; 16]), "job").unwrap();
+    let (cut, _) = job.cut(Purpose::Snapshot(CutAt::LastRound), now);
+    job.handle(Event::Cut(cut, Stepped::Held(Some(Round(3)))), now);
+    job.handle(Event::Cut(cut, Stepped::Lines([Some(Round(3)), None].into())), now);
+    assert_eq!(job.handle(Event::Attached(1), now), []);
+    job.handle(Event::Cut(cut, Stepped::Ends), now);
+    let over = job.handle(Event::Cut(cut, Stepped::Released), now);
+    assert_eq!(over, [Effect::CutOver(cut, Ok(Round(3)))], "the newcomer waits for the next hub");
+}
+
+#[test]
 fn a_newcomer_that_is_lost_before_its_cut_does_not_take_part() {
     let mut job = running();
     lose(&mut job, 1);
@@ -184,6 +199,24 @@ fn a_job_waits_for_the_state_that_was_offered() {
     assert_eq!(job.begin_with(None), Arrival::Complete([0, 1].into()));
     job.take_part(&[0, 1], Round(9));
     assert!(!job.state_offered(vec![]).unwrap(), "it has begun");
+}
+
+#[test]
+fn a_state_that_rank_0_has_brought_is_saved_though_no_round_is_over() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    let piece = pbox_core::Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 };
+    job.hubs.pieces.push(piece);
+    let numbers = job.numbers.clone();
+    job.begin_with(Some((Round(9), numbers)));
+    job.take_part(&[0, 1], Round(9));
+    job.fail_and_save(("a test", Blame::Job), false, Instant::now());
+    let held = LastStepped::Held(Ok(vec![pbox_core::Front { lowest: Round(9), highest: Round(9) }]));
+    let effects = job.handle(Event::Last(held), Instant::now());
+    let is_written = |effect: &Effect| match effect {
+        Effect::Last(LastStep::Write(request)) => request.before == Round(9),
+        _ => false,
+    };
+    assert!(effects.iter().any(is_written), "it is in no file: {effects:?}");
 }
 
 #[test]

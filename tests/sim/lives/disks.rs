@@ -10,15 +10,19 @@ use fabric::Slab;
 use pbox_core::control::WholeRounds;
 use pbox_core::{
     ChunkId, ExactSum, Layout, NumbersByRound, Occasion, Optimizer, Placement, Restored, RestoredKey, Round,
-    SnapshotPart, Tensors,
+    Selection, SnapshotPart, Tensors,
 };
 use sim_tests::counts::count;
 use sim_tests::trouble::Dice;
 
 use super::ledger::weights_of;
+use super::life::Life;
 
 /// The reason why a file is not written.
 const FULL: &str = "the disk is full";
+
+/// The occasion of last states. No other snapshot has this number.
+const LAST: Occasion = Occasion::Asked(u64::MAX, Selection::All);
 
 /// The weights of chunks before a round.
 type Part = BTreeMap<ChunkId, Vec<f32>>;
@@ -113,6 +117,19 @@ impl Disks {
         Ok(files.keys().copied().collect())
     }
 
+    /// Writes a hub's part of the last state, if the disk works.
+    pub fn write_last(
+        &mut self,
+        hub: u32,
+        parts: &[SnapshotPart],
+        of: (Round, &NumbersByRound),
+        whole: &WholeRounds,
+        dice: &mut Dice,
+    ) -> Result<(), String> {
+        parts.iter().for_each(|part| self.take(part, LAST));
+        self.write((hub, LAST), of, whole, dice).map(drop)
+    }
+
     /// Checks that a checkpoint that is not whole names a hub whose disk has failed, if a disk is to blame.
     pub fn check_blamed(&self, before: Round, why: &str) {
         if let Some(hub) = why.strip_suffix(FULL) {
@@ -171,5 +188,48 @@ impl Disks {
         let keys = self.layout.keys().iter().map(key).collect();
         let restored = Restored::new(before, self.numbers[&before].changes_from(before), values, keys);
         (Some(restored.with_last_squares(self.of_files.get(&before).copied())), files, is_damaged)
+    }
+}
+
+impl Life {
+    /// Writes the files that are due. The disks differ in speed.
+    pub fn write_files(&mut self) {
+        let Life { job, disks, dice, .. } = self;
+        for (hub, control) in (0..).zip(&mut job.hubs.hubs) {
+            if control.has_file() && dice.below(self.writes_one_in[hub as usize]) == 0 {
+                let numbers = control.job().numbers.clone();
+                control.write(|occasion, before, whole| {
+                    disks.write((hub, occasion), (before, &numbers), whole, dice)
+                });
+            }
+            for (before, why) in control.files.not_whole.drain(..) {
+                disks.check_blamed(before, &why);
+            }
+            if dice.below(8) == 0 {
+                control.has_read();
+            }
+        }
+        let whole = job.hubs.lead().files.whole;
+        if let Some(whole) = whole.filter(|_| whole > self.said) {
+            self.said = Some(whole);
+            assert!(disks.have_all(whole), "not all hubs have the state before round {}", whole.0);
+        }
+    }
+
+    /// Writes the parts of last states that are due, and checks them.
+    pub fn write_last_states(&mut self) {
+        let Life { job, disks, dice, ledger, .. } = self;
+        for hub in 0..job.hubs.hubs.len() {
+            let Some((parts, lowest, before)) = job.hubs.hubs[hub].last_due() else { continue };
+            if dice.below(self.writes_one_in[hub]) > 0 {
+                continue;
+            }
+            parts.iter().flatten().for_each(|part| ledger.check_last(part, lowest, before, job));
+            let control = &mut job.hubs.hubs[hub];
+            let numbers = control.job().numbers.clone();
+            control.write_last(|before, parts, whole| {
+                disks.write_last(hub as u32, parts, (before, &numbers), whole, dice)
+            });
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! The end of a job, the return of a job, and joins that are refused.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use membership::{End, Event, Failure, Step};
-use sim_tests::control::Harm;
+use sim_tests::control::{Control, Harm};
 use sim_tests::counts::count;
 use sim_tests::simulated::{Again, JOB};
 
@@ -15,8 +16,16 @@ impl Life {
     /// Ends a job that has failed at a hub. Checks that all members are notified, and that nothing is left of
     /// the job.
     pub fn end(&mut self) {
+        if self.dice.below(3) == 0 {
+            self.job.hubs.post.gives_up_one_in = Some(3 + self.dice.below(30));
+        }
         let is_over = |life: &mut Life| {
             life.tell_hubs();
+            match life.dice.below(400) {
+                0 => life.waits_for_last_state(),
+                1 if life.any_hub().saves_last() => life.any_hub().dies(),
+                _ => {}
+            }
             let waits = |stage: &Stage| matches!(stage, Stage::Dead | Stage::HubLost);
             life.job.hubs.has_failed().1 && !life.job.is_busy() && life.stages.iter().all(waits)
         };
@@ -31,7 +40,39 @@ impl Life {
             assert!(!hub.has_untold(), "the hub waits until its members hear that it stops");
             hub.forget();
         }
+        self.check_last_state();
         count("jobs failed", 1);
+    }
+
+    /// Lets much time pass if a hub waits for a decision about the last state, and nothing is under way. Something has then
+    /// failed.
+    fn waits_for_last_state(&mut self) {
+        if self.job.hubs.only_waits() && self.job.hubs.hubs.iter().any(Control::saves_last) {
+            assert!(
+                self.job.hubs.has_trouble_with_last(),
+                "a hub waits for the last state, and nothing is lost"
+            );
+            self.job.hubs.hubs.iter_mut().for_each(Control::waits_long_for_lead);
+        }
+    }
+
+    /// Checks that all hubs have saved the same last state, or that one of them could not.
+    fn check_last_state(&mut self) {
+        let hubs = &self.job.hubs.hubs;
+        let written = BTreeSet::from_iter(hubs.iter().filter_map(|hub| hub.last.written));
+        assert!(written.len() <= 1, "the hubs have saved states before {written:?}");
+        let has_trouble = self.job.hubs.has_trouble_with_last();
+        let is_saved = |hub: &Control| matches!(hub.last.over, Some(Ok(_)));
+        self.is_last_saved = !has_trouble;
+        assert!(
+            has_trouble || hubs.iter().all(is_saved),
+            "{:?}",
+            Vec::from_iter(hubs.iter().map(|hub| &hub.last))
+        );
+        count(
+            "last states of several hubs",
+            usize::from(hubs.len() > 1 && !written.is_empty() && !has_trouble),
+        );
     }
 
     /// Lets workers that know of the failure at one hub act as their state machines say. They give up; or
@@ -90,7 +131,9 @@ impl Life {
     pub fn come_back(&mut self) {
         self.floor = self.floor.max(self.job.hubs.lead().files.whole);
         let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
-        let is_all_saved = self.was_saved_at_stop() && !is_damaged;
+        let is_last_saved =
+            self.is_last_saved && (self.terms.job.hubs == 1 || matches!(self.ledger, Ledger::Together(_)));
+        let is_all_saved = (self.was_saved_at_stop() || is_last_saved) && !is_damaged;
         let restored = restored.map(Arc::new);
         // Rank 0 brings the state if the hubs have lost all their files.
         let is_brought = restored.is_some() && self.dice.below(4) == 0;

@@ -29,6 +29,9 @@ const AHEAD: u32 = 3;
 /// The longest time that a session waits for a hub.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// The number of steps in which living workers push, and pushes arrive.
+const STANDS: u32 = 60;
+
 /// A time that no life reaches.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 
@@ -71,7 +74,7 @@ pub struct Life {
     pub ledger: Ledger,
     pub disks: Disks,
     /// The slowness of each hub's disk. In each step, it writes a file with a chance of one in this number.
-    writes_one_in: Vec<u64>,
+    pub writes_one_in: Vec<u64>,
     /// The last state that all hubs have reported as written, or from which the job has continued.
     pub floor: Option<Round>,
     /// The last state that the living hubs have reported as written.
@@ -88,10 +91,16 @@ pub struct Life {
     pub reached: Vec<Option<Round>>,
     /// The last round before which each worker has compared its weights with those of others, by rank.
     pub compared: Vec<u32>,
-    /// The last look at the cores.
-    looked: Option<Look>,
+    /// The last look at the cores, the stages at that time, and the first step with both.
+    looked: Option<(Look, Vec<Stage>, u32)>,
+    /// The number of steps so far.
+    steps: u32,
+    /// The step in which living members were silent last.
+    silent: u32,
     /// The number of notices that were read.
     pub read: usize,
+    /// Whether the last state of the job before this one is saved at all hubs.
+    pub is_last_saved: bool,
 }
 
 impl Life {
@@ -137,7 +146,10 @@ impl Life {
             reached: Vec::new(),
             compared: vec![0; WORKERS as usize],
             looked: None,
+            steps: 0,
+            silent: 0,
             read: 0,
+            is_last_saved: false,
         }
     }
 
@@ -235,6 +247,7 @@ impl Life {
                 12 if self.plot == Plot::Stop => self.any_hub().drains(),
                 14 if self.dice.below(3) == 0 => self.changes_rate(),
                 13 if !self.is_stopping() => self.is_held_up(),
+                15 => self.any_hub().measures(),
                 _ => {}
             }
             self.step(u32::MAX);
@@ -316,6 +329,11 @@ impl Life {
 
     /// Makes living members silent for a time that is not too long. A member that hangs is then lost.
     fn is_silent(&mut self) {
+        // No cut lasts as long as many silences one after another.
+        if self.steps - self.silent < STANDS / 2 {
+            return;
+        }
+        self.silent = self.steps;
         for hub in &mut self.job.hubs.hubs {
             if hub.failed.is_none() {
                 hub.is_silent(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
@@ -346,13 +364,16 @@ impl Life {
     pub fn is_held_up(&mut self) {
         self.job.look();
         let look = self.job.look(); // nothing has moved since the first look
-        let stands = self.looked.as_ref() == Some(&look) && !look.is_moving;
         let is_late = |(rank, waits): (&u32, &Waits)| match self.stages[*rank as usize] {
             Stage::Late => true,
             stage => waits.is_waiting && stage == Stage::TakesPart,
         };
         let are_late = self.stages.contains(&Stage::Late) && look.workers.iter().all(is_late);
-        self.looked = Some(look.clone());
+        let former = self.looked.take().filter(|(of, stages, _)| *of == look && *stages == self.stages);
+        let since = former.map_or(self.steps, |(.., since)| since);
+        self.looked = Some((look.clone(), self.stages.clone(), since));
+        // Pushes may be on their way, also those that a worker repeats over new links.
+        let stands = self.steps - since > STANDS && !look.is_moving;
         if stands && are_late && !look.workers.is_empty() {
             let lives = |rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs);
             self.job.hubs.lead().is_held_up(&look, lives);
@@ -362,6 +383,7 @@ impl Life {
 
     /// Pushes all keys that workers can push, and lets all workers and hubs work once.
     fn step(&mut self, until: u32) {
+        self.steps += 1;
         for rank in 0..WORKERS {
             self.hear(rank);
             if self.stages[rank as usize] == Stage::TakesPart && self.dice.below(3) > 0 {
@@ -371,6 +393,7 @@ impl Life {
         self.job.step().unwrap();
         self.read_notices();
         self.write_files();
+        self.write_last_states();
         for rank in 0..WORKERS {
             self.check(rank);
         }
@@ -464,35 +487,12 @@ impl Life {
                 },
                 Notice::WorkerGone { by_itself: true, .. } => {}
                 // A hub was lost again before all workers had weights.
-                Notice::JobFailed { .. } if job.hubs.has_failed().0 => {}
+                // Or a push came after the last state.
+                Notice::JobFailed { .. } | Notice::WorkerGone { .. } if job.hubs.has_failed().0 => {}
                 notice => panic!("{notice:?}, {stages:?}"),
             }
         }
         self.read = job.notices.len();
-    }
-
-    /// Writes the files that are due. The disks differ in speed.
-    fn write_files(&mut self) {
-        let Life { job, disks, dice, .. } = self;
-        for (hub, control) in (0..).zip(&mut job.hubs.hubs) {
-            if control.has_file() && dice.below(self.writes_one_in[hub as usize]) == 0 {
-                let numbers = control.job().numbers.clone();
-                control.write(|occasion, before, whole| {
-                    disks.write((hub, occasion), (before, &numbers), whole, dice)
-                });
-            }
-            for (before, why) in control.files.not_whole.drain(..) {
-                disks.check_blamed(before, &why);
-            }
-            if dice.below(8) == 0 {
-                control.has_read();
-            }
-        }
-        let whole = job.hubs.lead().files.whole;
-        if let Some(whole) = whole.filter(|_| whole > self.said) {
-            self.said = Some(whole);
-            assert!(disks.have_all(whole), "not all hubs have the state before round {}", whole.0);
-        }
     }
 
     /// Brings all workers back, and makes some more rounds, unless the job fails.
@@ -593,6 +593,7 @@ pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simula
     );
     let mut job = Simulated::new(net, layout, terms.clone()).unwrap();
     job.hubs.post.loses_parts_one_in = Some(40);
-    job.hubs.hubs.iter_mut().for_each(|hub| (hub.forgets, hub.is_swept) = (true, true));
+    let saves = dice.below(4) > 0;
+    job.hubs.hubs.iter_mut().for_each(|hub| (hub.forgets, hub.is_swept, hub.saves) = (true, true, saves));
     job
 }

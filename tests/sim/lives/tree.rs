@@ -237,11 +237,50 @@ impl Tree {
                     self.hubs_above_end();
                     return false;
                 }
+                7 => self.changes_rate(),
+                8 => self.needs_other_keys(),
+                9 => self.drains(),
                 _ => {}
             }
             self.step(u32::MAX);
         }
         true
+    }
+
+    /// Lets a worker change the learning rate from a round on that no worker has pushed.
+    fn changes_rate(&mut self) {
+        let (furthest, worker) = (self.rounds().max().unwrap(), self.any_worker());
+        let Ledger::Together(together) = &mut self.ledger else { return };
+        if !self.job.has_hub(worker) {
+            return;
+        }
+        let rate = [0.5, 1.0, 2.0][self.dice.below(3) as usize];
+        let from = Round(furthest + AHEAD + 2 + self.dice.below(3) as u32);
+        together.change_rate(rate, from);
+        self.job.change_rate(worker, rate, from);
+        count("rates changed", 1);
+    }
+
+    /// Lets a worker send its keys in another order.
+    fn needs_other_keys(&mut self) {
+        let (worker, first) = (self.any_worker(), self.dice.below(self.layout.keys().len() as u64) as usize);
+        let mut order = Vec::from_iter(self.keys());
+        order.rotate_left(first);
+        self.job.workers[worker].exchange.need(&order).unwrap();
+        count("orders of keys", usize::from(!self.job.workers[worker].exchange.priorities().is_empty()));
+    }
+
+    /// Lets a hub take no more jobs. Its own job continues.
+    fn drains(&mut self) {
+        let hub = self.dice.below(self.job.nodes.len() as u64) as usize;
+        if self.job.is_hub_alive(hub) {
+            self.job.nodes[hub].control.drains();
+            count("hubs drained", 1);
+        }
+    }
+
+    fn any_worker(&mut self) -> usize {
+        self.dice.below(self.job.workers.len() as u64) as usize
     }
 
     fn goes_on(&self) -> bool {
@@ -328,7 +367,7 @@ impl Tree {
     }
 
     fn happens_to_worker(&mut self) {
-        let worker = self.dice.below(self.job.workers.len() as u64) as usize;
+        let worker = self.any_worker();
         match self.dice.below(3) {
             0 if self.takes_part(worker) => {
                 self.job.unlink(worker);

@@ -22,8 +22,10 @@ pub(crate) use tell;
 mod blame;
 mod brought;
 mod command;
+mod crossed;
 mod ends;
 mod files;
+mod last;
 mod make;
 mod stop;
 
@@ -49,7 +51,9 @@ use crate::hubs::Letter;
 pub use blame::Harm;
 use command::Command;
 pub use command::WayUp;
+use crossed::CrossedHere;
 pub use files::{FilesHere, known_to};
+pub use last::LastHere;
 use make::{ask, hub_of};
 pub use stop::{StopHere, Stopping};
 
@@ -89,6 +93,12 @@ pub struct Control {
     pub files: FilesHere,
     /// The stop of the hub.
     pub stopping: StopHere,
+    /// The last state of the job, once it has failed.
+    pub last: LastHere,
+    /// Whether the hub saves the last state of a failed job.
+    pub saves: bool,
+    /// The bytes that have crossed the links of members.
+    crossed: CrossedHere,
     /// The cut that lets the members begin, while it waits for the hubs above.
     waits_above: Option<CutId>,
     /// The number of cores that have lost links to the hubs above, until there are new links.
@@ -152,6 +162,9 @@ impl Control {
             follows: HashMap::new(),
             files: FilesHere::default(),
             stopping: StopHere::default(),
+            last: LastHere::default(),
+            saves: false,
+            crossed: CrossedHere::default(),
             waits_above: None,
             unlinked_above: None,
             failed: None,
@@ -236,7 +249,9 @@ impl Control {
             self.ask(Connect { member, token }).expect("the token is valid again");
         }
         assert!(self.ask(Connect { member, token }).is_err(), "a token is valid for one connection");
-        self.ask(Attach { member, transport: Transport::Tcp.to_string(), nics: Vec::new() });
+        let nics = vec!["nic0".to_owned(); self.commands.len()];
+        self.ask(Attach { member, transport: Transport::Tcp.to_string(), nics });
+        self.has_new_links(rank);
     }
 
     /// Notes that the links to hubs above are lost, and that new ones will follow.
@@ -439,9 +454,12 @@ impl Control {
 
     /// Whether commands, reports or letters are on their way.
     pub fn is_busy(&self) -> bool {
-        self.brings.is_some()
-            || !self.reports.is_empty()
-            || self.commands.iter().any(|commands| !commands.is_empty())
+        self.brings.is_some() || self.saves_last() || self.has_work()
+    }
+
+    /// Whether commands or reports are on their way.
+    pub fn has_work(&self) -> bool {
+        !self.reports.is_empty() || self.commands.iter().any(|commands| !commands.is_empty())
     }
 
     /// Forgets the messages on their way, because the job has ended.
@@ -522,6 +540,10 @@ impl Control {
                 self.fails(format!("hub 0 holds the job for more than {limit:?}"), Blame::Hub);
             }
             Effect::Wake => self.wakes += 1,
+            Effect::Last(step) => self.last_step(step),
+            Effect::Holds(holds) => self.tells_holds(&holds),
+            Effect::HasPart(part) => self.tells_part(part),
+            Effect::LastOver(saved) => self.last_is_over(saved),
             Effect::TookPart(..) | Effect::Relinked(_) | Effect::Forget(..) => {}
             effect => panic!("no simulated job has such an effect: {effect:?}"),
         }
@@ -555,6 +577,8 @@ impl Control {
                         member.standing.waits_for_cut(self.commands.len()) && !self.job().life.gathers();
                     // A newcomer may not yet be at all of several hubs.
                     let waits = waits && self.job().hubs.share.is_whole();
+                    // Nobody begins to take part in a job that ends.
+                    let waits = waits && !self.is_closed();
                     assert!(!waits || self.is_busy(), "worker {rank} waits for a cut, and there is none");
                     assert!(owners == 1 || !self.job().members.takes_part(rank), "worker {rank} takes part");
                 }

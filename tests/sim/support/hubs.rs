@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordinator::{Blame, CutId, Event, FollowId};
-use pbox_core::control::{ArrivedRequest, HoldRequest, PartState, ReleaseRequest, WholeRounds};
+use pbox_core::control::{
+    ArrivedRequest, FailedReply, FailedRequest, HoldRequest, LastReply, LastRequest, PartState,
+    ReleaseRequest, WholeRounds,
+};
 use pbox_core::{JobTerms, Round, Share};
 
 use crate::control::{Control, tell};
-use crate::post::Post;
+use crate::post::{Post, Question, Said};
 use crate::simulated::JOB;
 use crate::trouble::Dice;
 
@@ -28,8 +31,16 @@ pub enum Letter {
     Arrived(ArrivedRequest),
     /// A hub has lost a worker, and continues.
     Lost(u64, String),
-    /// The job has failed at a hub.
+    /// The job has failed at a hub, which saves no last state.
     Failed(String, Blame),
+    /// The job has failed at a hub, which asks whether the other hub still has the job.
+    Failing(FailedRequest),
+    /// The answer for the hub of this number: whether the other hub still has the job, and its rounds.
+    Holds(usize, Result<FailedReply, String>),
+    /// Hub 0 asks these hubs to write their parts of the last state.
+    Save(Vec<u32>, LastRequest),
+    /// The other hub has written its part of the last state, or has not.
+    Saved(Result<LastReply, String>),
     /// A hub stops, and asks hub 0 to end the job at a cut. It gives this time to the round in flight.
     End(usize, Duration),
     /// The job has ended at a cut for this hub. The flag says whether it is saved.
@@ -42,12 +53,13 @@ pub enum Letter {
 }
 
 impl Letter {
-    /// Returns the cut whose step the letter asks for, if it asks for one, and whether the step is the
-    /// release.
-    pub fn asks(&self) -> Option<(CutId, bool)> {
+    /// Returns the question of the letter, if its sender waits for answers.
+    pub fn asks(&self, from: usize) -> Option<Question> {
         match self {
-            Letter::Hold(cut, _) => Some((*cut, false)),
-            Letter::Release(cut, _) => Some((*cut, true)),
+            Letter::Hold(cut, _) => Some(Question::Hold(*cut)),
+            Letter::Release(cut, _) => Some(Question::Release(*cut)),
+            Letter::Failing(_) => Some(Question::Holds(from)),
+            Letter::Save(..) => Some(Question::Save),
             _ => None,
         }
     }
@@ -127,6 +139,16 @@ impl Hubs {
         self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }
 
+    /// Whether no letter, report, command or write is under way, so that only the time can bring something.
+    pub fn only_waits(&self) -> bool {
+        self.post.is_empty() && self.hubs.iter().all(|hub| !hub.has_work() && hub.last_due().is_none())
+    }
+
+    /// Whether something other than the job has failed, so that its last state may not be saved.
+    pub fn has_trouble_with_last(&self) -> bool {
+        self.post.has_disturbed_last || self.hubs.iter().any(|hub| hub.last.has_trouble)
+    }
+
     /// Lets every control take in its next report, and delivers every letter. With dice, only some of both
     /// happen.
     pub fn work(&mut self, mut dice: Option<&mut Dice>) {
@@ -143,7 +165,9 @@ impl Hubs {
         }
         if let Some(dice) = dice {
             let (known, given_up) = self.post.trouble(dice);
-            known.into_iter().for_each(|event| self.lead().report(event));
+            if let Some((asker, event)) = known.filter(|(asker, _)| !self.hubs[*asker].is_dead()) {
+                self.hubs[asker].report(event);
+            }
             if let Some((from, Letter::Arrived(request))) = given_up {
                 let hub = &mut self.hubs[from];
                 if let Some(rank) = hub.job().members.rank(request.worker) {
@@ -167,6 +191,14 @@ impl Hubs {
         }
     }
 
+    /// Gives a hub the answer of another hub.
+    fn answered(&mut self, asker: usize, from: usize, question: Question, said: Result<Said, String>) {
+        let event = self.post.answered(from, question, said);
+        if let Some(event) = event.filter(|_| !self.hubs[asker].is_dead()) {
+            self.hubs[asker].report(event);
+        }
+    }
+
     fn deliver(&mut self, from: usize, to: usize, letter: Letter) {
         let hub = &mut self.hubs[to];
         tell!(hub, "gets {letter:?}");
@@ -184,13 +216,18 @@ impl Hubs {
             Letter::Part(follow, hub_of, said) => hub.report(Event::Part { follow, hub: hub_of, said }),
             Letter::Hold(cut, request) => hub.follow(cut, request.cut),
             Letter::Release(cut, request) => hub.released_by_lead(cut, request),
-            Letter::Held(cut, front) => {
-                self.post.answered(from, cut, false, front).into_iter().for_each(|event| hub.report(event));
+            Letter::Held(cut, front) => self.answered(to, from, Question::Hold(cut), front.map(Said::Front)),
+            Letter::Released(cut, done) => {
+                self.answered(to, from, Question::Release(cut), done.map(|()| Said::Done));
             }
-            Letter::Released(cut, released) => {
-                let answer = released.map(|()| None);
-                self.post.answered(from, cut, true, answer).into_iter().for_each(|event| hub.report(event));
+            Letter::Failing(_) if hub.is_dead() => {
+                hub.letters.push(Letter::Holds(from, Err("it died".to_owned())));
             }
+            Letter::Failing(request) => hub.failed_elsewhere(from, &request),
+            Letter::Holds(_, holds) => self.answered(to, from, Question::Holds(to), holds.map(Said::Holds)),
+            Letter::Save(..) if hub.is_dead() => hub.letters.push(Letter::Saved(Err("it died".to_owned()))),
+            Letter::Save(_, request) => hub.part_of_last_asked(request),
+            Letter::Saved(part) => self.answered(to, from, Question::Save, part.map(Said::Part)),
             Letter::Failed(reason, blame) => hub.fails(reason, blame),
             Letter::Arrived(request) => hub.arrived(&request),
             Letter::Lost(worker, reason) => {

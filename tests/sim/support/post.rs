@@ -10,15 +10,64 @@
 //! A hub makes each request once, over a new connection, and waits for the answer for a limited time. The other
 //! hub may still carry out a request that was given up. It may also get this request after the next one.
 
-use coordinator::{CutId, Event, FollowId, Stepped};
+use coordinator::{CutId, Event, FollowId, LastStepped, Stepped};
 use pbox_core::Round;
+use pbox_core::control::{FailedReply, LastReply};
 
 use crate::counts::count;
 use crate::hubs::Letter;
 use crate::trouble::Dice;
 
-/// The answer of a hub to a step of a cut: the round that the hub's chunks have reached, or nothing.
-type Answer = Result<Option<Round>, String>;
+/// A question of a hub, which waits for the answers of other hubs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Hub 0: hold the job for a cut.
+    Hold(CutId),
+    /// Hub 0: release the job after a cut.
+    Release(CutId),
+    /// The hub of this number: do you still have the job, which has failed?
+    Holds(usize),
+    /// Hub 0: save your part of the last state.
+    Save,
+}
+
+impl Question {
+    /// Returns the number of the hub that asks.
+    fn asker(self) -> usize {
+        if let Question::Holds(from) = self { from } else { 0 }
+    }
+}
+
+/// The content of an answer.
+#[derive(Clone, Debug)]
+pub enum Said {
+    /// The round that the hub's chunks have reached, if it has chunks.
+    Front(Option<Round>),
+    /// The job is released.
+    Done,
+    /// Whether the hub still has the job.
+    Holds(FailedReply),
+    /// The hub's part of the last state.
+    Part(LastReply),
+}
+
+impl Said {
+    fn front(self) -> Option<Round> {
+        if let Said::Front(front) = self { front } else { panic!("not a front: {self:?}") }
+    }
+
+    fn holds(self) -> FailedReply {
+        if let Said::Holds(holds) = self { holds } else { panic!("not of a failed job: {self:?}") }
+    }
+
+    fn part(self) -> LastReply {
+        if let Said::Part(part) = self { part } else { panic!("not a part: {self:?}") }
+    }
+}
+
+type Answer = Result<Said, String>;
+/// What a hub of this number gets, if it gets something.
+type OfHub<T> = Option<(usize, T)>;
 
 /// A letter on its way.
 #[derive(Debug)]
@@ -30,14 +79,12 @@ struct Sent {
     is_late: bool,
 }
 
-/// The step of a cut that hub 0 waits for. The other hubs must take it.
+/// A question for which a hub waits.
 #[derive(Debug)]
 struct Ask {
-    cut: CutId,
-    /// Whether the hubs release the job. Otherwise they hold it.
-    releases: bool,
-    /// The answers, by hub, without that of hub 0.
-    answers: Vec<Option<Answer>>,
+    question: Question,
+    /// The asked hubs, each with its answer.
+    answers: Vec<(usize, Option<Answer>)>,
 }
 
 /// The letters of a job, and the faults in their delivery.
@@ -50,6 +97,8 @@ pub struct Post {
     /// The average number of steps from one lost question for a part of a checkpoint, or lost answer, to the
     /// next.
     pub loses_parts_one_in: Option<u64>,
+    /// Whether a question about a last state was given up, or asked twice.
+    pub has_disturbed_last: bool,
 }
 
 impl Post {
@@ -58,24 +107,28 @@ impl Post {
         !self.sent.is_empty() || !self.asks.is_empty()
     }
 
+    /// Whether no letter is on its way.
+    pub fn is_empty(&self) -> bool {
+        self.sent.is_empty()
+    }
+
     /// Takes a letter of a hub, and addresses it to the hubs that must get it.
     pub fn take(&mut self, from: usize, letter: Letter, hubs: usize) {
-        let to = match letter {
-            Letter::Hold(..) | Letter::Release(..) => {
-                let asks = letter.asks().into_iter();
-                self.asks.extend(asks.map(|(cut, releases)| Ask {
-                    cut,
-                    releases,
-                    answers: vec![None; hubs - 1],
-                }));
-                1..hubs
+        let to = match &letter {
+            Letter::Hold(..) | Letter::Release(..) => Vec::from_iter(1..hubs),
+            Letter::Lost(..) | Letter::Failed(..) | Letter::Failing(_) if from == 0 => {
+                Vec::from_iter(1..hubs)
             }
-            Letter::Lost(..) | Letter::Failed(..) if from == 0 => 1..hubs,
-            Letter::Ended(hub, _) => hub..hub + 1,
-            Letter::HasPart(_, hub, ..) => hub as usize..hub as usize + 1,
-            _ => 0..1,
+            Letter::Ended(hub, _) | Letter::Holds(hub, _) => vec![*hub],
+            Letter::HasPart(_, hub, ..) => vec![*hub as usize],
+            Letter::Save(hubs, _) => hubs.iter().map(|&hub| hub as usize).collect(),
+            _ => vec![0],
         };
-        self.sent.extend(to.map(|to| Sent { from, to, letter: letter.clone(), is_late: false }));
+        if let Some(question) = letter.asks(from) {
+            self.asks.push(Ask { question, answers: to.iter().map(|&hub| (hub, None)).collect() });
+        }
+        let sent = |to| Sent { from, to, letter: letter.clone(), is_late: false };
+        self.sent.extend(to.into_iter().map(sent));
     }
 
     /// Returns the letters that arrive now, each with its hubs.
@@ -84,22 +137,36 @@ impl Post {
         due.map(|Sent { from, to, letter, .. }| (from, to, letter)).collect()
     }
 
-    /// Notes a hub's answer. Returns the event for hub 0, if it has all answers.
-    pub fn answered(&mut self, hub: usize, cut: CutId, releases: bool, answer: Answer) -> Option<Event> {
-        let is_of = |ask: &Ask| ask.cut == cut && ask.releases == releases;
+    /// Notes a hub's answer. Returns the event for the hub that asks, if it has all answers.
+    pub fn answered(&mut self, hub: usize, question: Question, answer: Answer) -> Option<Event> {
+        let is_of = |ask: &Ask| ask.question == question;
         let place = self.asks.iter().position(is_of)?; // otherwise the answer is too late
-        self.asks[place].answers[hub - 1].get_or_insert(answer);
-        if self.asks[place].answers.contains(&None) {
+        let answers = &mut self.asks[place].answers;
+        answers.iter_mut().find(|(of, _)| *of == hub)?.1.get_or_insert(answer);
+        if answers.iter().any(|(_, answer)| answer.is_none()) {
             return None;
         }
-        let mut answers = self.asks.remove(place).answers.into_iter().flatten();
-        Some(Event::Cut(
-            cut,
-            match releases {
-                true => Stepped::OthersReleased(answers.try_for_each(|answer| answer.map(drop))),
-                false => Stepped::OthersHeld(answers.collect()),
-            },
-        ))
+        let mut answers = self.asks.remove(place).answers.into_iter().filter_map(|(_, answer)| answer);
+        Some(match question {
+            Question::Hold(cut) => {
+                let fronts = answers.map(|answer| answer.map(Said::front)).collect();
+                Event::Cut(cut, Stepped::OthersHeld(fronts))
+            }
+            Question::Release(cut) => {
+                Event::Cut(cut, Stepped::OthersReleased(answers.try_for_each(|answer| answer.map(drop))))
+            }
+            Question::Holds(asker) => {
+                let mut holds = answers.map(|answer| answer.map(Said::holds));
+                Event::Last(match asker {
+                    0 => LastStepped::OthersTold(holds.collect()),
+                    _ => LastStepped::LeadTold(holds.next().expect("hub 0 is asked")),
+                })
+            }
+            Question::Save => {
+                let parts = answers.map(|answer| answer.map(Said::part)).collect();
+                Event::Last(LastStepped::OthersWritten(parts))
+            }
+        })
     }
 
     /// Loses a question for a part of a checkpoint, or its answer, if the dice say so. Returns the question
@@ -115,21 +182,31 @@ impl Post {
         of_part(&self.sent.remove(place))
     }
 
-    /// Gives up a request, if the dice say so. The request may be lost or arrive later. Returns the event for
-    /// hub 0, or the hub and the letter for it.
-    pub fn trouble(&mut self, dice: &mut Dice) -> (Option<Event>, Option<(usize, Letter)>) {
+    /// Gives up a request, if the dice say so. The request may be lost or arrive later. Returns the event for the
+    /// hub that asks, or the hub and the letter for it.
+    pub fn trouble(&mut self, dice: &mut Dice) -> (OfHub<Event>, OfHub<Letter>) {
         if self.gives_up_one_in.is_none_or(|one_in| dice.below(one_in) > 0) {
             return (None, None);
         }
+        let is_of_last = |sent: &&Sent| matches!(sent.letter, Letter::Failing(_) | Letter::Save(..));
+        if dice.below(4) == 0
+            && let Some(Sent { from, to, letter, .. }) = self.sent.iter().find(is_of_last)
+        {
+            let again = Sent { from: *from, to: *to, letter: letter.clone(), is_late: true };
+            self.has_disturbed_last = true;
+            self.sent.push(again);
+        }
         let (which, is_lost) = (dice.below(1 << 20) as usize, dice.below(2) == 0);
         if let Some(ask) = self.asks.get(which % (self.asks.len() + 1)) {
-            let (cut, releases) = (ask.cut, ask.releases);
-            let silent = ask.answers.iter().position(Option::is_none).expect("else it is over") + 1;
-            let is_of = |sent: &Sent| sent.to == silent && sent.letter.asks() == Some((cut, releases));
+            let question = ask.question;
+            self.has_disturbed_last |= matches!(question, Question::Holds(_) | Question::Save);
+            let silent = ask.answers.iter().find(|(_, answer)| answer.is_none()).expect("else it is over").0;
+            let is_of = |sent: &Sent| sent.to == silent && sent.letter.asks(sent.from) == Some(question);
             self.sent.retain(|sent| !is_lost || !is_of(sent));
             self.sent.iter_mut().filter(|sent| is_of(sent)).for_each(|sent| sent.is_late = true);
             count("requests of hubs given up", 1);
-            return (self.answered(silent, cut, releases, Err("no answer came".to_owned())), None);
+            let event = self.answered(silent, question, Err("no answer came".to_owned()));
+            return (event.map(|event| (question.asker(), event)), None);
         }
         let is_told =
             |sent: &Sent| matches!(sent.letter, Letter::Arrived(_) | Letter::Lost(..) | Letter::Failed(..));

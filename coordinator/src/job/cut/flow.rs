@@ -63,6 +63,9 @@ impl Cuts {
                 effects.push(Effect::CutOver(id, Err(stale.into())));
                 continue;
             }
+            if self.are_over && matches!(purpose, Purpose::Admit(_)) {
+                continue;
+            }
             let begins = life.gathers() && matches!(purpose, Purpose::Admit(_));
             let (waits_for, step) = match begins && spec.made.is_below {
                 true => (WaitsFor::Above, Step::BeginAbove),
@@ -202,6 +205,7 @@ impl Moved<'_> {
         match cut.snapshot() {
             // A worker may have pushed the round after the end. It pushes that round again when the job continues.
             (_, true) => {
+                self.job.cuts.are_over = true;
                 let step = Step::EndBefore(cut.before, lines);
                 self.waits(WaitsFor::End, step)
             }

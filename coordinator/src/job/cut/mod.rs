@@ -203,6 +203,8 @@ pub struct Cuts {
     last: u64,
     waiting: VecDeque<(CutId, Purpose)>,
     now: Option<Cut>,
+    /// Whether the job has ended at a cut. No newcomer takes part after it: its rounds would be lost.
+    are_over: bool,
 }
 
 /// The current cut.

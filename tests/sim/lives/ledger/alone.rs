@@ -200,6 +200,24 @@ impl Alone {
         }
     }
 
+    /// Checks a part of the last state. It must have all pushes that were answered.
+    pub fn check_last(&self, part: &SnapshotPart, before: Round, job: &impl Members) {
+        let mut values = part.values.as_slice();
+        for &chunk in &part.chunks {
+            let of_chunk;
+            (of_chunk, values) = values.split_at(self.layout.chunk(chunk).span.bytes / 4);
+            let (first, key) = (first_element(&self.layout, chunk), self.layout.chunk(chunk).key);
+            let what = format!("the last state before round {}, {chunk:?}", before.0);
+            self.check_values(of_chunk, chunk, Round(0), job, |_| false, &what);
+            for (rank, member) in (0..).zip(&self.workers) {
+                let Some(seen) = count(of_chunk, first, (rank, self.workers.len())) else { continue };
+                let has = member.as_ref().and_then(|of| of.has[key.index()].map(|has| of.pushes(has)));
+                let least = has.map_or(0, |pushes| self.former[chunk.index()][rank].start() + pushes);
+                assert!(seen >= least, "{what}: {seen} pushes of rank {rank}, and {least} were answered");
+            }
+        }
+    }
+
     /// Checks a part of a snapshot before a round. It must have all pushes of earlier rounds.
     pub fn check_part(
         &self,

@@ -117,6 +117,14 @@ impl Ledger {
         }
     }
 
+    /// Checks a part of the last state before a round. `lowest` is the lowest round of any chunk when the job was held.
+    pub fn check_last(&mut self, part: &SnapshotPart, lowest: Round, before: Round, job: &impl Members) {
+        match self {
+            Ledger::Together(together) => together.check_last(part, (lowest, before)),
+            Ledger::Alone(alone) => alone.check_last(part, before, job),
+        }
+    }
+
     /// Checks a part of a snapshot before a round.
     pub fn check_part(
         &mut self,

@@ -203,6 +203,25 @@ impl Together {
         }
     }
 
+    /// Checks a part of the last state before a round. A chunk that was behind ended its round with the pushes that had come. It
+    /// leaves out rounds without pushes, none of which is before `lowest`.
+    pub fn check_last(&mut self, part: &SnapshotPart, (lowest, Round(before)): (Round, Round)) {
+        let layout = Arc::clone(&self.layout);
+        for (chunk, of_chunk) in weights_of(&layout, part) {
+            let mut ends = (lowest.0..=before).rev();
+            let is_of = |end: &u32| self.weight(chunk, Round(*end)) == of_chunk[0];
+            let Some(end) = ends.find(is_of) else {
+                panic!("{chunk:?} before round {before}: {of_chunk:?}, held from round {}", lowest.0)
+            };
+            if end < before {
+                let of_chunk = &mut self.skipped[chunk.index()];
+                of_chunk.retain(|rounds| rounds.start < end);
+                self.skip(chunk, end..before);
+            }
+            self.check_values(of_chunk, chunk, Round(before));
+        }
+    }
+
     fn check_values(&mut self, weights: &[f32], chunk: ChunkId, before: Round) {
         let expected = self.weight(chunk, before);
         let is_right = weights.iter().all(|&weight| weight == expected);

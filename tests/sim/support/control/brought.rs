@@ -39,6 +39,14 @@ impl Control {
         self.carry_out_all(effects);
     }
 
+    /// Checks a change of the learning rate from a round on, as a hub below other hubs. The hubs above keep the numbers.
+    pub fn passes_rate(&mut self, rate: f32, from: Round) {
+        let change = ChangeNumbers { job: self.id, change: Change::Rate(rate), from, reset: Vec::new() };
+        let former = self.job().numbers.clone();
+        self.ask(change).expect("the rate is possible");
+        assert_eq!(self.job().numbers, former, "the hubs above keep the numbers");
+    }
+
     /// Changes the learning rate from a round on, on all cores of this hub.
     pub fn changes_rate<'hub>(
         &mut self,

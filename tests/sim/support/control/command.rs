@@ -39,8 +39,14 @@ pub(super) enum Command {
     Snapshot(Occasion, Round),
     /// Become ready for the next snapshot. The memory of the previous one is lost.
     GiveBack,
+    /// Measure the bytes that have crossed the links.
+    Measure,
     /// Continue.
     Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
+    /// Hold the failed job, whose last state is saved.
+    LastHold,
+    /// Report this core's part of the last state.
+    LastState(Round),
     /// Forget the job, which has failed.
     End,
 }
@@ -63,10 +69,13 @@ impl fmt::Display for Command {
                 write!(out, "goes no further than round {}, or than {lines:?}", before.0)
             }
             Command::GiveBack => write!(out, "may take the next snapshot"),
+            Command::Measure => write!(out, "measures its links"),
             Command::Snapshot(_, before) => write!(out, "takes a snapshot before round {}", before.0),
             Command::Release { cut, from, admitted, .. } => {
                 write!(out, "goes on after {cut:?}, with {admitted:?} from round {}", from.0)
             }
+            Command::LastHold => write!(out, "holds the failed job"),
+            Command::LastState(before) => write!(out, "gives its last state before round {}", before.0),
             Command::End => write!(out, "forgets the job"),
         }
     }
@@ -146,6 +155,18 @@ impl Control {
             Command::GiveBack => {
                 core.give_back(job, None);
                 Some(Event::Freed(place))
+            }
+            Command::LastHold => {
+                self.holds_last(core.hold(job));
+                None
+            }
+            Command::LastState(before) => {
+                self.has_last(core.last_state(job, before));
+                None
+            }
+            Command::Measure => {
+                self.measured(place, core);
+                None
             }
             Command::Hold(cut) => {
                 let front = core.hold(job).map(|front| front.highest);

@@ -55,9 +55,16 @@ impl Control {
     /// Kills the hub, so that its links close and nobody gets a reason.
     pub fn dies(&mut self) {
         let heard = self.heard.clone();
+        self.saves = false;
         self.fails("the hub is gone".to_owned(), Blame::Hub);
-        (self.heard, self.is_dead) = (heard, true);
         self.letters.retain(|letter| matches!(letter, Letter::Held(..) | Letter::Released(..)));
+        self.last_dies();
+        (self.heard, self.is_dead) = (heard, true);
+    }
+
+    /// Whether the hub has died.
+    pub fn is_dead(&self) -> bool {
+        self.is_dead
     }
 
     /// Returns why the job has failed here, with the end of membership that follows. Members learn the
@@ -76,9 +83,10 @@ impl Control {
             return;
         }
         tell!(self, "the job fails: {reason}");
-        let fail = Fail { job: self.id, reason: reason.clone(), blame, saves: false };
+        let fail = Fail { job: self.id, reason: reason.clone(), blame, saves: self.saves };
         let failed = self.ask(fail).expect("it has not failed before");
         self.failed = Some(reason.clone());
+        self.last.has_trouble |= !failed.is_being_saved;
         if self.job().spec.made.is_below {
             self.ask(TellAbove { job: self.id });
         }
@@ -90,10 +98,10 @@ impl Control {
                 false => Letter::Held(of_lead, Err(ended)),
             });
         }
-        if !self.job().hubs.share.is_whole() {
+        if !self.job().hubs.share.is_whole() && !failed.is_being_saved {
             self.letters.push(Letter::Failed(reason, blame));
         }
-        if self.forgets {
+        if self.forgets && !failed.is_being_saved {
             self.command(|| Command::End);
         }
         self.brings = None;
@@ -114,6 +122,9 @@ impl Control {
     pub fn forget(&mut self) {
         self.now += 2 * KEEP_FAILED;
         self.ask(Sweep);
+        if self.is_dead {
+            return; // nobody asks a hub that is gone
+        }
         assert!(self.hub.job(self.id).is_none() && self.hub.names().job(&self.name).is_none());
         for &(token, rank) in &self.given {
             assert_eq!(self.hub.tokens().owner(token), Err(Unserved::Unknown), "a token of rank {rank}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use coordinator::input::{Begin, EndJoin, Find, HubOf, PromiseJoin, Release, Reserve};
 use coordinator::{Files, Found, Hub, JobSpec, LateLimits, Made, Promise, Quotas, Request, Settings};
-use pbox_core::{JobId, JobTerms, NumbersByRound, Round, Share};
+use pbox_core::{JobId, JobTerms, KeyId, NumbersByRound, Piece, Round, Share};
 
 use super::{SECRET, known_to};
 use crate::counts::count;
@@ -15,6 +15,9 @@ use crate::counts::count;
 pub(super) const LATE: Duration = Duration::from_secs(100);
 /// The memory that reading a join needs, in bytes.
 const JOIN_BYTES: u64 = 1000;
+
+/// A piece of a key, for a hub that owns chunks. The control only asks whether there is one.
+const PIECE: Piece = Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 };
 
 /// Gives a hub an input, and counts the input.
 pub(super) fn ask<R: Request>(hub: &mut Hub, request: R, now: Instant) -> R::Answer {
@@ -49,7 +52,7 @@ pub(super) fn hub_of(
     let of_hub = HubOf {
         share,
         names: Vec::new(),
-        pieces: Vec::new(),
+        pieces: Vec::from_iter((made.owners > 0).then_some(PIECE)),
         secret: SECRET,
         first_round: first,
         files: known_to(share.hub, files),

@@ -214,6 +214,20 @@ impl Levels {
         cores.filter_map(|(_, core)| core.as_mut())
     }
 
+    /// Changes the learning rate at the hubs at the top, from a round on that no worker has pushed. A worker asks its
+    /// hub for that, and each hub below passes the request on.
+    pub fn change_rate(&mut self, worker: usize, rate: f32, from: Round) {
+        let mut hub = self.workers[worker].node;
+        while let Some(above) = self.above(hub) {
+            self.nodes[hub].control.passes_rate(rate, from);
+            hub = above;
+        }
+        let Levels { nodes, cores, .. } = self;
+        let Node { cores: of_node, control, .. } = &mut nodes[hub];
+        let cores = cores.iter_mut().enumerate().filter(|(number, _)| of_node.contains(number));
+        control.changes_rate(rate, from, cores.filter_map(|(_, core)| core.as_mut()));
+    }
+
     /// Kills a worker, so that its links end without a goodbye.
     pub fn kill(&mut self, worker: usize) {
         let Worker { node, rank, ref mut alive, ref ends, .. } = self.workers[worker];

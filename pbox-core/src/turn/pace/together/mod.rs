@@ -402,7 +402,8 @@ impl Pace for Arrivals {
         // Workers that take part from a later round on have no weights until this round is over. So they wait, too.
         let is_awaited = count > 0 || taking_part < self.roster.count;
         if is_awaited && count < taking_part {
-            self.roster.ranks(round).for_each(|rank| each(rank, !self.is_in(index, rank)));
+            let owes = |rank| self.roster.has(rank, round) && !self.is_in(index, rank);
+            self.roster.ranks(round.max(self.roster.settled)).for_each(|rank| each(rank, owes(rank)));
         }
         count.into()
     }

@@ -80,23 +80,23 @@ fn a_newcomer_is_waited_for_from_its_round_on() {
     assert_eq!(arrivals.arrive(0, 1, 1), Ok(true));
 }
 
-/// Returns the ranks that owe their push of a chunk for which others wait.
-fn owing(arrivals: &Arrivals, index: usize) -> Vec<u32> {
-    let mut owing = Vec::new();
-    arrivals.each_waiting(index, &mut |rank, owes| owing.extend(owes.then_some(rank)));
-    owing
+/// Returns the workers of a chunk that waits for pushes, each with whether it owes its push.
+fn waiting(arrivals: &Arrivals, index: usize) -> Vec<(u32, bool)> {
+    let mut waiting = Vec::new();
+    arrivals.each_waiting(index, &mut |rank, owes| waiting.push((rank, owes)));
+    waiting
 }
 
 #[test]
 fn a_newcomer_waits_for_the_workers_of_the_rounds_before() {
     let mut arrivals = arrivals(1, 2);
     arrivals.remove(1);
-    assert!(owing(&arrivals, 0).is_empty(), "nobody waits");
+    assert!(waiting(&arrivals, 0).is_empty(), "nobody waits");
     arrivals.admit(1, Round(1));
-    assert_eq!(owing(&arrivals, 0), [0u32], "the newcomer waits for its first weights");
+    assert_eq!(waiting(&arrivals, 0), [(0, true), (1, false)], "the newcomer waits for its first weights");
     arrivals.arrive(0, 0, 0).unwrap();
     arrivals.advance(0, Content::Gradient);
-    assert!(owing(&arrivals, 0).is_empty(), "both may push");
+    assert!(waiting(&arrivals, 0).is_empty(), "both may push");
 }
 
 /// Makes a round of these chunks by worker 0. Returns the round of worker 1's answer, if worker 1 is answered.
