@@ -188,7 +188,8 @@ impl Post {
         if self.gives_up_one_in.is_none_or(|one_in| dice.below(one_in) > 0) {
             return (None, None);
         }
-        let is_of_last = |sent: &&Sent| matches!(sent.letter, Letter::Failing(_) | Letter::Save(..));
+        let is_of_last =
+            |sent: &&Sent| !sent.is_late && matches!(sent.letter, Letter::Failing(_) | Letter::Save(..));
         if dice.below(4) == 0
             && let Some(Sent { from, to, letter, .. }) = self.sent.iter().find(is_of_last)
         {
