@@ -84,7 +84,7 @@ fn receive(frames: Frames, stream: &[u8], at_a_time: u8) -> (Vec<Imm>, Vec<u8>, 
     (shown, receiver.into_contents(), closed.reason)
 }
 
-/// Returns the stream with reduced offsets and lengths, and what it means.
+/// Returns the stream with reduced offsets and lengths, and the `Reading` that a correct receiver must give.
 fn parse_stream(stream: &[u8]) -> (Vec<u8>, Reading) {
     let mut sent = Vec::new();
     let mut reading = Reading { shown: Vec::new(), window: vec![0; WINDOW], corrupt: false, whole: true };

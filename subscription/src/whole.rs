@@ -19,10 +19,11 @@ pub(crate) struct Whole<'a> {
     pieces: Vec<(Range<usize>, &'a [f32])>,
 }
 
-/// Returns all keys of the parts.
+/// Returns all keys of the parts, each with the pieces from all hubs.
 ///
 /// # Errors
-/// Returns an error if a hub does not say how it shares a key, or says another shape than another hub.
+/// Returns an error if a hub has a piece of a key and does not give the key's shape. Returns an error if two
+/// hubs give different shapes for a key.
 pub(crate) fn whole_keys(parts: &[Decoded], only: Only) -> Result<BTreeMap<&str, Whole<'_>>, SourceError> {
     let mut keys: BTreeMap<&str, Whole<'_>> = BTreeMap::new();
     for part in parts {

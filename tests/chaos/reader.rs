@@ -74,7 +74,8 @@ fn take(task: &Task, tally: &Tally, (job, before): (&str, u32), weights: &Weight
     let values = ["a", "b", "c"].map(|key| values(key).map(value).collect::<Vec<f32>>());
     tally.read();
     if task.kind.returns() {
-        // A round may be made twice. The weights show how many rounds they include.
+        // After a hub returns, a round may be repeated, so this job's digests are not compared. Each step
+        // subtracts 1 from every weight, so the weights count their steps. `Rounds` checks that count.
         if let Err(wrong) = Rounds::new(before, &values).first(&values) {
             tally.wrong(format!("{job}: a reader before round {before}: {wrong}"));
         }

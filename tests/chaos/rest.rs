@@ -21,8 +21,9 @@ const GROWTH_BYTES: u64 = 8 << 20;
 const AT_REST: usize = 1;
 /// The number of files of a job: the newest and the older ones (`--checkpoint-keep`).
 const GENERATIONS: usize = 3;
-/// The number of parts of a job over several hubs. They are of the last two rounds that are whole at all
-/// hubs, and of later rounds that are not whole. The latter are removed when the next round is whole.
+/// The most parts of one job in one hub's directory, if the job has several hubs. A round is whole when all
+/// hubs have its part. The directory has the parts of the last two whole rounds, and of later rounds that are
+/// not whole. The parts of rounds that are not whole are removed when the next round is whole.
 const PARTS: usize = 6;
 
 /// The resources that hubs held when they were first at rest, by process.

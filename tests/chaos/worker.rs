@@ -4,9 +4,10 @@
 //! ```text
 //!   began ROUND DIGEST     it has its first weights
 //!   round ROUND DIGEST     its weights after this round are right
-//!   returned LOST          its hub was restarted once more; the number of rounds lost since the worker joined finished ROUND
-//!   DIGEST  it has left the job error TEXT             an error of its session; the worker ends, which is allowed wrong TEXT  
-//!             weights that are not the expected ones
+//!   returned LOST          its hub was restarted once more; LOST rounds are lost since the worker joined
+//!   finished ROUND DIGEST  it has left the job
+//!   error TEXT             an error of its session; the worker ends, which is allowed
+//!   wrong TEXT             weights that are not the expected ones
 //! ```
 
 use std::time::{Duration, Instant};

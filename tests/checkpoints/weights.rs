@@ -257,7 +257,8 @@ fn readers_that_wait_share_a_copy() {
     large.session.leave().unwrap();
 }
 
-/// Reads the weights as the package's readers do: the hub learns that this process is the reader.
+/// Reads the weights as the readers of package `subscription` do: the hub learns that this process is the
+/// reader.
 fn follow(address: &str) {
     let query = StateQuery { only: Some(Only::Weights), before: None };
     let credential = Credential::find_if_any().unwrap();

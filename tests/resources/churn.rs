@@ -7,7 +7,8 @@ use hub_tests::usage::{holds, holds_at_rest, status_bytes};
 use hub_tests::{config_at, describe, push_all, ready_all};
 use worker_shim::Session;
 
-/// The number of joins before the count. After them, the hub's allocator and tables have their final size.
+/// The number of times before the hub's memory is first measured. After them, the hub's allocator and tables
+/// have their final size.
 const WARM_UP: u32 = 100;
 const TIMES: u32 = 1000;
 /// The most that the hub may grow: half a page for each join. A window that was kept would be eight times as

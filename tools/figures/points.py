@@ -75,8 +75,8 @@ def bandwidth(schedules=SCHEDULES):
 
 
 def apart():
-    """Yields points that are not in P3's paper: as figure 7, with a separate hub, whose link has the rate of all workers'
-    links."""
+    """Yields points that are not in P3's paper: the settings of figure 7, but with a separate hub. The rate of the hub's link is
+    the sum of the rates of all workers' links."""
     for model, rates in APART.items():
         for gbps in rates:
             for schedule in ["kvstore", "p3"]:

@@ -108,7 +108,7 @@ pub struct RecvWindow {
     /// Whether the window is memory of this end, which a transport may write. Otherwise it is a read-only
     /// view.
     local: bool,
-    /// The window that shows this memory to other peers. Its owners write their spans of it.
+    /// The window that shows this memory to other peers. The cores that own its spans write them.
     shown: Option<Arc<SendWindow>>,
 }
 

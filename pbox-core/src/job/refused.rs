@@ -74,8 +74,8 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::SlimDp,
         Term::Average,
-        "a value that is not sent stays the worker's own, and a mean has none; use sgd with learning rate 1 \
-         and push the change of the worker's own step",
+        "a parameter that is not sent keeps the worker's own value, and a mean has no such value; use sgd with \
+         learning rate 1, and push the change that the worker's own step makes",
     ),
     (
         Term::SlimDp,

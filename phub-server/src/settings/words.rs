@@ -38,9 +38,9 @@ impl fmt::Display for HubSettings {
                 write!(f, ")")?;
             }
         }
-        write!(f, ", a worker is dead after {} s", self.heartbeat_limit_s)?;
-        write!(f, ", late after {} s", self.late_warning_s)?;
-        self.late_limit_s.map_or(Ok(()), |limit| write!(f, " and lost after {limit} s"))?;
+        write!(f, ", a worker is dead after {} s without a heartbeat", self.heartbeat_limit_s)?;
+        write!(f, ", late after {} s if others wait for its pushes", self.late_warning_s)?;
+        self.late_limit_s.map_or(Ok(()), |limit| write!(f, " and treated as lost after {limit} s"))?;
         write!(f, ", at most {} jobs", self.jobs_limit)?;
         self.jobs_per_address.map_or(Ok(()), |jobs| write!(f, " and {jobs} of an address"))?;
         self.memory_per_address.map_or(Ok(()), |mb| write!(f, ", {mb} MB of an address"))?;

@@ -26,7 +26,7 @@ NAMES = {"flat": "one hub", "mesh": "a hub in each rack", "gloo": "gloo", "openm
 
 class Racks:
     """The racks of workers, each with a hub, and the rates of their links in Mb/s. A rack's hub has NICs for its rack and for the
-    other racks, so the rate of its link is that of its workers' links together, plus that of its uplink."""
+    other racks. The rate of its link is the sum of the rates of its rack's workers' links and of the uplink."""
 
     def __init__(self, racks, workers, mbit, oversubscribed):
         self.racks, self.workers, self.mbit, self.oversubscribed = racks, workers, mbit, oversubscribed

@@ -231,11 +231,12 @@ impl Link {
         self.qp.number()
     }
 
-    /// Holds a send back until the next flush, or returns `Full`. A full chain is handed over at once: the
-    /// error is that call's errno.
+    /// Adds a send to the chain, which the next flush hands over. A full chain is handed over at once. Without
+    /// room in the send queue, the send waits in the link. Returns `Full` if the link can hold no more
+    /// waiting sends, or has no credit. Returns the errno of `ibv_post_send` if that call fails.
     ///
     /// # Panics
-    /// Panics if the link does not carry the span, because the caller's layout differs from the plan's.
+    /// Panics if the link does not carry the span: then the caller's layout differs from the plan's.
     pub fn post(&mut self, span: Span, imm: Imm, tally: &mut Tally) -> Result<Posted, i32> {
         let keys = self.keys_of(span);
         let has_room = self.in_flight < self.depths.sends;

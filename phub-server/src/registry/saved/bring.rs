@@ -90,7 +90,7 @@ impl Upwards {
     }
 }
 
-/// Waits for the result of a state that was brought to the hubs above.
+/// Waits until the state has been brought to the hubs above, and returns the result.
 async fn end_of(brought: &mut JoinHandle<Result<Result<(), MemberError>, NoThread>>) -> Result<(), Refusal> {
     brought.await.unwrap_or_else(|error| Err(NoThread(error.to_string())))?.map_err(not_joined)
 }

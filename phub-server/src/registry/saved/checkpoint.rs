@@ -1,7 +1,7 @@
 //! Checkpoints: when they are taken, and how they are written. `snapshot` puts the cores' parts together.
 //!
 //! ```text
-//!   due every so many rounds --+
+//!   due after its interval ----+
 //!   asked for ---- hold, cut --+--> cores copy chunk by chunk --> parts --> file --> memory goes back
 //!   the job's or hub's end ----+
 //! ```

@@ -178,7 +178,8 @@ impl Levels {
         Ok(endpoints)
     }
 
-    /// Makes new links for a worker into the same memory. Returns its endpoints.
+    /// Links a worker to the cores of `node`, with the worker's `windows`. A worker that relinks gives the
+    /// windows that it had. Returns the worker's endpoints.
     pub(super) fn link_worker(
         &mut self,
         node: usize,

@@ -1,7 +1,12 @@
 #!/bin/bash
 # Two machines with two workers each and a hub on each are a mesh by RDMA. Every result is exact. The wires
 # carry one stream for each machine instead of one for each worker, also with clip_norm. With a codec between the hubs, they
-# carry at most half of that stream. guest: pair --nics 2 build: bin phub-server build: bin phub-probe seconds: 150 ci
+# carry at most half of that stream.
+# guest: pair --nics 2
+# build: bin phub-server
+# build: bin phub-probe
+# seconds: 150
+# ci
 sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/statistics/tx_bytes; }
 ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"

@@ -2,7 +2,12 @@
 # A port goes down in the middle of rounds, and is up again before its queue pairs give up. The hub gets PORT_ERR, its packets
 # reach nobody until one has been sent again, and then the hub gets PORT_ACTIVE. The job continues, and its results are exact.
 # GET /v1/hub has the retries of the NIC. An event that is the end of a device ends the next job, with the name of the device.
-# guest: pair --nics 2 --cpus 3 build: bin phub-server build: bin phub-probe build: interposer libibverbs.so.1 seconds: 120 ci
+# guest: pair --nics 2 --cpus 3
+# build: bin phub-server
+# build: bin phub-probe
+# build: interposer libibverbs.so.1
+# seconds: 120
+# ci
 if [ "$PHUB_RXE_SIDE" = 2 ]; then
     trap 'cat /tmp/worker.* 2>/dev/null || true' EXIT
     within 60 listens "$PHUB_RXE_PEER" 7077

@@ -1,7 +1,9 @@
 #!/bin/bash
 # `phub-server doctor --peer` on one machine measures the path to a hub on another. It reports the path MTU,
-# the speed by TCP, and both pairs of NICs. The hub keeps checkpoints, and has none of the doctor's job afterwards. guest: pair
-# --nics 2 --cpus 3 build: bin phub-server seconds: 120
+# the speed by TCP, and both pairs of NICs. The hub keeps checkpoints, and has none of the doctor's job afterwards.
+# guest: pair --nics 2 --cpus 3
+# build: bin phub-server
+# seconds: 120
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     phub-server serve --listen 0.0.0.0:7079 --cores 2 --checkpoints /tmp/kept &>/tmp/hub.peer &
     hub=$!

@@ -51,7 +51,7 @@ class Gradients:
     ) -> None:
         """Args:
             pushes: those of the optimizer's own job.
-            passes: the backward passes of the first step; the later ones have as many as the one before.
+            passes: the number of backward passes before the first step. Each later step expects the number of the step before.
             begin: is called before bytes leave to the own job, once a round.
             lend: lets the hub write the windows of keys.
             mean: the mean over several workers; None with one.
