@@ -229,7 +229,7 @@ fn a_dma_buf_is_refused_before_the_hub_is_asked() {
     let no_dma_buf = with_dma_buf(|_| ());
     for (error, expected) in [
         (compressed, "compression reads gradients from host memory; leave out one of the two"),
-        (by_tcp, "gradients leave it by RDMA alone; ask for the transport verbs, or for none"),
+        (by_tcp, "gradients in a dma-buf are sent by RDMA alone; ask for the transport verbs"),
         (no_dma_buf, "the descriptor is of no dma-buf (its file system is 0x"),
     ] {
         assert!(error.contains(expected), "{error:?} lacks {expected:?}");

@@ -309,7 +309,7 @@ fn all_who_leave_hear_that_the_last_attempt_failed() {
     leaves().unwrap();
     std::fs::rename(&dir, &away).unwrap();
     refusal(&hub, "/v1/jobs/job/checkpoint", "");
-    says(leaves().unwrap_err(), &["last attempt", "tries again", dir.to_str().unwrap()]);
+    says(leaves().unwrap_err(), &["the last checkpoint failed", "tries again", dir.to_str().unwrap()]);
     says(leaves().unwrap_err(), &[dir.to_str().unwrap()]);
 }
 

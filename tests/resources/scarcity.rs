@@ -163,7 +163,7 @@ fn an_address_and_a_job_have_their_quotas_and_the_error_says_who_has_what() {
     let (_program, address) = start_hub(&[("PHUB_JOBS_PER_ADDRESS", "1"), ("PHUB_MEMORY_PER_JOB", "100")]);
     let session = worker_shim::Session::join(config_at(&address, "first", 0, 1)).unwrap();
     let why = refused(config_at(&address, "second", 0, 1));
-    says(why, &["address 127.0.0.1 has 1 job(s)", "(first)", "--jobs-per-address", "have 1"]);
+    says(why, &["address 127.0.0.1 has 1 job(s)", "(first)", "--jobs-per-address allows 1"]);
     session.leave().unwrap();
     let mut large = config_at(&address, "large", 0, 1);
     (large.terms.keys, large.terms.chunk_bytes) = (vec![Key::f32("large", [64 << 20])], 1 << 20);

@@ -163,7 +163,7 @@ mod tests {
         let hosts = device("hosts", &["::ffff:10.0.0.2"]);
         let found = Fitness::of(&[device("good", &["::ffff:10.0.0.1"]), hosts.clone()], &NicList::default());
         assert_eq!(found.unfit, [NicOptions::new("hosts")]);
-        assert!(found.warnings[0].contains("without hosts: the network interface"), "{:?}", found.warnings);
+        assert!(found.warnings[0].contains("not use hosts: the network interface"), "{:?}", found.warnings);
         let found = Fitness::of(&[hosts], &NicList::default());
         assert_eq!(found.unfit, []);
         assert!(found.warnings[0].contains("in another network namespace"), "{:?}", found.warnings);

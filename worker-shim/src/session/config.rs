@@ -249,7 +249,7 @@ impl SessionConfig {
         }
         if self.transport.is_some_and(|wanted| wanted != Transport::Verbs) {
             return refused(
-                "gradients in a dma-buf are sent by RDMA alone; ask for the transport verbs, or for none",
+                "gradients in a dma-buf are sent by RDMA alone; ask for the transport verbs, or name no transport",
             );
         }
         if let Err(error) = SendWindow::in_dma_buf(dma_buf, wire.gradient_window_bytes()) {

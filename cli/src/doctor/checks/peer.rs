@@ -435,6 +435,6 @@ mod tests {
         let slow = Rates::from([of("a with x", 10), of("b with y", 30)]);
         let check = judge_pairs("RDMA".into(), &slow);
         assert_eq!(check.verdict, Verdict::Warn);
-        assert!(check.fix.unwrap().contains("fastest: b with y;"));
+        assert!(check.fix.unwrap().contains("rate: b with y;"));
     }
 }
