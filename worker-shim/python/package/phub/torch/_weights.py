@@ -36,8 +36,10 @@ _LEAST_BYTES = 256  # the least that a parameter counts in a bucket: each wait l
 class _Weight:
     """A parameter with its memory, and torch's count of writes when its values arrived."""
 
-    __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "is_lent", "known")
-    __slots__ += ("place", "storage", "users", "is_on_cpu")  # of the memory
+    __slots__ = (
+        *("parameter", "values", "version", "is_exposed", "has_address_out", "is_lent", "known"),
+        *("place", "storage", "users", "is_on_cpu"),
+    )
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
