@@ -199,7 +199,7 @@ impl Driver<'_> {
 
     /// Removes files of a job, as an operator would. If a job failed before its first checkpoint, some of its
     /// hubs may have saved no part of its last state. Then the job cannot continue, and must not begin from
-    /// zero silently.
+    /// zero silently, so the operator removes its files.
     fn take_away(&self, name: &str, past: &Past) {
         if past.last_key_value().is_some_and(|(&round, _)| round >= EVERY) {
             return;

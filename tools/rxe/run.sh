@@ -129,6 +129,11 @@ report() {
     echo "      exit status of $ended; logs: $kept"
 }
 
+without=$(grep -L '^# guest: ' "${checks[@]}" || true)
+if [ -n "$without" ]; then
+    echo "run.sh: expected a line '# guest: one OPTIONS' or '# guest: pair OPTIONS' in each check; there is none in: $without"
+    exit 1
+fi
 shapes=$(sed -n 's/^# guest: //p' "${checks[@]}" | sort -u)
 while read -r shape; do
     mapfile -t together < <(grep -lxF "# guest: $shape" "${checks[@]}")

@@ -77,7 +77,8 @@ fn check_room(list: &NumbersByRound, change: &Numbers, keys: usize) -> Result<()
     let (size, most) = (list.size() + change.size(), MOST.max(16 * keys));
     if size > most {
         return Err(format!(
-            "the job would hold {size} numbers of rounds that are not over; expected at most {most}: change only numbers from the next round on"
+            "the job's hyperparameters for rounds that are not over would have size {size}; expected at most {most}: let each change \
+             begin at the next round, not later"
         ));
     }
     Ok(())

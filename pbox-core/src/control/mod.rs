@@ -46,7 +46,7 @@ pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 /// The header with the machine name that a client reports. The name is for people, and proves nothing.
 pub const HOST_HEADER: &str = "phub-host";
 
-/// The header with the number of the process that reads a state. It tells the readers of one machine apart, and proves nothing.
+/// The header with the id of the process that reads a state. It tells the readers of one machine apart, and proves nothing.
 pub const READER_HEADER: &str = "phub-reader";
 
 use std::fmt;

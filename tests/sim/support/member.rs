@@ -1,9 +1,9 @@
-//! The members of a simulated job, each with the machine that a session has. Their requests are lost, late,
-//! and repeated.
+//! The members of a simulated job, each with the state machine that a session has. Their requests are lost,
+//! late, and repeated.
 //!
 //! ```text
-//!   a link is cut -> machine -> ask hub k -- request: late, lost or twice --> job of hub k
-//!                                          <- answer, once its cores have dropped the links: late or lost -
+//!   a link is cut -> state machine -> ask hub k -- request: late, lost or twice --> job of hub k
+//!                                                <- answer, once its cores have dropped the links: late or lost -
 //!                 -> drop links -> make links, unless no path is open -> go on
 //! ```
 

@@ -24,7 +24,7 @@ use crate::trouble::Dice;
 /// The terms of a simulated cluster.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// The job's terms, whose model is the layout that the cluster is given.
+    /// The job's terms. [`Simulated::new`] sets their keys and chunk size to those of its layout.
     pub job: JobTerms,
     /// The number of cores of each hub. A cut of several hubs is a cut of all their cores.
     pub cores: usize,

@@ -13,7 +13,7 @@ use crate::memory::*;
 use crate::queues::*;
 use crate::real::real;
 
-/// The device that an argument of a call is about.
+/// An argument of a libibverbs call. Some arguments tell the device that the call is about.
 pub trait Argument: Copy {
     fn context(self) -> Option<*mut ibv_context> {
         None

@@ -168,7 +168,7 @@ def broadcast_of_two_types(rank, hub):
     """Broadcasts integers at rank 0 and floats at rank 1, of as many bytes. Returns the error, and the tensor."""
     tensor = torch.ones(2, dtype=torch.int64 if rank == 0 else torch.float64)
     with pytest.raises(phub.Error) as error:
-        phub.torch.broadcast_parameters({"count": tensor}, hub=hub, rank=rank, world_size=2, join_limit=2.0)
+        phub.torch.broadcast_parameters({"count": tensor}, hub=hub, rank=rank, world_size=2, join_limit=8.0)
     return str(error.value), tensor.tolist()
 
 

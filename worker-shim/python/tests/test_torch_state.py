@@ -78,6 +78,7 @@ def test_a_state_is_fetched_from_a_hub_that_returns(monkeypatch, tmp_path):
     model = Net()
     optimizer = wrap(OPTIMIZERS["adam"](model.parameters()), model, hub.address)
     train(model, optimizer, 0, 3)
+    optimizer.synchronize()
     before = optimizer.session.state()
     hub.stop("for the test")
     tried, fetch = threading.Event(), phub._session._state.fetch

@@ -254,7 +254,7 @@ fn load(
         let numbers = vec![(Round(0), Numbers::new(terms.optimizer))];
         let values = Slab::zeroed("a checkpoint", 0).map_err(|error| {
             let error = std::io::Error::other(error.to_string());
-            store.failed("making room for a hub without chunks", error)
+            store.failed("allocating the empty state of a hub without chunks", error)
         })?;
         Restored::new(round, numbers, values, nothing)
     } else {

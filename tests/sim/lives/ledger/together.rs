@@ -34,7 +34,8 @@ pub struct Together {
     weights: Vec<Vec<f32>>,
     /// The rounds before which hubs began from a checkpoint, which has the norm of one round only.
     restored: BTreeSet<u32>,
-    /// Whether hubs count all steps. A checkpoint has no count for each chunk.
+    /// Whether the hubs' counts of steps are checked, chunk by chunk. False after the job has begun again, because a checkpoint
+    /// has no count for each chunk.
     is_counted: bool,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
@@ -84,7 +85,7 @@ class AtTheHub(Joined):
         kept = []
         marked = torch.autograd.profiler.record_function(self._zero_grad_profile_name)  # type: ignore[attr-defined]
         with marked, unasked():  # no notes of accesses, and no waits for values
-            for parameter in (each for group in self.param_groups for each in group["params"]):
+            for parameter in itertools.chain.from_iterable(group["params"] for group in self.param_groups):
                 gradient = gradient_of(parameter)
                 if gradient is not None and set_to_none:
                     drop_gradient(parameter)

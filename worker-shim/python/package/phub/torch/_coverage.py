@@ -26,19 +26,15 @@ class Coverage:
         # By module: all parameters below it. It may have modules of other models, too, and keeps none alive.
         self._below: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._learnt: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
-        self._learning = True
+        self.is_learning = True
+        """Whether calls of modules are still recorded: before `learn`."""
         self.layers: List[List[str]] = []
         """The parameters of each layer, for which a module waits together, in the order of the forward pass; empty before
         `learn`."""
 
-    @property
-    def is_learning(self) -> bool:
-        """Whether calls of modules are still recorded: before `learn`."""
-        return self._learning
-
     def called(self, module: Module) -> Tuple[str, ...]:
         """Returns the parameters to wait for before the forward pass of this module. Records the call before `learn`."""
-        if module.training and self._learning:
+        if module.training and self.is_learning:
             self._called[module] = None
         learnt = self._learnt.get(module) if module.training else None
         return self._all_below(module) if learnt is None else learnt
@@ -52,7 +48,7 @@ class Coverage:
 
     def learn(self) -> List[str]:
         """Ends the recording. Returns the keys for which no module waits."""
-        self._learning = False
+        self.is_learning = False
         parents: Dict[Module, List[Module]] = {}
         modules: Dict[Module, None] = {}  # a set that keeps its order
         for called in self._called:

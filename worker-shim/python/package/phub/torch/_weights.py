@@ -122,7 +122,8 @@ class Weights:
             mark_pending(self.parameters.values())
             viewed = []
             for key, weight in self._weights.items():
-                if weight.has_address_out or weight.users() > _OWN_USERS or weight.is_in_other_processes:
+                is_shared = weight.is_on_cpu and weight.storage.is_shared()  # see `is_in_other_processes`
+                if is_shared or weight.has_address_out or weight.users() > _OWN_USERS:
                     weight.is_exposed = True
                     viewed.append(key)
             self.pending.update(self._weights)
