@@ -201,8 +201,8 @@ class Session:
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
             consistency: "bsp", "ssp:N" or "asp". With "bsp" all workers are in the same round; with "ssp:N" no worker is more
                 than N rounds ahead of the slowest; with "asp" there is no bound.
-            on_loss: "stop" or "continue": whether the job ends or continues when a worker is lost. schedule: "kvstore",
-            "layerwise", "sliced" or "p3": the order in which gradients and weights are sent. With "p3"
+            on_loss: "stop" or "continue": whether the job ends or continues when a worker is lost.
+            schedule: "kvstore", "layerwise", "sliced" or "p3": the order in which gradients and weights are sent. With "p3"
                 the first keys of the model overtake the later ones.
             slice_bytes: the largest number of bytes that the schedule sends as one unit. Default: a chunk.
             answers_ahead: whether the hub may answer gradients of `send_ahead` before their `push`. `weights(key)` may then

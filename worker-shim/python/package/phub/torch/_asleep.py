@@ -2,7 +2,8 @@
 
 A script may unfreeze such a parameter, or put it into a group. The parameter becomes a part of the job when the script reads
 its gradient. The gradient of a parameter that the optimizer does not have is this worker's own, so a script that uses it gets
-an error. """
+an error.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ class Means:
     def __init__(self, join: Callable[..., Session], begin: Callable[[], None]) -> None:
         """Args:
             join: makes a session, from the name of a way (the type, and sum or mean), and the keys and the optimizer of the
-            session. begin: a function that the thread calls first.
+                session.
+            begin: a function that the thread calls first.
         """
         self._join, self._begin = join, begin
         self._sessions: Dict[Way, Session] = {}
