@@ -20,10 +20,10 @@ use super::{Codec, Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::{Converter, Work};
 
-/// The number of codes that are packed at once. They have whole bytes, for any number of bits. The codes and their values
+/// The number of codes that are packed at once. With any number of bits, they fill whole bytes. The codes and their values
 /// fit in the first level of cache.
 const BLOCK: usize = 512;
-/// The step of the bucket sizes of answers, so that buckets have whole vectors.
+/// The divisor of all bucket sizes of answers, so that a bucket has whole vectors.
 const BUCKET_STEP: usize = 16;
 
 /// The settings of the codec.

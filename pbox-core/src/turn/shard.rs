@@ -3,8 +3,8 @@
 //! Owned by the core's thread. The same thread made it: its memory lies on the core's NUMA node. Does not
 //! depend on links; `core` brings arrivals, and `replies` sends the answers.
 //!
-//! A shard is *held* while the hub looks for a cut. Arrivals are noted, but no chunk is stepped and no worker gets an
-//! answer. So no chunk can pass the rounds in flight (`docs/modes.md`, Cuts).
+//! A shard is *held* while the hub looks for a cut: a round that no chunk has passed. Arrivals are noted, but no chunk is
+//! stepped and no worker gets an answer. So no chunk can pass the rounds in flight (`docs/modes.md`, Cuts).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -294,7 +294,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.add_worker(rank, gradients, lines, own, discarded)
     }
 
-    /// Takes a line with a hub's part of the whole gradient. A worker has passed the line on, or a hub above has sent it.
+    /// Takes a line with a hub's part of the gradient norm. A worker has passed the line on, or a hub above has sent it.
     ///
     /// # Errors
     /// Returns an error if the line breaks the protocol.
@@ -392,7 +392,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.end_at(lines);
     }
 
-    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. If this hub's part of the whole gradient
+    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. If this hub's part of the gradient norm
     /// is complete for a round, `highest` is at least the [next round](Gather::open).
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
@@ -555,9 +555,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.failure.take()
     }
 
-    /// Notes worker `rank`'s pushes of the chunks at all these places. Returns which chunks now have all their pushes. Returns
-    /// `None`, and notes nothing, unless each push is the worker's turn, readable, and for the same round. In that case the
-    /// pushes must come one by one.
+    /// Notes worker `rank`'s pushes of the chunks at all these places. Returns which chunks now have all their pushes. If some
+    /// push is not the worker's turn, not readable, or for another round, notes nothing and returns `None`. The pushes must then
+    /// come one by one.
     #[inline]
     pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
         self.pace.turn_of_all(places.clone(), rank, round_bits)?;

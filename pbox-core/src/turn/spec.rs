@@ -62,7 +62,7 @@ pub(super) struct AboveSpec {
 pub(super) enum SumForm {
     /// Bare sums, from the window that the step writes.
     Bare {
-        /// The [line](counted::line) of each chunk in the window of sums, in the order of the chunks.
+        /// The cache line with each chunk's [count](counted::line), in the window of sums, in the order of the chunks.
         counts: Spans,
         /// The spans to post: those of the chunks in the window of sums, in the same order.
         posts: Vec<Span>,
@@ -164,7 +164,7 @@ impl ShardSpec {
         specs
     }
 
-    /// Makes the scopes in which the cores with chunks of one key meet.
+    /// Makes the scopes in which the cores with chunks of one key wait for each other.
     fn wait_by_key(specs: &mut [ShardSpec], layout: &Layout) {
         let key = |chunk: &ChunkId| layout.chunk(*chunk).key;
         let mut cores = vec![0; layout.keys().len()];
@@ -190,7 +190,7 @@ impl ShardSpec {
         }
     }
 
-    /// Makes the shards of cores that do not meet.
+    /// Makes the shards of cores that do not wait for each other.
     fn plain(
         terms: &Arc<JobTerms>,
         wire: &Wire,

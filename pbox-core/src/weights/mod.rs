@@ -12,8 +12,8 @@
 //!   Slim-DP               decoded frames   the hub's own f32                each worker's own, coded
 //!   hubs below            bare sums        as BSP, or as SSP and ASP        as there
 //!   hubs below, by norm   bare sums, kept  as BSP, by the norm              as there
-//!   below other hubs      bare slots       the window that they read        from the window that they write
-//!   between hubs          bare sums        the window that those above read as there
+//!   below other hubs      bare slots       the window that hubs above read  from the window that hubs above write
+//!   between hubs          bare sums        the window that hubs above read  as below other hubs
 //!   below, link coded     bare slots       memory for one sum               a frame up; the window, decoded
 //! ```
 //!
@@ -225,7 +225,7 @@ pub(crate) trait Reply<R, W> {
     }
 
     /// Takes the answer of a round from the window that the hubs above write. `to` has the link's number, the round, and
-    /// the first round in which this hub takes part there.
+    /// the first round in which this hub takes part at the hubs above.
     ///
     /// # Errors
     /// Returns an error if the answer is not a frame of this chunk and round.

@@ -1,4 +1,4 @@
-//! Weights in f32 that only the hub sees. Also room for means that are not kept.
+//! Weights in f32 that only the hub sees, and room for means that are not kept.
 //!
 //! Owned by the core, and laid out by place. Does not depend on frames or rounds.
 

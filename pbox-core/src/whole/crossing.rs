@@ -1,4 +1,4 @@
-//! Parts of the whole gradient that pass through a hub below several top hubs. A part arrives at one core of this hub, and
+//! Parts of the gradient norm that pass through a hub below several top hubs. A part arrives at one core of this hub, and
 //! goes up from other cores.
 //!
 //! ```text

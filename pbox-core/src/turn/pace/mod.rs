@@ -45,13 +45,13 @@ pub(crate) enum Repeated {
 
 /// The pushes that have arrived, by worker. Plain memory, no atomics.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. If a method takes a
-/// rank, only the pace of a hub below others gets numbers of links to hubs above.
+/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. Where a
+/// method takes a rank, the pace of a hub below other hubs may also get the number of a link to a hub above.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
 
-    /// Admits worker `rank` from round `from` on; no chunk is past it. The caller must settle every chunk afterwards.
+    /// Admits worker `rank` from round `from` on; no chunk is past that round. The caller must settle every chunk afterwards.
     fn admit(&mut self, rank: u32, from: Round);
 
     /// Removes worker `rank`. Its pushes that are not stepped do not count. The caller must settle every chunk afterwards.
@@ -100,7 +100,7 @@ pub(crate) trait Pace: Sized {
         Vec::new()
     }
 
-    /// Sets each worker's lead, by rank, if workers step alone: it begins this many rounds after the round of its next
+    /// Sets each worker's lead, by rank, if workers step alone: the worker begins this many rounds after the round of its next
     /// [admission](Self::admit). So a job that begins again keeps the leads of its workers.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
@@ -112,7 +112,7 @@ pub(crate) trait Pace: Sized {
     fn next_round(&self, place: usize, rank: u32) -> Round;
 
     /// Returns the first round in which worker `rank` takes part. For a link to a hub above, returns this hub's first round
-    /// there.
+    /// at that hub.
     fn first_round(&self, rank: u32) -> Round;
 
     /// Checks that worker `rank` may push this content in a round. The error names the content that the push must have. A push
@@ -138,8 +138,8 @@ pub(crate) trait Pace: Sized {
     /// answer.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
-    /// Returns the round of worker `rank`'s pushes of the chunks at all these places. `None` unless each push is the
-    /// worker's turn and all are for one round. Also `None` if each push may be a separate step. Reads only these chunks'
+    /// Returns the round of worker `rank`'s pushes of the chunks at all these places, if each push is the worker's turn and
+    /// all are for one round. Otherwise `None`; also `None` if each push may be a separate step. Reads only these chunks'
     /// entries, so that the reads overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
@@ -156,8 +156,8 @@ pub(crate) trait Pace: Sized {
     /// Notes that worker `rank` is answered for a chunk, and may push the chunk again.
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
-    /// Whether a chunk has finished the round before `from`. If so, newcomers that take part from round `from` on get its
-    /// weights at once. Newcomers that step alone get them when the chunk settles.
+    /// Whether a chunk has finished the round before `from`. If so, newcomers that take part from round `from` on get the
+    /// chunk's weights at once. Newcomers that step alone get the weights when the chunk settles.
     fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! Lines at a hub below others. A line has the part of one top hub. It goes down to all members of this hub, and up to the
-//! other top hubs.
+//! Lines at a hub below others. A line has one top hub's part of the gradient norm. It goes down to all members of this
+//! hub, and up to the other top hubs.
 //!
 //! ```text
 //!   hub 0 at the top --its part--> a core here --> members

@@ -8,7 +8,7 @@
 //!   weights and others     the job fails. Exception: in the broadcast, ranks may push nothing
 //! ```
 //!
-//! Owned by the core. Four bits per (chunk, worker); a plain round does not touch these bits.
+//! Owned by the core. Takes four bits per (chunk, worker); a plain round does not touch these bits.
 //!
 //! On the `unsafe` list: the calls that read the workers' pushes.
 
