@@ -73,7 +73,7 @@ codes! {
     NotAllowed = "not_allowed", 403;
     /// A web page of another site sent the request.
     WebPage = "web_page", 403;
-    /// The hub has no such page.
+    /// The hub has no page at this path.
     PageUnknown = "page_unknown", 404;
     /// The page exists, but not for this HTTP method.
     OtherMethod = "other_method", 405;

@@ -1,8 +1,8 @@
 //! The terms of a job: everything on which its ends must agree.
 //!
 //! A worker states the terms in its join. The hub keeps those of the first worker, and each later worker must state the
-//! same. Sessions, shards and simulated clusters all hold this struct, so a new term is written only here. `refused` says
-//! which terms exclude each other.
+//! same. Sessions, shards and simulated clusters all hold this struct, so a new term is written only in this struct.
+//! `refused` says which terms exclude each other.
 
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ pub struct JobTerms {
     /// The seed for the random numbers of compression. Equal seeds give equal bits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u64,
-    /// The effect on the job when a worker is lost, or leaves before the others. Default: the job fails.
+    /// The effect on the job when a worker is lost, or leaves before the other workers. Default: the job fails.
     #[serde(default)]
     pub on_loss: OnLoss,
     /// The number of hubs over which the job is spread. Default 1.

@@ -31,7 +31,7 @@ impl ChunkId {
     }
 }
 
-/// The number of a synchronous step, counted from 0 for each chunk of a job.
+/// The number of a chunk's round, counted from 0. In a round, each worker pushes the chunk once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "u32")]
 pub struct Round(pub u32);

@@ -4,7 +4,7 @@
 //! networks, so that the sizes of keys are real. Only trainable parameters are keys; the running statistics of a batch
 //! normalization are not. The keys are in the order of the forward pass, which is also the order of P3's priorities.
 //!
-//! Plain data. Must not depend on chunks, rounds or values.
+//! Plain data. This module must not depend on chunks, rounds or values.
 
 mod builder;
 mod googlenet;

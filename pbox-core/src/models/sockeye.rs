@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Only in this model is the heaviest layer, with 32% of the model, the first layer of the forward pass. Its gradient comes
-//! last, and its weights are needed first (P3, section 5.3). Must not depend on how its keys are used.
+//! last, and its weights are needed first (P3, section 5.3). This module must not depend on how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;

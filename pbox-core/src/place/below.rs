@@ -89,7 +89,7 @@ impl Below {
         let all = Placement::over_hubs(above);
         let here = above.iter().flat_map(|hub| (0..hub.cores()).map(|core| core % cores));
         let mut ways = vec![Vec::new(); cores];
-        // For each core above: its core at this hub, and the number of the link there.
+        // For each core above: its core at this hub, and the number of the link at that core.
         let mut link_to = Vec::with_capacity(all.cores());
         for (core_above, core) in here.enumerate() {
             link_to.push((core as u32, ways[core].len() as u32));

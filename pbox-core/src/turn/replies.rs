@@ -88,7 +88,7 @@ pub(super) struct Replies {
     repeats: Vec<usize>,
     /// The priority of each key in the queue of a link, by the link's number. Without it, the schedule's order counts.
     priorities: Vec<Option<Arc<[u32]>>>,
-    /// Whether a worker takes part, by rank. Such a worker gets the hub's parts of the gradient norm.
+    /// Whether a worker takes part, by rank. A worker that takes part gets the hub's parts of the gradient norm.
     listens: Vec<bool>,
 }
 
@@ -192,7 +192,7 @@ impl Replies {
         self.links.iter().copied().flatten()
     }
 
-    /// Makes room for `chunks` answers in the queue of a worker's link. Such a link may be full while answers are in
+    /// Makes room for `chunks` answers in the queue of a worker's link. The link may be full while answers are in
     /// flight: its credit is limited, or it also gets answers ahead.
     pub fn make_room(&mut self, rank: u32, chunks: usize) {
         self.queues[rank as usize] = SendQueue::new(chunks);

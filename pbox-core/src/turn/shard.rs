@@ -27,7 +27,7 @@ use crate::wire::frame::FrameError;
 /// A round that no job reaches.
 const NEVER: Round = Round(u32::MAX);
 
-/// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
+/// The rounds in flight of a shard's chunks. In SSP and ASP, a chunk's round is that of its slowest worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Front {
     /// The round of the slowest chunk.
@@ -424,7 +424,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         numbers.forget_before(oldest);
     }
 
-    /// Sets the optimizer state of keys to zero before a round, if workers step together. The keys are sorted. The caller
+    /// Sets the optimizer state of keys to zero before a round, in BSP. The keys are sorted. The caller
     /// has checked that no chunk is past the round.
     pub fn reset_state(&mut self, from: Round, keys: &[KeyId]) {
         for place in 0..self.keys.len() {

@@ -207,7 +207,7 @@ pub(crate) trait Reply<R, W> {
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
-    /// Prepares the push to the hubs above, at a hub below others none of whose `workers` workers has a gradient.
+    /// Prepares the push to the hubs above, at a hub below other hubs none of whose `workers` workers has a gradient.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
     /// Sets weights that no step made: the job continues from round `first`, and workers get these weights next.

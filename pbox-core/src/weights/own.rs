@@ -1,5 +1,5 @@
-//! Raw replies to each worker separately. Each worker has its own weights window, and the hub writes the weights there for
-//! each answer.
+//! Raw replies to each worker separately. Each worker has its own weights window, into which the hub writes the weights
+//! for each answer.
 
 use fabric::{Span, Spans};
 

@@ -7,7 +7,7 @@
 //!             an answer leaves out are in the next difference
 //! ```
 //!
-//! Owned by the core, and laid out by place.
+//! Owned by the core, and laid out in the order of the shard's chunks.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -69,7 +69,7 @@ impl<M: Mode<Gather = NoGather>> Staged<M> {
 }
 
 impl<M: Mode<Gather = PassOn>> Staged<M> {
-    /// Creates the stages of a hub below others, which has no optimizer: a step writes the sum. `ways` is the number of
+    /// Creates the stages of a hub below other hubs, which has no optimizer: a step writes the sum. `ways` is the number of
     /// links to hubs above.
     pub fn summing(
         terms: &JobTerms,

@@ -16,7 +16,7 @@ use std::task::Waker;
 
 use crate::layout::Round;
 
-/// The last rounds whose parts have arrived, of one job at one hub below others.
+/// The last rounds whose parts have arrived, of one job at one hub below other hubs.
 #[derive(Debug)]
 pub struct Crossing {
     /// The last two rounds of each top hub.

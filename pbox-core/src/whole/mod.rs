@@ -208,7 +208,7 @@ impl WholeGradient {
         skips_spikes.then(|| self.means[1].get())
     }
 
-    /// Returns the mean of the norms before a round. The round must be the last one with a result, or the next one.
+    /// Returns the mean of the norms before a round. The round must be the last round with a result, or the round after it.
     pub fn mean_before(&self, round: Round) -> NormMean {
         self.means[usize::from(self.found(round).is_none())].get()
     }

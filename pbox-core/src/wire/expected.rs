@@ -10,7 +10,7 @@
 //! | a hub's part of the gradient norm | that hub's whole line; a hub sends only its own line, and gets only other hubs' lines |
 //! | a push or answer with nothing | empty; from a hub below, the count of its workers |
 //!
-//! If a hub below others broadcasts first weights, only those of the first machine count. Another machine sends no values.
+//! If a hub below other hubs broadcasts first weights, only those of the first machine count. Another machine sends no values.
 //!
 //! Each link has one [`Expected`], on the thread of its port. The value does not depend on rounds. It keeps at most one
 //! notice, and one round of bytes ahead, for each chunk.

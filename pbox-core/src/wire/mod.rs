@@ -149,7 +149,7 @@ impl Wire {
         }
     }
 
-    /// Returns the wire for the members of a hub below others. `above` says how the top hubs place chunks. This hub sends
+    /// Returns the wire for the members of a hub below other hubs. `above` says how the top hubs place chunks. This hub sends
     /// the lines of the top hubs down, and passes them on to the other top hubs itself.
     ///
     /// # Errors
@@ -261,7 +261,7 @@ impl Wire {
         self.hubs.iter().position(|of_hub| of_hub == first)
     }
 
-    /// Returns the hubs whose first chunk is among these ascending chunks. At a hub below others, one core may own the
+    /// Returns the hubs whose first chunk is among these ascending chunks. At a hub below other hubs, one core may own the
     /// first chunks of several hubs.
     pub fn hubs_of<'a>(&'a self, chunks: &'a [ChunkId]) -> impl Iterator<Item = usize> + 'a {
         let is_here = |(_, first): &(usize, &ChunkId)| chunks.binary_search(first).is_ok();

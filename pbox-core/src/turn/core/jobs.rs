@@ -98,22 +98,22 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Returns each worker's line, by rank, in a [held](Self::hold) job whose workers step alone. A line is the first round in
-    /// which no chunk of this core has a stepped push of the worker. Empty if workers step together.
+    /// Returns each worker's line, by rank, in a [held](Self::hold) job with SSP or ASP. A line is the first round in
+    /// which no chunk of this core has a stepped push of the worker. Empty in BSP.
     pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
         let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
         lines.reduce(further).unwrap_or_default()
     }
 
-    /// Sets each worker's lead over the slowest worker, in rounds, by rank. Call it for a job that
-    /// begins and whose workers step alone.
+    /// Sets each worker's lead over the slowest worker, in rounds, by rank. Call it for a job with
+    /// SSP or ASP that begins.
     pub fn begin_ahead(&mut self, id: JobId, ahead: &[u32]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.pace.begin_ahead(ahead));
         }
     }
 
-    /// Ends a [held](Self::hold) job before a round that no chunk is past. If workers step alone, `lines` are
+    /// Ends a [held](Self::hold) job before a round that no chunk is past. In SSP and ASP, `lines` are
     /// the combined [lines](Self::lines) of all cores, at which the job ends. After the release, no chunk
     /// passes the end.
     pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {

@@ -90,7 +90,7 @@ impl<P: Port> Core<P> {
                 of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.posts()));
             if credit.is_some() || answers_ahead {
                 // If the credit is used up, chunks wait in this queue, in the order of the level's schedule.
-                // Lines of rounds wait there, too.
+                // Lines with parts of the gradient norm wait in the queue, too.
                 entry.replies.make_room(member.rank, if answers_ahead { 2 * posts } else { posts });
                 port.set_credit(link, credit);
             }

@@ -163,7 +163,7 @@ pub(crate) trait Pace: Sized {
     }
 
     /// Calls `each` for the workers of a chunk that waits for pushes. The flag is true for a worker that owes its push, and
-    /// false for a worker that waits for others. Returns how many pushes of the round in flight have arrived.
+    /// false for a worker that waits for other workers. Returns how many pushes of the round in flight have arrived.
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
 
     /// Returns the number of the link by which sums of the chunk at a place go up.

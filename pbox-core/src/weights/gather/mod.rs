@@ -11,7 +11,7 @@
 //! A kept mean is final: if a worker is lost afterwards, its gradient is nevertheless in the step of every chunk. Keeping
 //! means is also cheaper than reading the pushes a second time, from three workers on.
 //!
-//! Owned by the core, and laid out by place.
+//! Owned by the core, and laid out in the order of the shard's chunks.
 
 mod pass_on;
 mod teller;
