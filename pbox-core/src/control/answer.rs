@@ -1,5 +1,5 @@
 //! Limits on the numbers in answers. An answer comes from another process, which may be hostile. So each number is checked
-//! when the answer is parsed. Before the check, no number of an answer is the size of memory, a count or a time to wait.
+//! when the answer is parsed. Before the check, no number is used as a size of memory, a count or a time to wait.
 
 use serde::de::DeserializeOwned;
 
@@ -11,7 +11,7 @@ use super::{
 use crate::job::{MAX_HUBS, MAX_WORKERS};
 use crate::layout::Round;
 
-/// The limit on the ports of a hub. The hellos of the data path have no room for more.
+/// The limit on the ports of a hub. The first message of the data path has no room for more.
 pub const MAX_PORTS: u32 = 4096;
 /// The limit on the time for which a hub tolerates a member's silence. It is also the limit of `--heartbeat-limit-s`.
 const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
@@ -80,7 +80,7 @@ impl Answer for JoinReply {
                 at_most("addresses", addresses.len(), MAX_PORTS)?;
             }
         }
-        // `Above` limits its number of cores when it is parsed, and the JSON parser limits its depth.
+        // `above` needs no check: parsing it limits the number of cores, and the JSON parser limits the depth.
         at_most("transports", self.transports.len(), 16)?;
         rounds(self.pass.iter().map(|pass| pass.first_round))
     }

@@ -1,7 +1,7 @@
 //! The requests and replies of the control port: JSON bodies that hubs and workers exchange over HTTP.
 //!
 //! Plain data, also for people with `curl`; `docs/protocol/control-port.md` has examples. Unknown fields are refused, so
-//! that a misspelt setting is not ignored silently. From a sender with a newer version, some are ignored.
+//! that a misspelt setting is not ignored silently. From a sender with a newer version, some unknown fields are ignored.
 
 mod address;
 mod answer;

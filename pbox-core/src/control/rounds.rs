@@ -101,7 +101,7 @@ impl LatenessReply {
     }
 }
 
-/// The worker that is late among a hub's own workers. A hub below reports it, for the window of its own [`RoundsReply`].
+/// The worker that is late among a hub's own workers. A hub below reports the worker, for the rounds of its own [`RoundsReply`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latest {

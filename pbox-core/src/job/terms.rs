@@ -87,7 +87,7 @@ pub struct JobTerms {
     /// Whether the hub may answer [bytes ahead](crate::Content::Ahead). After a worker has sent bytes ahead, the hub may
     /// write the chunk's weights early. This works only for BSP without compression, with one level, and not by layer; other
     /// jobs ignore it. The first worker's choice counts. The reply to a join reports the choice to other workers; a worker
-    /// that does not want it sends nothing ahead. Default: false.
+    /// that wants no early writes sends nothing ahead. Default: false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers_ahead: bool,
     /// The terms of workers and their hub for the links between them.
@@ -284,7 +284,7 @@ impl JobTerms {
     }
 
     /// Returns the terms between workers and their hub, if the hub is below other hubs in a job with these terms. Codec,
-    /// SSP and ASP apply to the links between hubs. Workers share memory with their hub, and step together.
+    /// SSP and ASP apply to the links between hubs. Workers share memory with their hub, and use BSP.
     pub fn beside(&self) -> JobTerms {
         let level = LevelTerms { compression: None, consistency: Consistency::Bsp, ..self.level };
         JobTerms { level, ..self.clone() }

@@ -184,8 +184,7 @@ impl Element for f16 {
     }
 }
 
-/// Integer arithmetic without branches. The compiler turns it into vector code, which it does not do with the conversions
-/// of `half`.
+/// Uses integer arithmetic without branches. The compiler turns it into vector code, but not the conversions of `half`.
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 

@@ -3,8 +3,8 @@
 //!
 //! The auxiliary classifier (`AuxLogits`) is trained, so its gradients are sent. With it, the network has iBatch's 27M
 //! parameters; inference needs 23.8M. The classifier branches off after `Mixed_6e`, and its keys come at that place. The
-//! second auxiliary classifier in the paper's figure is neither in torchvision nor in the published weights. Must not
-//! depend on how its keys are used.
+//! second auxiliary classifier in the paper's figure is neither in torchvision nor in the published weights. This
+//! module must not depend on how its keys are used.
 
 use super::builder::{Builder, Kernel};
 use crate::layout::Key;

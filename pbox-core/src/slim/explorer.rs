@@ -1,4 +1,4 @@
-//! Draws the explorer: the elements of a chunk that a worker sends in a round in addition to the significant set
+//! The draw of the explorer: the elements of a chunk that a worker sends in a round in addition to the significant set
 //! (section 3.3, step 2).
 //!
 //! The draw is a part of the protocol. With [`Explorer::Seeded`](super::Explorer::Seeded) both ends draw, and must draw the

@@ -73,7 +73,7 @@ pub(crate) struct Capture {
     is_over_hubs: bool,
     /// The next round before which a snapshot is due.
     due: Round,
-    /// One of `2^spread` due snapshots is taken. In a job over several hubs it grows when the disk is too slow. The
+    /// One of `2^spread` due snapshots is taken. In a job over several hubs, `spread` grows when the disk is too slow. The
     /// hubs then take the same rounds, although their disks differ: a checkpoint needs the same round from all hubs.
     spread: u32,
     /// The number of snapshots that began in time since `spread` changed.
@@ -283,7 +283,7 @@ impl Capture {
     }
 
     /// Takes back the memory of a part that was written or given up. Keeps the memory if further snapshots will be due.
-    /// `None` if the memory is lost.
+    /// `values` is `None` if the memory is lost.
     pub fn give_back(&mut self, values: Option<Slab>) {
         (self.out, self.is_due) = (false, false);
         self.spare = values.filter(|_| self.every.is_some());

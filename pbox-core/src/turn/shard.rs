@@ -232,7 +232,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.taken()
     }
 
-    /// Takes back the memory of a snapshot's part after the part was written or given up. `None` if the memory is lost.
+    /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
+    /// is lost.
     pub fn give_back(&mut self, values: Option<Slab>) {
         self.snapshots.give_back(values);
     }

@@ -1,5 +1,5 @@
 //! The three stages of a core for a chunk: read the workers' pushes, step, and reply. In some modes a chunk waits between
-//! reading and step, for the whole gradient.
+//! reading and step, for a norm of the gradient.
 //!
 //! ```text
 //!   mode                  read             step into                        reply

@@ -50,7 +50,7 @@ pub struct WholeGradient {
     /// Whether no other hub has a part.
     is_alone: bool,
     /// The round, and the number of cores that have given their sums for it. The hub's part is complete when all cores have
-    /// given theirs.
+    /// given their sums.
     given: AtomicU64,
     /// The last round with a result, and its scale.
     found: AtomicU64,

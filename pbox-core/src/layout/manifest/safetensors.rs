@@ -10,8 +10,8 @@
 //! It keeps the last of two tensors with the same name, and does not name the fault of an offset. This reader and the
 //! crate's accept the same files, and the tests compare them.
 //!
-//! The header comes from outside. Every field is checked, and memory stays a small multiple of the header's size. Must not
-//! depend on files: the caller reads the bytes.
+//! The header comes from outside. Every field is checked, and memory stays a small multiple of the header's size. This module
+//! must not depend on files: the caller reads the bytes.
 
 use std::fmt;
 

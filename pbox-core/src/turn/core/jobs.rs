@@ -147,7 +147,8 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Takes back the memory of a snapshot's part after the part was written or given up. `None` if the memory is lost.
+    /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
+    /// is lost.
     pub fn give_back(&mut self, id: JobId, values: Option<Slab>) {
         if let Some(entry) = self.shards_of(id).next() {
             of_mode!(&mut entry.shard, shard => shard.give_back(values));

@@ -46,8 +46,8 @@ impl<P: Port> Core<P> {
 
     /// Attaches the links of a job's shard to the hubs above, in the order of their numbers. Each link comes with the window
     /// that the hub writes, unless workers read that window. `level` has the terms of these links. Call it before
-    /// [`begin_below`](Self::begin_below), and after [`unlink_above`](Self::unlink_above), where the sums without
-    /// an answer go up again.
+    /// [`begin_below`](Self::begin_below), and again after [`unlink_above`](Self::unlink_above): the sums without an answer
+    /// then go up again.
     ///
     /// # Errors
     /// Returns an error if a window lacks chunks of the shard.

@@ -62,8 +62,8 @@ pub(crate) trait Pace: Sized {
     /// [repeated](Self::repeated) its push.
     fn forget(&mut self, rank: u32);
 
-    /// Keeps those pushes of worker `rank`, which has lost its links, whose chunks [have been
-    /// gathered](crate::weights::Gather::has) for a round. These pushes count. They are answered when the worker
+    /// Keeps the pushes of worker `rank` in chunks that [have been gathered](crate::weights::Gather::has) for a round, after
+    /// the worker has lost its links. These pushes count. They are answered when the worker
     /// [repeats](Self::repeated) them. Call [`forget`](Self::forget) afterwards.
     fn keep_taken(&mut self, _rank: u32, _is_taken: &dyn Fn(usize, Round) -> bool) {}
 
@@ -75,7 +75,7 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Handles a push out of turn of worker `rank`. If the push repeats one from before a loss of links, returns its state.
+    /// Handles a push out of turn of worker `rank`. If it repeats a push from before a loss of links, returns the push's state.
     fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))

@@ -1,7 +1,7 @@
 //! Workers that step together (BSP). The last push of a round steps the chunk, and then all workers are answered.
 //!
-//! Owned by the core. Takes a bit per (chunk, worker) and a word per chunk. `contents` has a chunk's rounds without a plain step,
-//! and `ahead` has the rounds with bytes ahead.
+//! Owned by the core. Takes a bit per (chunk, worker) and a word per chunk. `contents` has the rounds in which some push is
+//! no plain gradient, and `ahead` has the rounds with bytes ahead.
 //!
 //! On the `unsafe` list: the call of the step.
 
@@ -54,7 +54,7 @@ struct State {
 
 /// The bits of the count.
 const COUNT: u32 = (1 << 26) - 1;
-/// Set if the round in flight may not be a plain step. Its [contents](Contents) say which pushes it has.
+/// Set if some push of the round in flight is no plain gradient. Its [contents](Contents) say which pushes it has.
 const OTHER: u64 = 1 << 31;
 /// The first bit of the content of the previous round's answer.
 const FORMER: u32 = 28;
@@ -328,14 +328,14 @@ impl Pace for Arrivals {
 
     #[inline]
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content {
-        // The place of a group that stepped as one comes after the places of the chunks.
+        // A group that stepped as one has a place after the places of the chunks, and no word.
         let former = self.words.get(place * self.words_per_chunk).map_or(0, |word| word >> FORMER & 3);
         if former == 0 { Content::Gradient } else { self.answered_other(former, place, rank, round) }
     }
 
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
-        // The place of a group that stepped as one comes after the places of the chunks.
+        // A group that stepped as one has a place after the places of the chunks, and no word.
         let word = self.words.get(place * self.words_per_chunk).map_or(0, |word| *word);
         match word & (CAME | 3 << FORMER) {
             0 => (Content::Gradient, true),
