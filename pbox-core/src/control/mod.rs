@@ -405,8 +405,8 @@ pub struct LeaveRequest {
     /// Runs of keys with a lower round, as in [`LeftAt`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
-    /// The reason why the worker leaves: the worker's own failure (a [`reason`]), the job's failure at a hub below, or the
-    /// loss of another hub of the job. The job then fails at this hub, too, or continues without the member.
+    /// The reason why the worker leaves: its own failure (a [`reason`]), the job's failure at a hub below, or the loss of
+    /// another hub. The job then fails at this hub, too, or continues without the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
     /// Whether `failed` reports that a hub stops or is lost. The job may continue after that hub was restarted.

@@ -45,8 +45,8 @@ pub(crate) enum Repeated {
 
 /// The pushes that have arrived, by worker. Plain memory, no atomics.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. Where a
-/// method takes a rank, the pace of a hub below other hubs may also get the number of a link to a hub above.
+/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. The pace
+/// of a hub below other hubs may get the number of a link to a hub above as a rank.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
@@ -138,8 +138,8 @@ pub(crate) trait Pace: Sized {
     /// answer.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
-    /// Returns the round of worker `rank`'s pushes of the chunks at all these places, if each push is the worker's turn and
-    /// all are for one round. Otherwise `None`; also `None` if each push may be a separate step. Reads only these chunks'
+    /// Returns the round of worker `rank`'s pushes of the chunks at all these places, if it is the worker's turn for each
+    /// and all are for one round. Otherwise `None`; also `None` if each push may be a separate step. Reads only these chunks'
     /// entries, so that the reads overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
