@@ -184,8 +184,8 @@ impl Codec {
     /// Returns the codec for the hub's answers. It contracts: the decoded values are always nearer to the encoded values
     /// than zero is. So an error vanishes, because it is sent again in the next difference.
     ///
-    /// A sparse codec answers with as many values as all workers send together, or at most one fewer for each worker: each
-    /// worker rounds its share up. The answer is exact if the step changes no more values.
+    /// A sparse codec answers with as many values as all workers send together. At most one value for each worker is missing:
+    /// each worker rounds its share up. The answer is exact if the step changes no more values.
     ///
     /// # Panics
     /// Panics if `workers` is 0.

@@ -138,8 +138,8 @@ pub(crate) trait Pace: Sized {
     /// answer.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
-    /// Returns the round of worker `rank`'s pushes of the chunks at all these places, if it is the worker's turn for each
-    /// and all are for one round. Otherwise `None`; also `None` if each push may be a separate step. Reads only these chunks'
+    /// Returns the round of worker `rank`'s pushes of the chunks at all these places. `None` if some push is not the
+    /// worker's turn, the pushes are for several rounds, or each push may be a separate step. Reads only these chunks'
     /// entries, so that the reads overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
