@@ -22,8 +22,8 @@
 //! and is not added to the state. [`Encoded::not_finite`] counts these values.
 //!
 //! **State.** An encoder keeps the error of the values that it sent, and adds it to the next values (error feedback). With
-//! an empty state, nothing is added and nothing is kept. The hub encodes its answers with an empty state: an answer is a
-//! difference of weights, which already contains the error of earlier answers.
+//! an empty state, nothing is added and nothing is kept. Differences of weights are encoded with an empty state, because
+//! the next difference already contains the error.
 //!
 //! **Bytes from outside.** [`Codec::check_payload`] names the fault of a payload. Shared memory can change after the check.
 //! So [`Codec::add`] accepts any bytes, and stays within bounds.

@@ -18,7 +18,7 @@ const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
 /// The limit on the number of files whose rounds are in an answer. A hub keeps only a few files of each job.
 const MAX_FILES: usize = 1 << 16;
 
-/// The limit on the length of a state, or of a hub's part of it, in bytes. The sum over many hubs then fits in 64 bits.
+/// The limit on the length of a state, or of a hub's part of it, in bytes. The sum over all hubs then fits in 64 bits.
 const MAX_STATE_BYTES: u64 = 1 << 50;
 
 /// An answer of a hub, with limits.

@@ -92,7 +92,7 @@ pub struct ReleaseRequest {
     /// Whether the hub must write a checkpoint of the state before that round.
     #[serde(default)]
     pub snapshot: bool,
-    /// Whether the job ends at the cut. Then no chunk begins round `from`.
+    /// Whether the job ends at the cut. Then no chunk finishes round `from`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ends: bool,
 }
