@@ -1,6 +1,6 @@
 //! Messages of the control port, as programs of earlier versions send them. They must always be readable.
 //!
-//! `data/protocol-11.json` has the messages by type, and the files of later versions have the new ones. A message is never
+//! `data/protocol-11.json` has the messages by type, and the files of later versions have the new messages. A message is never
 //! changed or removed. A version that adds a field adds a message. The file of a version may be removed only when the
 //! version is no longer spoken (`PROTOCOL_LOWEST`).
 

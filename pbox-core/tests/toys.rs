@@ -8,9 +8,9 @@ use pbox_core::{Key, KeyId, Layout, Placement, Schedule, SendQueue, Slice, Slice
 /// The number of elements in a chunk of 64 bytes.
 const CHUNK: u64 = 16;
 
-/// Exchanges the gradients of layers with these numbers of chunks. Returns when the weights of each layer have arrived. The
-/// last layer's gradient is there at time 1, and in each further unit of time that of one more layer. All slices pass the
-/// stages one after another.
+/// Exchanges the gradients of layers with these numbers of chunks. Returns the time at which the weights of each layer have
+/// arrived. The last layer's gradient is there at time 1, and in each further unit of time that of one more layer. All
+/// slices pass the stages one after another.
 fn exchange(layers: &[u64], schedule: Schedule, stages: usize) -> Vec<u64> {
     let keys = layers.iter().map(|&chunks| Key::f32("layer", [chunks * CHUNK]));
     let keys = keys.enumerate().map(|(layer, key)| Key { name: layer.to_string(), ..key }).collect();

@@ -1,7 +1,7 @@
 //! Packed codes of a few bits. Code `i` of `B` bits is in the bits from `i * B` to `i * B + B - 1` of the bytes. The lowest
 //! bit of a byte comes first.
 //!
-//! Eight codes at a time, which are `B` bytes, are packed as one 64-bit number. Three steps move its parts together.
+//! Eight codes, which become `B` bytes, are packed at once, in one 64-bit number. Three steps move the codes together.
 
 /// Returns a mask of the lowest `bits` bits of every `of` bits.
 const fn mask(bits: u32, of: u32) -> u64 {
@@ -18,7 +18,7 @@ pub(super) fn bytes(codes: usize, bits: u8) -> usize {
     (codes * usize::from(bits)).div_ceil(8)
 }
 
-/// Packs the codes, which must be below `2^bits`. `packed` must have [`bytes`] bytes.
+/// Packs the codes, which must be below `2^bits`. `packed` must have the length that [`bytes`] returns.
 #[inline(always)]
 pub(super) fn pack(bits: u8, codes: &[u8], packed: &mut [u8]) {
     match bits {
@@ -33,7 +33,7 @@ pub(super) fn pack(bits: u8, codes: &[u8], packed: &mut [u8]) {
     }
 }
 
-/// Unpacks the codes. `packed` must have [`bytes`] bytes.
+/// Unpacks the codes. `packed` must have the length that [`bytes`] returns.
 #[inline(always)]
 pub(super) fn unpack(bits: u8, packed: &[u8], codes: &mut [u8]) {
     match bits {

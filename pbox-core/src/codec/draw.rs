@@ -12,7 +12,7 @@ pub struct Draw {
     pub seed: u64,
     /// The rank of the encoding worker. The hub uses a rank that no worker has.
     pub rank: u32,
-    /// The round of the values. The warm-up of `dgc` depends on it, too.
+    /// The round of the values. The warm-up of `dgc` depends on the round.
     pub round: Round,
     /// The chunk of the values.
     pub chunk: ChunkId,
@@ -41,8 +41,8 @@ impl Key {
     /// Returns the number at index `place`: 32 bits.
     ///
     /// The function is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search
-    /// for little bias. Half of the key is mixed in before the permutation, and half in its middle. With only one of these
-    /// halves, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm. Every instruction
+    /// for little bias. One half of the key is added before the permutation, the other half in its middle. With only one
+    /// half, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm. Every instruction
     /// set has these operations for vectors of 32-bit numbers.
     #[inline(always)]
     pub(super) fn at(self, place: u32) -> u32 {
@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// Counts pairs of upper four bits: of neighbours in a sequence, and of the same index in neighbouring draws.
+    /// Counts pairs of the upper four bits of two numbers: neighbours in a sequence, or the same index in neighbouring draws.
     #[test]
     fn numbers_are_independent_of_their_neighbours() {
         let first = key(0, 1, 0);

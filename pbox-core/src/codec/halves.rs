@@ -1,4 +1,4 @@
-//! `f16` and `bf16`: each value is rounded to the nearest, ties to even, by the kernels' conversions.
+//! `f16` and `bf16`: the kernels round each value to the nearest 16-bit number, ties to even.
 
 use half::{bf16, f16};
 
@@ -102,7 +102,7 @@ impl<E: Half> Work for Add<'_, E> {
     #[inline(always)]
     fn run<I: Converter>(self, isa: I) {
         let wire = self.payload.as_chunks::<2>().0;
-        // If the payload has the wrong length, only the elements that both have are added.
+        // If the payload has the wrong length, only elements that are in the payload and in `sum` are added.
         let shared = wire.len().min(self.sum.len());
         let (blocks, rest) = wire[..shared].as_chunks::<BLOCK>();
         let (sums, rest_sums) = self.sum[..shared].as_chunks_mut::<BLOCK>();

@@ -1,8 +1,8 @@
 //! Codecs: they write the values of a chunk in fewer bytes.
 //!
-//! Pure functions of a chunk's values, the encoder's state and a [`Draw`]. They run on the worker's thread for gradients,
-//! and on the core's thread for answers. Every instruction set gives the same bytes and the same sums. Must not depend on
-//! transports, schedules, frames, or the number of hubs.
+//! They are pure functions of a chunk's values, the encoder's state and a [`Draw`]. They run on the worker's thread for
+//! gradients, and on the core's thread for answers. Every instruction set gives the same bytes and the same sums. Codecs must not
+//! depend on transports, schedules, frames, or the number of hubs.
 //!
 //! | codec | bytes of `n` values | f32 kept | error of a value | paper |
 //! | --- | --- | --- | --- | --- |
@@ -22,8 +22,8 @@
 //! and is not added to the state. [`Encoded::not_finite`] counts these values.
 //!
 //! **State.** An encoder keeps the error of the values that it sent, and adds it to the next values (error feedback). With
-//! an empty state, nothing is added and nothing is kept. Differences are encoded in this way, because a difference already
-//! contains the error.
+//! an empty state, nothing is added and nothing is kept. Differences of weights are encoded with an empty state, because
+//! the next difference already contains the error.
 //!
 //! **Bytes from outside.** [`Codec::check_payload`] names the fault of a payload. Shared memory can change after the check.
 //! So [`Codec::add`] accepts any bytes, and stays within bounds.
@@ -184,8 +184,8 @@ impl Codec {
     /// Returns the codec for the hub's answers. It contracts: the decoded values are always nearer to the encoded values
     /// than zero is. So an error vanishes, because it is sent again in the next difference.
     ///
-    /// Sparse codecs answer with as many values as all workers send. The answer is exact if the step is as sparse. At most
-    /// one value for each worker may be missing, because each worker rounds its share up.
+    /// A sparse codec answers with as many values as all workers send together. At most one value for each worker is missing:
+    /// each worker rounds its share up. The answer is exact if the step changes no more values.
     ///
     /// # Panics
     /// Panics if `workers` is 0.
@@ -197,7 +197,7 @@ impl Codec {
             // 2^-25.
             Codec::F16 | Codec::Bf16 => Codec::Bf16,
             Codec::Qsgd { bits, bucket } => qsgd(bits, bucket).contracting().codec(),
-            // The number of bits is enough for the levels in the sum of eight workers.
+            // With 4 bits there are 7 levels on each side of zero, as in the sum of seven workers.
             Codec::TernGrad => qsgd(4, bucket()).contracting().codec(),
             Codec::OneBit => Codec::OneBit,
             Codec::TopK { ratio } | Codec::RandomK { ratio } | Codec::Dgc { ratio, .. } => {
@@ -234,10 +234,10 @@ impl Codec {
         }
     }
 
-    /// Checks that this is a payload of a chunk of `elements` elements.
+    /// Checks that `payload` is a payload of a chunk of `elements` elements.
     pub fn check_payload(&self, elements: usize, payload: &[u8]) -> Result<(), PayloadError> {
         match *self {
-            // The length of such a payload follows from its own first bytes, so the codec checks the length itself.
+            // The length of this codec's payload follows from the payload's first bytes, so the codec checks the length itself.
             Codec::TopK { ratio } => return topk::check_payload(ratio, elements, payload),
             Codec::Dgc { .. } => return self.dgc().check_payload(elements, payload),
             _ => {}

@@ -20,10 +20,10 @@ use super::{Codec, Encoded, PayloadError};
 use crate::kernels::Kernels;
 use crate::kernels::{Converter, Work};
 
-/// The number of codes that are packed at once. They have whole bytes, for any number of bits. The codes and their values
+/// The number of codes that are packed at once. With any number of bits, they fill whole bytes. The codes and their values
 /// fit in the first level of cache.
 const BLOCK: usize = 512;
-/// The step of the bucket sizes of answers, so that buckets have whole vectors.
+/// The divisor of all bucket sizes of answers, so that a bucket has whole vectors.
 const BUCKET_STEP: usize = 16;
 
 /// The settings of the codec.
@@ -175,8 +175,8 @@ impl Rounding {
 }
 
 /// Returns the whole part of a number from 0 to below 2^22. From 2^23 on, f32 has no fractions, so adding 2^23 rounds the
-/// number. If this rounded up, 1 is subtracted. A cast would give the same result, but it also handles numbers out of
-/// range: encoding would take four times as long.
+/// number. If this rounded up, 1 is subtracted. A cast would give the same result, but would also handle numbers out of
+/// range, and encoding would take four times as long.
 #[inline(always)]
 fn whole_part(number: f32) -> u32 {
     const WHOLE: f32 = 8_388_608.0; // 2^23

@@ -1,5 +1,5 @@
 //! `terngrad`: sends -1, 0 or 1 times the largest magnitude of the chunk, rounded at random so that the mean is the value.
-//! From Wen et al., "TernGrad", 2017, without the paper's clipping, which would be a bias.
+//! From Wen et al., "TernGrad", 2017, without the paper's clipping, which would add a bias.
 //!
 //! ```text
 //!   scale: f32 | a byte for five values: digits of base 3, 0 for -1, 1 for 0, 2 for 1
@@ -84,7 +84,7 @@ impl Work for Encode<'_> {
     }
 }
 
-/// Adds the digits of values to `digits`. The first of them is value `from` of the chunk.
+/// Adds the digits of `values` to `digits`. The first value has index `from` in the chunk.
 #[inline(always)]
 fn add_digits(ruler: Ruler, key: Key, from: u32, values: &[f32], place: u8, digits: &mut [u8; BLOCK]) {
     for (i, (&value, digit)) in values.iter().zip(digits).enumerate() {

@@ -1,4 +1,4 @@
-//! Addresses of control ports, as workers, joins and other hubs name them.
+//! Addresses of control ports: the checks of an address, and its parts.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -1,5 +1,5 @@
 //! Limits on the numbers in answers. An answer comes from another process, which may be hostile. So each number is checked
-//! when the answer is parsed. No memory is allocated for the answer before the check, and nothing is counted or waited for.
+//! when the answer is parsed. Before the check, no number is used as a size of memory, a count or a time to wait.
 
 use serde::de::DeserializeOwned;
 
@@ -11,14 +11,14 @@ use super::{
 use crate::job::{MAX_HUBS, MAX_WORKERS};
 use crate::layout::Round;
 
-/// The limit on the ports of a hub. The hellos of the data path have no room for more.
+/// The limit on the ports of a hub. The first message of the data path has no room for more.
 pub const MAX_PORTS: u32 = 4096;
 /// The limit on the time for which a hub tolerates a member's silence. It is also the limit of `--heartbeat-limit-s`.
 const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
-/// The limit on the rounds of files in an answer. A hub keeps only a few files of each job.
+/// The limit on the number of files whose rounds are in an answer. A hub keeps only a few files of each job.
 const MAX_FILES: usize = 1 << 16;
 
-/// The limit on the length of a state, or of a hub's part of it, in bytes. The lengths of several hubs are added.
+/// The limit on the length of a state, or of a hub's part of it, in bytes. The sum over all hubs then fits in 64 bits.
 const MAX_STATE_BYTES: u64 = 1 << 50;
 
 /// An answer of a hub, with limits.
@@ -80,7 +80,7 @@ impl Answer for JoinReply {
                 at_most("addresses", addresses.len(), MAX_PORTS)?;
             }
         }
-        // `Above` limits its number of cores when it is parsed, and the JSON parser limits its depth.
+        // `above` needs no check: parsing it limits the number of cores, and the JSON parser limits the depth.
         at_most("transports", self.transports.len(), 16)?;
         rounds(self.pass.iter().map(|pass| pass.first_round))
     }
@@ -183,7 +183,7 @@ impl Answer for LastReply {
 /// The reply is only shown to people.
 impl Answer for HubReply {
     fn check(&self) -> Result<(), String> {
-        // A reader of weights sends a request to each hub above.
+        // The number of hubs has a limit, because a reader of weights sends a request to each hub above.
         self.jobs.iter().try_for_each(|job| at_most("hubs above a job", job.above.len(), MAX_HUBS))
     }
 }

@@ -32,7 +32,7 @@ pub struct HubReply {
     pub draining: bool,
     /// The address of the hub's data path, for each transport that it offers.
     pub transports: Vec<TransportAddress>,
-    /// The counts of events since the hub's start. Hubs that do not count them send zeros.
+    /// The counts of events since the hub's start. All are zero without this field.
     #[serde(default)]
     pub counts: CountsReply,
     /// The cores, in the order of the hub's plan.
@@ -42,7 +42,7 @@ pub struct HubReply {
     pub nics: Vec<NicReply>,
     /// The jobs.
     pub jobs: Vec<JobReply>,
-    /// The last requests that the hub refused, the newest first. They are joins, and requests without the necessary right.
+    /// The last joins that the hub refused, and the last requests without the necessary right, the newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refusals: Vec<RefusalReply>,
     /// Whether the hub records a timeline, which `GET /v1/trace` sends.
@@ -51,7 +51,7 @@ pub struct HubReply {
 }
 
 impl HubReply {
-    /// Returns the job of this name. Failed jobs stay in the reply for a while, and a later job may have the name of a failed job.
+    /// Returns the job of this name. Failed jobs stay in the reply for a while, and a later job may have the same name.
     /// So a failed job counts only if no other job has the name.
     pub fn job(&self, name: &str) -> Option<&JobReply> {
         let of_name = || self.jobs.iter().filter(|job| job.name == name);
@@ -281,7 +281,7 @@ pub struct MemberReply {
     /// The bytes that have crossed the worker's links, by NIC, at the last check of the cores. Empty on shared memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReply>,
-    /// The late worker below this member, if the member is a hub, from its last report.
+    /// The late worker below this member, if the member is a hub: from that hub's last report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::{KeyId, Round};
 
-/// The limit on the runs of keys in a [`LeftAt`]. It bounds the size of a request, and of a job's news.
+/// The limit on the runs of keys in a [`LeftAt`]. It bounds the size of a request, and of a reply to a heartbeat.
 pub const MAX_BEHIND: usize = 1024;
 
 /// A worker that left normally.
@@ -40,13 +40,13 @@ pub struct Behind {
 }
 
 impl LeftAt {
-    /// Returns a leave of all keys before the same round.
+    /// Returns the value for a worker that leaves all keys before the same round.
     pub fn all(round: Round) -> Self {
         LeftAt { round, behind: Vec::new() }
     }
 
-    /// Returns a leave of each key, in order, before its own round. Only the first [`MAX_BEHIND`] runs of keys with a lower
-    /// round count; later runs count as if they had the highest round.
+    /// Returns the value for a worker that leaves each key before its own round; `rounds` has the rounds by key. Only the
+    /// first [`MAX_BEHIND`] runs of keys with a lower round count; later runs count as if they had the highest round.
     pub fn of(rounds: impl Iterator<Item = Round> + Clone) -> Self {
         let mut left = LeftAt::all(rounds.clone().max().unwrap_or_default());
         for (key, round) in (0..).map(KeyId).zip(rounds).filter(|&(_, round)| round < left.round) {
@@ -67,7 +67,7 @@ impl LeftAt {
         last.filter(|behind| u64::from(key.0) < behind.end()).map_or(self.round, |behind| behind.round)
     }
 
-    /// Checks that a worker of a job with this number of keys can have left like this.
+    /// Checks that the values are possible for a worker of a job with this number of keys.
     ///
     /// # Errors
     /// Returns an error that names the expected and the seen value.

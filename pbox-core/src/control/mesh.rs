@@ -25,7 +25,7 @@ pub struct Machine {
 pub struct Mesh {
     /// The machine.
     pub machine: Machine,
-    /// The control port of the first machine's hub, `host:port`. There the hubs learn each other's addresses.
+    /// The control port of the first machine's hub, `host:port`. At this port, the hubs learn each other's addresses.
     pub meet: String,
 }
 

@@ -1,7 +1,7 @@
 //! The requests and replies of the control port: JSON bodies that hubs and workers exchange over HTTP.
 //!
-//! Plain data. Both roles use it, and people with `curl`; `docs/protocol/control-port.md` has examples. Unknown fields are
-//! refused, so that a misspelt setting is not ignored silently.
+//! Plain data, also for people with `curl`; `docs/protocol/control-port.md` has examples. Unknown fields are refused, so
+//! that a misspelt setting is not ignored silently. From a sender with a newer version, some unknown fields are ignored.
 
 mod address;
 mod answer;
@@ -72,8 +72,8 @@ pub struct InvalidJobName {
     seen: String,
 }
 
-/// Checks that a job can have this name. The name becomes a part of URLs, logs and file names. A name that begins with a dot would
-/// be that of a hidden file, and with a dash that of an option.
+/// Checks that a job can have this name. The name becomes a part of URLs, logs and file names. A file whose name begins
+/// with a dot is hidden, and a program reads a name that begins with a dash as an option.
 pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
     let letter = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let may_begin = !name.starts_with(['.', '-']);
@@ -109,8 +109,8 @@ pub struct JoinRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
     /// The first round without an answer, plus the rounds that were lost with earlier hubs. Only from a worker that lost
-    /// this job's hub and joins again. The sum is the same for all workers, whether or not they know that the hub has come
-    /// back before.
+    /// this job's hub and joins again. The sum is the same for all workers, also for those that joined
+    /// after an earlier loss of a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
     /// Whether the worker reconnects with a [`RelinkRequest`] if it loses its links while the hub is alive.
@@ -124,7 +124,7 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
-    /// Creates the request of a worker without other settings, to the job's only hub or to its first hub.
+    /// Creates the request of a worker to the job's only hub or to its first hub, without optional fields.
     pub fn new(rank: u32, terms: JobTerms) -> Self {
         JoinRequest {
             protocol: PROTOCOL,
@@ -180,8 +180,8 @@ pub struct JoinReply {
     /// Whether the hub waits for a worker that has lost its links to reconnect.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
-    /// Whether the hub answers bytes ahead. A worker then sends bytes ahead only if it lets the hub write its weights
-    /// early.
+    /// Whether the hub answers bytes that a worker sends ahead, before its push. A worker then sends bytes ahead only if it
+    /// lets the hub write its weights early.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub answers_ahead: bool,
 }
@@ -195,7 +195,7 @@ impl JoinReply {
 
 /// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example with a NIC, and reconnects. The answer is that of
 /// a join, with a token for one connection. It comes after the hub has released the old links; the hub then waits for the
-/// new ones. The worker pushes again all rounds that have no answer.
+/// new links. The worker pushes again all rounds that have no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
@@ -301,8 +301,8 @@ pub struct HeartbeatReply {
     /// The workers that are late: other workers have waited for them for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
-    /// The highest round that any worker had [reached](JoinRequest::reached), of those that joined again after they lost
-    /// the hub. The rounds from the job's first round to this one are lost, in addition to earlier losses.
+    /// The highest round that a worker had [reached](JoinRequest::reached), among the workers that joined again after they
+    /// lost the hub. The rounds from the job's first round to that round are lost, in addition to earlier losses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
     /// The number of lost rounds, for workers that join without having lost a hub.
@@ -318,13 +318,13 @@ pub struct HeartbeatReply {
 pub struct Late {
     /// The worker's rank, at the hub that reports it.
     pub rank: u32,
-    /// The worker in words, or the hub of a machine.
+    /// A description of the worker, or of a machine's hub, for people.
     pub who: String,
     /// The lowest round for which the worker owes a push.
     pub round: Round,
     /// The number of chunks that wait for the worker.
     pub chunks: u32,
-    /// The time for which nothing has changed, in seconds.
+    /// The time for which no chunk has got a push or ended a round, in seconds.
     pub seconds: u64,
 }
 
@@ -344,8 +344,8 @@ impl fmt::Display for Late {
 pub struct Member {
     /// The rank.
     pub rank: u32,
-    /// The first round in which the worker takes part. If it is not 0, the worker begins with the weights of the round
-    /// before.
+    /// The first round in which the worker takes part. If it is not 0, the worker begins with the weights before that
+    /// round.
     pub from: Round,
 }
 
@@ -405,8 +405,8 @@ pub struct LeaveRequest {
     /// Runs of keys with a lower round, as in [`LeftAt`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
-    /// The reason why the worker leaves. It is its own failure (a [`reason`]), the job's failure at a hub below, or
-    /// the loss of another of its hubs. The job then fails at this hub, too, or continues without the member.
+    /// The reason why the worker leaves: its own failure (a [`reason`]), the job's failure at a hub below, or the loss of
+    /// another hub. The job then fails at this hub, too, or continues without the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
     /// Whether `failed` reports that a hub stops or is lost. The job may continue after that hub was restarted.

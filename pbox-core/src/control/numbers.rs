@@ -36,13 +36,13 @@ pub struct OptimizerRequest {
     /// multipliers do not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Arc<[Multipliers]>>,
-    /// The keys that use other hyperparameters, until the next request. Without this field, there are none.
+    /// The keys that use other hyperparameters, until the next request. Without this field, no key does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Arc<Groups>>,
     /// The first round that uses the new hyperparameters.
     pub from_round: Round,
     /// The numbers of the keys whose optimizer state is set to zero before that round, as if they had made no step. A hub
-    /// refuses such a request if workers step alone, or if this worker has pushed the round.
+    /// refuses such a request if each worker steps alone (SSP, ASP), or if this worker has pushed the round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset: Vec<u32>,
 }

@@ -2,7 +2,7 @@
 //! the rest to each other. `docs/protocol/hub-to-hub.md` has the list of requests.
 //!
 //! Hub 0 leads. It gives each worker a [`Pass`], and the worker shows this pass to the other hubs. So all hubs of a job
-//! know the job's secret. They refuse requests without it.
+//! know the job's secret, and refuse requests without this secret.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +24,8 @@ pub struct Peers {
 pub struct Pass {
     /// The job's secret: 32 hexadecimal digits. Hubs show it to each other in requests.
     pub secret: String,
-    /// The number of the worker at all hubs. It is never used again, so that no hub takes a new worker for an earlier one
-    /// of the same rank.
+    /// The number of the worker at all hubs. It is never used again, so that no hub mistakes a new worker for an
+    /// earlier worker of the same rank.
     pub worker: u64,
     /// The round with which the job began: 0, or the latest round of which all hubs had a checkpoint.
     pub first_round: Round,
@@ -65,11 +65,11 @@ pub struct PartsReply {
 pub struct HoldRequest {
     /// The job's secret.
     pub secret: String,
-    /// The number of the cut. It is greater than every earlier number.
+    /// The number of the cut, which this hold begins and a release ends. It is greater than every earlier number.
     pub cut: u64,
 }
 
-/// The reply to a hold: the job is held.
+/// The reply to a hold: the hub finishes no round now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldReply {
     /// The round of the hub's furthest chunk; `None` if the hub owns no chunk.
@@ -84,7 +84,7 @@ pub struct ReleaseRequest {
     pub secret: String,
     /// The number of the cut.
     pub cut: u64,
-    /// The round before which the job is cut.
+    /// The first round after the cut.
     pub from: Round,
     /// The workers that take part from that round on. They are given by the `worker` of their passes.
     #[serde(default)]
@@ -92,7 +92,7 @@ pub struct ReleaseRequest {
     /// Whether the hub must write a checkpoint of the state before that round.
     #[serde(default)]
     pub snapshot: bool,
-    /// Whether the job ends at the cut. Then no chunk passes that round.
+    /// Whether the job ends at the cut. Then no chunk finishes round `from`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ends: bool,
 }
@@ -111,8 +111,8 @@ impl ReleaseRequest {
 pub struct WrittenRequest {
     /// The job's secret.
     pub secret: String,
-    /// The round before which the checkpoint has the state. 0 stands for the part that is in progress, if there is
-    /// one.
+    /// The round of the checkpoint, which has the state before this round. 0 stands for the part that is in progress, if
+    /// there is one.
     pub before: Round,
     /// The rounds of which all hubs are known to have a part.
     pub whole: WholeRounds,
@@ -153,7 +153,7 @@ pub struct WholeRounds {
     pub decided: Option<Round>,
 }
 
-/// `POST /v1/jobs/{job}/peers/arrived`, to hub 0: all cores of a hub have a worker's link.
+/// `POST /v1/jobs/{job}/peers/arrived`, to hub 0: a worker's links have reached all cores of a hub.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArrivedRequest {
@@ -187,7 +187,7 @@ pub struct LostRequest {
     pub reason: String,
 }
 
-/// `POST /v1/jobs/{job}/peers/checkpoint`, to hub 0: hub 0 must have a checkpoint of the job written now.
+/// `POST /v1/jobs/{job}/peers/checkpoint`, to hub 0: all hubs of the job must write a checkpoint now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointRequest {

@@ -73,7 +73,7 @@ codes! {
     NotAllowed = "not_allowed", 403;
     /// A web page of another site sent the request.
     WebPage = "web_page", 403;
-    /// The hub has no such page.
+    /// The hub has no page at this path.
     PageUnknown = "page_unknown", 404;
     /// The page exists, but not for this HTTP method.
     OtherMethod = "other_method", 405;
@@ -115,7 +115,7 @@ codes! {
     NoCheckpoints = "no_checkpoints", 409;
     /// The job's checkpoint cannot be used.
     CheckpointUnusable = "checkpoint_unusable", 409;
-    /// The cut of another hub's request is over: there was a later cut.
+    /// Another hub's request is for a cut (a pause between two rounds) that is over.
     CutStale = "cut_stale", 409;
     /// The hubs form a circle: a hub is above itself.
     Circle = "circle", 409;
@@ -135,7 +135,7 @@ codes! {
     RankBusy = "rank_busy", 503;
     /// Hub 0 has another job with this name. The worker may try again.
     JobDiffers = "job_differs", 503;
-    /// Other clients use everything that the hub has for such requests. The client may try again.
+    /// Other clients use all that the hub has for requests of this kind. The client may try again.
     Busy = "busy", 503;
     /// The hub has no free connection. The client may try again.
     NoConnection = "no_connection", 503;

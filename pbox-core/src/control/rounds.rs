@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::job::MAX_WORKERS;
 use crate::layout::Round;
 
-/// The length limit of the path of a [`Latest`]. A path has machines, each within the one before, and then the worker.
+/// The length limit of the path of a [`Latest`]. A path has machines, each within the machine before it, and then the worker.
 pub const MAX_PATH: usize = 16;
 
 /// The last rounds of a job, as this hub saw them.
@@ -26,7 +26,7 @@ pub struct RoundsReply {
     /// The lateness of each rank.
     pub ranks: Vec<RankReply>,
     /// The time for which the hub waited for each rank, in microseconds, by round, the oldest round first. Only in `GET
-    /// /v1/events`. It has only rounds in which the hub waited for a rank.
+    /// /v1/events`. The list has only rounds in which the hub waited for a rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent: Vec<(Round, Vec<u32>)>,
 }
@@ -101,11 +101,11 @@ impl LatenessReply {
     }
 }
 
-/// The worker that is late among a hub's own workers. A hub below reports it, for the window of its own [`RoundsReply`].
+/// The worker that is late among a hub's own workers. A hub below reports the worker, for the rounds of its own [`RoundsReply`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latest {
-    /// The worker's rank at its own hub. Before it come the numbers of the machines between the reporting hub and that hub.
+    /// The worker's rank at its own hub. Before the rank come the numbers of the machines from the reporting hub down.
     pub path: Vec<u32>,
     /// The number of last rounds that the report describes.
     pub window: u32,

@@ -1,7 +1,7 @@
 //! Compression: the ways in which a job's workers and its hub send fewer bytes.
 //!
 //! It is a setting, the same at all ends, which a worker states in its join. This module names the codecs. `wire`
-//! defines the positions of their bytes; the stages in `weights` and the worker's `coder` use them.
+//! defines the positions of the encoded bytes; the stages in `weights` and the worker's `coder` use the codecs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for Compression {
 impl fmt::Display for Compression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
-        // This converts text: an f32 as a value would become an f64, with more digits than the user wrote.
+        // The settings are converted by way of text: in a `Value`, an f32 would get more digits than the user wrote.
         let said = serde_json::to_string(self).map_err(|_| fmt::Error)?;
         let said: Map<String, Value> = serde_json::from_str(&said).map_err(|_| fmt::Error)?;
         let settings = FORMS.iter().find(|(name, _)| *name == self.name()).map_or(&[][..], |form| form.1);

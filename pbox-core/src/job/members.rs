@@ -9,10 +9,10 @@ pub enum Members {
     /// Workers. A push is a gradient.
     #[default]
     Workers,
-    /// Hubs below. A push is a sum of gradients, with their number.
+    /// Hubs below. A push is a sum of gradients, and the number of these gradients.
     Hubs,
-    /// Hubs below that are also hubs of this level. Each owns a share, and the window of its share has room for all chunks. The
-    /// workers of its machine read all chunks there, unless the hub decodes or copies answers for the workers.
+    /// Hubs below that are also hubs of this level. Each owns a share, but its window has room for all chunks. The workers of
+    /// its machine read all chunks in that window, unless the hub decodes or copies answers for the workers.
     Mesh,
 }
 

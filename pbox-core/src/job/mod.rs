@@ -1,6 +1,6 @@
 //! The terms of a job, on which all its ends agree.
 //!
-//! Plain data with its checks. Must not depend on hubs, links or memory.
+//! Plain data with its checks. This module must not depend on hubs, links or memory.
 
 mod compression;
 mod consistency;

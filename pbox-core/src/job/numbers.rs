@@ -110,7 +110,7 @@ impl JobTerms {
     /// Checks that all keys can be stepped with these hyperparameters, as [`Numbers::check`] does.
     ///
     /// # Errors
-    /// Returns an error if some key cannot.
+    /// Returns an error if a key cannot be stepped.
     pub fn check_numbers(&self, numbers: &Numbers) -> Result<(), InvalidNumbers> {
         numbers.check(&self.optimizer, &self.keys)
     }

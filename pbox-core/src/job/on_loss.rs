@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The effect on a job when a worker is lost, or leaves before the others.
+/// The effect on a job when a worker is lost, or leaves before the other workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnLoss {

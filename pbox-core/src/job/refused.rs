@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | Slim-DP | `average` | a parameter that is not sent keeps the worker's own value, and a mean has no such value |
 //! | Slim-DP | SSP, ASP | the significant set is selected after a round that all workers have pushed |
-//! | Slim-DP | schedules by layer | a push may have to be repeated, so a layer is never whole |
+//! | Slim-DP | schedules by layer | pushes may have to be repeated, and each worker has its own answers |
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean needs the gradients of all workers in one round |
 //! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | SSP, ASP | each push is a step, so no step has a whole gradient |
@@ -30,7 +30,7 @@
 //! | --- | --- |
 //! | Slim-DP | Slim-DP needs the steps of each worker |
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
-//! | SSP, ASP, if members are hubs | machines can step alone between two levels only |
+//! | SSP, ASP, if members are hubs | SSP and ASP work between at most two levels of hubs |
 //! | several hubs | the workers of a machine have one hub |
 
 use super::compression::Compression;

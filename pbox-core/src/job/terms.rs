@@ -1,8 +1,8 @@
 //! The terms of a job: everything on which its ends must agree.
 //!
 //! A worker states the terms in its join. The hub keeps those of the first worker, and each later worker must state the
-//! same. Sessions, shards and simulated clusters all hold this struct, so a new term is written only here. `refused` says
-//! which terms exclude each other.
+//! same. Sessions, shards and simulated clusters all hold this struct, so a new term is written only in this struct.
+//! `refused` says which terms exclude each other.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,16 +43,17 @@ pub struct JobTerms {
     /// down, as by `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
-    /// The limit on the norm of the round before. If that norm was larger, this round's mean gradient is scaled down by the
-    /// same factor. No step waits for the gradients of other keys. The first round is not scaled. Default: no limit.
+    /// The limit on the norm of the round before. If that norm was larger, this round's mean gradient is multiplied by the
+    /// limit divided by that norm. No step waits for the gradients of other keys. The first round is not scaled. Default:
+    /// no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm_last: Option<f32>,
     /// Whether a round is skipped if its mean gradient has a value that is not finite: weights and state then stay. Steps
     /// wait as with [`clip_norm`](Self::clip_norm). Default: false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_nonfinite: bool,
-    /// The limit on the norm of a round's mean gradient, as a multiple of the running mean of norms. A round above it is
-    /// skipped, and so is a round that [`skip_nonfinite`](Self::skip_nonfinite) would skip. Must be above 1. Default: no
+    /// The limit on the norm of a round's mean gradient, as a multiple of the running mean of norms. A round with a larger norm
+    /// is skipped, and so is a round that [`skip_nonfinite`](Self::skip_nonfinite) would skip. Must be above 1. Default: no
     /// limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_spikes: Option<f32>,
@@ -70,7 +71,7 @@ pub struct JobTerms {
     /// The seed for the random numbers of compression. Equal seeds give equal bits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u64,
-    /// The effect on the job when a worker is lost, or leaves before the others. Default: the job fails.
+    /// The effect on the job when a worker is lost, or leaves before the other workers. Default: the job fails.
     #[serde(default)]
     pub on_loss: OnLoss,
     /// The number of hubs over which the job is spread. Default 1.
@@ -84,9 +85,9 @@ pub struct JobTerms {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
     /// Whether the hub may answer [bytes ahead](crate::Content::Ahead). After a worker has sent bytes ahead, the hub may
-    /// write the chunk's weights early. This works only for bare BSP with one level, and not by layer; in other jobs it has
-    /// no effect. The first worker's choice counts. The reply to a join reports it to other workers, and those that do not
-    /// want it send nothing ahead. Default: false.
+    /// write the chunk's weights early. This works only for BSP without compression, with one level, and not by layer; other
+    /// jobs ignore it. The first worker's choice counts. The reply to a join reports the choice to other workers; a worker
+    /// that wants no early writes sends nothing ahead. Default: false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers_ahead: bool,
     /// The terms of workers and their hub for the links between them.
@@ -239,7 +240,7 @@ impl JobTerms {
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
     }
 
-    /// Returns the tensors of each key that a hub which steps keeps.
+    /// Returns the tensors of each key that a hub keeps if it makes the steps.
     pub fn tensors(&self) -> Tensors {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }
@@ -259,7 +260,7 @@ impl JobTerms {
         self.skip_nonfinite || self.skip_spikes.is_some()
     }
 
-    /// Whether a hub that steps keeps means until those of the whole key, or of all keys, are there.
+    /// Whether a hub that makes the steps keeps mean gradients until it has those of the whole key, or of all keys.
     pub fn keeps_means(&self) -> bool {
         self.waits_for_all() || self.optimizer.adapts_keys()
     }
@@ -283,7 +284,7 @@ impl JobTerms {
     }
 
     /// Returns the terms between workers and their hub, if the hub is below other hubs in a job with these terms. Codec,
-    /// SSP and ASP apply to the links between hubs. Workers share memory with their hub, and step together.
+    /// SSP and ASP apply to the links between hubs. Workers share memory with their hub, and use BSP.
     pub fn beside(&self) -> JobTerms {
         let level = LevelTerms { compression: None, consistency: Consistency::Bsp, ..self.level };
         JobTerms { level, ..self.clone() }
@@ -297,7 +298,7 @@ impl JobTerms {
         refused::check_below(self)
     }
 
-    /// Returns the terms of this job at `hubs` hubs above. Each of `machines` hubs below is a member there.
+    /// Returns the terms of this job at `hubs` hubs above. Each of the `machines` hubs below is a member at the hubs above.
     ///
     /// # Errors
     /// Returns an error if a hub below other hubs cannot take part in this job.
@@ -308,7 +309,7 @@ impl JobTerms {
         Ok(JobTerms { workers: machines, hubs, cores: None, level, ..self.clone() })
     }
 
-    /// Returns the first term in which `theirs` differs from these.
+    /// Returns the first term in which `theirs` differs from these terms.
     pub fn first_difference(&self, theirs: &JobTerms) -> Option<Difference> {
         let pairs = self.spoken().into_iter().zip(theirs.spoken());
         let differing = pairs.into_iter().find(|((_, ours), (_, theirs))| ours != theirs);

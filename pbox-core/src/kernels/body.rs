@@ -2,7 +2,7 @@
 //! on the sum, and rounds the result into the window.
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set. A closure is not compiled
-//! for it. With a closure that converted bf16, a mean and its step took 6 to 8 times as long (4 workers, in cache).
+//! for that set. With a closure that converted bf16, a mean and its step took 6 to 8 times as long (4 workers, in cache).
 
 use std::ops::Range;
 

@@ -16,7 +16,7 @@ use super::rule::{
 /// The number of slots that are summed together if there are many slots. Each slot is a stream of memory.
 pub(super) const GROUP: usize = 8;
 
-/// The number of slots from which on they are summed in groups. With groups, 128 slots are three times as fast, but 12
+/// The least number of slots that are summed in groups. With groups, 128 slots are three times as fast, but 12
 /// slots would be slower (`docs/decisions/0004-sum-at-last-arrival.md`).
 pub(super) const MANY: usize = 16;
 

@@ -31,7 +31,7 @@ pub trait Element: Converted + Plain + Debug + Default + PartialEq + Send + Sync
 ///
 /// The kernels' functions for this type are methods of the trait, because the methods have no type parameters of their own.
 /// So their loops are compiled only in this crate, for each optimizer and instruction set. A crate that has a core with
-/// another port does not compile them again.
+/// another type of port does not compile the loops again.
 pub trait Converted: Sized {
     /// Returns the same instruction set, as a converter of this type.
     fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32>;
@@ -168,8 +168,8 @@ impl Element for f32 {
     }
 }
 
-/// The conversions that `half` offers as `const` are plain arithmetic. Its other conversions may check the processor's
-/// features at each element. The round path must not do that.
+/// Uses the conversions that `half` offers as `const`: they are plain arithmetic. The other conversions of `half` may check
+/// the processor's features at each element, which is too slow for the round path.
 impl Element for f16 {
     const DTYPE: Dtype = Dtype::F16;
 
@@ -184,8 +184,7 @@ impl Element for f16 {
     }
 }
 
-/// Integer arithmetic without branches. The compiler turns it into vector code, which it does not do with the conversions
-/// of `half`.
+/// Uses integer arithmetic without branches. The compiler turns it into vector code, but not the conversions of `half`.
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 

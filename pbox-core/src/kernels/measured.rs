@@ -1,7 +1,7 @@
 //! The squares that LARS and LAMB need: those of the weights, and those of the gradient or the update.
 //!
-//! They need another pass over a chunk, after its mean was written. The pass changes nothing, so a chunk that is taken back
-//! can be measured again. All instruction sets give the same bits, as with a [magnitude](super::magnitude).
+//! LARS and LAMB need another pass over a chunk, after its mean was written. The pass changes nothing. So a chunk whose
+//! pushes are taken back can be measured again. All instruction sets give the same bits, as with a [magnitude](super::magnitude).
 
 use super::LANES;
 use super::compiled::Kernels;
@@ -25,7 +25,7 @@ impl Kernels {
     /// Returns the sum of the squares of the weights, and of the gradient (LARS) or the update (LAMB).
     ///
     /// # Panics
-    /// Panics if the optimizer is another one, or if lengths differ.
+    /// Panics if the optimizer is neither LARS nor LAMB, or if lengths differ.
     pub fn squares(&self, optimizer: &Optimizer, step: &Step, before: Before) -> [f64; 2] {
         let elements = before.mean.len();
         assert_eq!(before.weights.len(), elements, "a weight for each mean");

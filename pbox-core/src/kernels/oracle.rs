@@ -98,7 +98,7 @@ pub fn step_rounded<E: Element>(
     }
 }
 
-/// Updates the average of one element's weights after a step has made this weight. Before the first step, the average is
+/// Updates the average of one element's weights after a step has computed `weight`. Before the first step, the average is
 /// the weight.
 pub fn average(decay: f64, weight: f32, average: &mut f32) {
     *average = decay as f32 * *average + (1.0 - decay) as f32 * weight;

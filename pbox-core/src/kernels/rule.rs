@@ -192,9 +192,9 @@ impl Adapts for Lamb {
     }
 }
 
-/// A rule that adapts its rate to two norms of a key: the norm of the weights, and another one.
+/// A rule that adapts its rate to two norms of a key: of the weights, and of the gradient or the update.
 pub(super) trait Adapts: Rule {
-    /// Returns a vector of the values of the other norm: of the gradient or of the update.
+    /// Returns a vector of the gradient or of the update, for the second norm.
     fn measured<I: Isa>(
         isa: I,
         step: &Step,

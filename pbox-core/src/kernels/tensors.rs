@@ -1,5 +1,5 @@
 //! The tensors that a hub keeps of each key: weights, the optimizer's state, and the average of weights. A new kind of
-//! tensor is added here.
+//! tensor is added in this file.
 //!
 //! ```text
 //!   kept beside a window, chunk by chunk:  [ master weights ][ first state | second | ... ][ averages ]

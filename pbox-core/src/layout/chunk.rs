@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// The number of ids that an immediate can carry.
 const IDS: u32 = 1 << 24;
 
-/// The number of ids that name [lines](Immediate::line): the highest ids.
+/// The number of ids for [lines](Immediate::line), the messages about the gradient norm: the highest ids.
 pub(crate) const LINES: u32 = 256;
 
 /// The limit on the chunks of a job: all other ids. With chunks of 32 KiB this is a model of 512 GiB.
@@ -31,14 +31,14 @@ impl ChunkId {
     }
 }
 
-/// The number of a synchronous step, counted from 0 for each chunk of a job.
+/// The number of a chunk's round, counted from 0. In a round, each worker pushes the chunk once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "u32")]
 pub struct Round(pub u32);
 
 impl Round {
     /// The round before which a job ends with an error: round numbers have 32 bits, and must not start again. The remaining
-    /// numbers give the hub time to notice that a job has come so far.
+    /// numbers give the hub time to notice that a job has reached this round.
     pub const LIMIT: Round = Round(u32::MAX - (1 << 28));
 
     /// The limit on the rounds between two chunks of one job, over all its hubs. Workers push every key in every round, so
@@ -69,7 +69,7 @@ pub struct NoRound {
 }
 
 /// Reads a round from a message or a file. Half of the numbers after the [limit](Round::LIMIT) are accepted, because a job
-/// may be there for a moment.
+/// may be past the limit for a moment.
 impl TryFrom<u32> for Round {
     type Error = NoRound;
 
@@ -134,12 +134,13 @@ impl Immediate {
     }
 
     /// Returns the immediate of a control message in `round`, about the layer part that begins with `chunk`. Its round bits
-    /// differ by half of their range. So a control message is never taken for a late or repeated push or answer.
+    /// differ from those of `round` by half of their range. So a control message is never taken for a late or repeated push or
+    /// answer.
     pub fn control(chunk: ChunkId, round: Round) -> Self {
         Immediate { round_bits: round.low_bits() ^ 0x20, ..Self::new(chunk, round) }
     }
 
-    /// Returns the immediate of the line with a hub's part of the whole gradient in a round. Its id is not that of a chunk.
+    /// Returns the immediate of a line: a message with a hub's part of a round's gradient norm. Its id is not that of a chunk.
     pub fn line(hub: usize, round: Round) -> Self {
         Self::new(ChunkId(MAX_CHUNKS + hub as u32), round)
     }

@@ -9,10 +9,10 @@ const MOST_CHUNKS: u64 = 64_000;
 pub(super) const LARGEST: usize = 1 << 30;
 
 /// Returns the default chunk size. It is 32 KiB for models up to 2.1 GB. For larger models, and for those with thousands of
-/// keys, it is the next power of two with few enough chunks for a NIC. Beyond 32,000 keys, a NIC may not have enough.
+/// keys, it is the next power of two with few enough chunks for a NIC. Beyond 32,000 keys, a NIC may have too few requests.
 pub fn default_chunk_bytes(keys: &[Key]) -> usize {
     let total = keys.iter().filter_map(Key::bytes).fold(0, u64::saturating_add);
-    // The last chunk of a key may be small.
+    // Each key may have a small last chunk in addition.
     let full = MOST_CHUNKS - (keys.len() as u64).min(MOST_CHUNKS / 2);
     let wanted = total.div_ceil(full).min(LARGEST as u64) as usize;
     wanted.next_power_of_two().max(DEFAULT_CHUNK_BYTES)
@@ -28,8 +28,8 @@ mod tests {
     /// The receive requests for chunks in a queue of mlx5. Other messages use the rest.
     const REQUESTS: u32 = 32_768 - 112;
 
-    /// Returns the keys of a decoder: embeddings, and in each layer attention, a feed-forward part with these matrices, and
-    /// two norms.
+    /// Returns the keys of a decoder: embeddings, and in each layer the matrices `of_layer` (attention and feed-forward part)
+    /// and two norms.
     fn decoder(dtype: Dtype, vocabulary: u64, width: u64, layers: u64, of_layer: &[[u64; 2]]) -> Vec<Key> {
         let key = |name: String, shape: &[u64]| Key::new(dtype, name, shape.to_vec());
         let layer = |layer| {

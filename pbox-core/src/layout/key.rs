@@ -1,6 +1,6 @@
 //! Keys: the tensors of a model.
 //!
-//! Plain data. Must not depend on chunks, windows or rounds.
+//! Plain data. This module must not depend on chunks, windows or rounds.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! A collector of the keys of a model, layer by layer, in the order of the model's forward pass.
 //!
 //! Shapes are those of PyTorch and MXNet: the weight of a convolution is `[out, in, height, width]`, and that of a linear
-//! layer is `[out, in]`. Must not depend on any particular network.
+//! layer is `[out, in]`. This module must not depend on any particular network.
 
 use crate::layout::Key;
 

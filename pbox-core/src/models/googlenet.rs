@@ -6,7 +6,7 @@
 //! The papers count differently. Slim-DP counts 13M parameters, because it uses the zoo's training network, which has the
 //! auxiliary classifiers. The iBatch paper counts 5M, which follows the GoogLeNet paper's "12 times fewer than AlexNet".
 //! That count is less than the sum of the GoogLeNet paper's table 1. The `googlenet` of torchvision is a different network.
-//! It has batch normalization, and 3x3 instead of 5x5. Must not depend on how its keys are used.
+//! It has batch normalization, and 3x3 instead of 5x5. This module must not depend on how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;

@@ -3,8 +3,8 @@
 //!
 //! The auxiliary classifier (`AuxLogits`) is trained, so its gradients are sent. With it, the network has iBatch's 27M
 //! parameters; inference needs 23.8M. The classifier branches off after `Mixed_6e`, and its keys come at that place. The
-//! second auxiliary classifier in the paper's figure is neither in torchvision nor in the published weights. Must not
-//! depend on how its keys are used.
+//! second auxiliary classifier in the paper's figure is neither in torchvision nor in the published weights. This
+//! module must not depend on how its keys are used.
 
 use super::builder::{Builder, Kernel};
 use crate::layout::Key;
@@ -50,8 +50,8 @@ fn conv_norm(net: &mut Builder, name: &str, from: u64, to: u64, kernel: Kernel) 
     net.batch_norm(&format!("{name}.bn"), to);
 }
 
-/// One inception module. The last method that is called on it decides its kind. Each such method returns the channels of
-/// the module's output: those of all branches and, with a plain pooling branch, those of the input.
+/// One inception module. The last method call decides the module's kind, and returns the number of output channels. They
+/// are those of all branches and, with a plain pooling branch, those of the input.
 struct Mixed<'a> {
     net: &'a mut Builder,
     name: &'static str,

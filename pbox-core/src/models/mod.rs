@@ -1,10 +1,10 @@
 //! Built-in models: the parameter tensors of the networks that the papers measure.
 //!
-//! The probe without computation and the figures use them. Names, shapes and order are those of the published networks, so
-//! that the sizes of keys are real. Only trainable parameters are keys; the running statistics of a batch normalization are
-//! not. The keys are in the order of the forward pass, which is also the order of P3's priorities.
+//! The probe without computation and the figures use these models. Names, shapes and order are those of the published
+//! networks, so that the sizes of keys are real. Only trainable parameters are keys; the running statistics of a batch
+//! normalization are not. The keys are in the order of the forward pass, which is also the order of P3's priorities.
 //!
-//! Plain data. Must not depend on chunks, rounds or values.
+//! Plain data. This module must not depend on chunks, rounds or values.
 
 mod builder;
 mod googlenet;

@@ -1,7 +1,7 @@
 //! ResNet-50: 25,557,032 parameters in 161 tensors, under torchvision's names.
 //!
-//! It has four stages of bottleneck blocks (1x1 down, 3x3, 1x1 up), and a projection in the first block of each stage. Must
-//! not depend on how its keys are used.
+//! It has four stages of bottleneck blocks (1x1 down, 3x3, 1x1 up), and a projection in the first block of each stage. This
+//! module must not depend on how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;

@@ -1,6 +1,6 @@
 //! The error for an unknown model name. It lists the known names and suggests the most similar one.
 //!
-//! Must not depend on the keys of a model.
+//! This module must not depend on the keys of a model.
 
 use super::MODELS;
 

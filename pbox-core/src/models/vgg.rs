@@ -8,7 +8,7 @@
 //!
 //! 71.5% of VGG-19 are its first fully connected layer (P3, section 3), so VGG-19 shows the effect of slicing. VGG19-22K is
 //! VGG-19 with one output for each of the 21,841 categories of ImageNet-22K. This gives iBatch's 229M parameters (22,000
-//! outputs would give 229.7M). Must not depend on how its keys are used.
+//! outputs would give 229.7M). This module must not depend on how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;

@@ -6,8 +6,8 @@
 //!   below:         core 0  core 1  core 0            core 0  core 1      two cores
 //! ```
 //!
-//! A chunk keeps the number of its core, modulo the number of cores here. So a core has links to few cores above, and owns
-//! all chunks of each.
+//! A chunk keeps the number of its core above, modulo the number of cores below. So a core below has links to few cores
+//! above, and owns all chunks of each of these cores.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ impl Above {
     /// Returns the placement of each hub's share.
     ///
     /// # Errors
-    /// Returns an error if there cannot be such hubs.
+    /// Returns an error if a level has no hub or too many hubs.
     pub fn placements(&self, layout: &Layout) -> Result<Vec<Placement>, String> {
         let Above { schedule, cores, above, .. } = self;
         let share = self.share()?;
@@ -52,7 +52,7 @@ impl Above {
     /// Returns the first chunk of each top hub that owns chunks, in the order of the top hubs.
     ///
     /// # Errors
-    /// Returns an error if there cannot be such hubs.
+    /// Returns an error if a level has no hub or too many hubs.
     pub fn first_chunks(&self, layout: &Layout) -> Result<Vec<ChunkId>, String> {
         match &self.above {
             Some(further) => further.first_chunks(layout),
@@ -89,7 +89,7 @@ impl Below {
         let all = Placement::over_hubs(above);
         let here = above.iter().flat_map(|hub| (0..hub.cores()).map(|core| core % cores));
         let mut ways = vec![Vec::new(); cores];
-        // For each core above: its core at this hub, and the number of the link there.
+        // For each core above: its core at this hub, and the number of the link at that core.
         let mut link_to = Vec::with_capacity(all.cores());
         for (core_above, core) in here.enumerate() {
             link_to.push((core as u32, ways[core].len() as u32));

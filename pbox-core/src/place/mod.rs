@@ -1,4 +1,4 @@
-//! The owner of each chunk: first a hub, then a NUMA node, then a core. The slices follow from it.
+//! The owner of each chunk: first a hub, then a NUMA node, then a core. The slices follow from the owners.
 
 mod below;
 mod nodes;

@@ -7,7 +7,7 @@
 //!
 //! The memory of a chunk should be on the node of its owner, and a huge page is on one node. If a hub has cores on several
 //! nodes, its chunks are therefore distributed over nodes by huge pages of the window. In the order of addresses, each page
-//! goes to the node that has least for its cores so far. The last pages are distributed by runs, so that all cores get the
+//! goes to the node that has the fewest bytes per core so far. The last pages are distributed by runs, so that all cores get the
 //! same amount (`docs/design/memory-and-numa.md`).
 
 use std::ops::Range;
@@ -86,7 +86,7 @@ impl From<Vec<u32>> for CoreNodes {
     }
 }
 
-/// The cores of one node, and what they own.
+/// The cores of one node, and the pieces of the layout that they own.
 pub(super) struct OfNode {
     pub cores: Vec<u32>,
     pub pieces: Vec<Range<u32>>,
@@ -124,7 +124,7 @@ impl CoreNodes {
         };
         for part in parts(layout, pieces, length) {
             let bytes: u64 = weights(layout, &part).iter().sum();
-            // The node that would have least for its cores, (load + bytes) / cores, compared without fractions.
+            // The node that would have the fewest bytes per core, (load + bytes) / cores, compared without fractions.
             let share = |node: usize, other: usize| (loads[node] + bytes) * nodes[other].cores.len() as u64;
             let behind = (0..nodes.len()).min_by(|&a, &b| share(a, b).cmp(&share(b, a)));
             let behind = behind.expect("there are cores");

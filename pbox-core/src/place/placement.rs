@@ -9,7 +9,7 @@
 //!           run of 512 KiB
 //! ```
 //!
-//! Small keys share runs. A [group](crate::Layout::group) of them is always on one core.
+//! Small keys share runs. A [group](crate::Layout::group) of small keys is always on one core.
 //!
 //! Without runs, a core would own every other chunk. It would start each of its `workers + 2` streams through memory again
 //! every 32 KiB, and prefetch its neighbour's data. With two cores, four workers and Nesterov, this cost a fifth of the
@@ -34,8 +34,8 @@ const ELSEWHERE: u32 = u32::MAX;
 /// The number of owners that the digest takes at a time.
 const DIGESTED: usize = 1024;
 
-/// A run: neighbouring chunks of one core. With an owner for each chunk, the placements of 256 hubs took 846 MB. That model
-/// had 7 billion parameters, in chunks of 32 KiB. The runs take 7 MB.
+/// A run: neighbouring chunks of one core. With one owner per chunk, the placements of 256 hubs took 846 MB for a model of
+/// 7 billion parameters, in chunks of 32 KiB. The runs take 7 MB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     start: u32,

@@ -1,4 +1,4 @@
-//! Runs: neighbouring chunks that one core owns. Pure.
+//! Runs: neighbouring chunks that one core owns. Pure functions.
 
 use std::ops::Range;
 

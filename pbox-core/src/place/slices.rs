@@ -113,7 +113,7 @@ impl Slices {
         }
     }
 
-    /// Makes groups be sent key by key, because their bytes on the wire are not bare.
+    /// Makes the worker send groups key by key, because their bytes on the wire are encoded.
     #[must_use]
     pub fn without_groups(mut self) -> Self {
         self.groups.fill(NO_GROUP);

@@ -1,5 +1,5 @@
-//! A core's part of a snapshot, while the part is taken. Each chunk is copied right after its last step before the cut,
-//! while it is in the cache.
+//! A core's part of a snapshot, while the part is taken. Each chunk is copied right after its last step before the
+//! snapshot's round, while the chunk is in the cache.
 //!
 //! Owned by the core. Names chunks by their index in the shard, and does not depend on files.
 
@@ -73,10 +73,10 @@ pub(crate) struct Capture {
     is_over_hubs: bool,
     /// The next round before which a snapshot is due.
     due: Round,
-    /// One of `2^spread` due snapshots is taken. In a job over several hubs it grows when the disk is too slow. The
-    /// hubs then take the same rounds, although their disks differ: only a round that all have is a checkpoint.
+    /// One of `2^spread` due snapshots is taken. In a job over several hubs, `spread` grows when the disk is too slow. The
+    /// hubs then take the same rounds, although their disks differ: a checkpoint needs the same round from all hubs.
     spread: u32,
-    /// The snapshots that began in time since `spread` has changed.
+    /// The number of snapshots that began in time since `spread` changed.
     in_time: u32,
     /// Whether the snapshot that is in progress, or that is being written, was due. A snapshot for a reader does not
     /// show that the disk is slow.
@@ -95,7 +95,7 @@ const NEVER: Round = Round(u32::MAX);
 /// The largest value of [`Capture::spread`].
 const MOST_SPREAD: u32 = 10;
 
-/// The number of snapshots in time after which more of them are taken.
+/// The number of snapshots in time after which more of the due snapshots are taken.
 const IN_TIME: u32 = 8;
 
 impl Capture {
@@ -177,8 +177,8 @@ impl Capture {
     }
 
     /// Returns the room for a copy of the chunk at `place`, which has reached `round`, and the tensors that are
-    /// copied. Returns `None` if the chunk is already copied: if workers step alone, a copied chunk may step again in
-    /// the last round of a job.
+    /// copied. Returns `None` if the chunk is already copied: with SSP and ASP, a copied chunk may step again in the
+    /// last round of a job.
     #[cold]
     pub fn room(
         &mut self,
@@ -197,8 +197,7 @@ impl Capture {
         Some((&mut self.current.as_mut()?.values.as_mut_slice()[range], selection))
     }
 
-    /// Begins the snapshot that is due before this round, with this number of the snapshot. Skips the snapshot if `spread` leaves
-    /// it out.
+    /// Begins snapshot `number`, which is due before this round. Skips the snapshot if `spread` leaves it out.
     fn begin_due(&mut self, round: Round, number: u32) {
         let of = 1 << self.spread;
         if !number.is_multiple_of(of) {
@@ -221,8 +220,8 @@ impl Capture {
         }
     }
 
-    /// Notes that a chunk was copied to its [room](Self::room), and how many steps it has made. `squares` are the squares of
-    /// the chunks that have reached its round. The mean is over all norms before the round.
+    /// Notes that a chunk was copied to its [room](Self::room), and how many steps it has made. `squares` is the sum
+    /// of squares over the chunks that have reached the snapshot's round. `norm_mean` is over all norms before that round.
     pub fn copied(
         &mut self,
         place: usize,
@@ -266,7 +265,7 @@ impl Capture {
             return Err("the previous checkpoint is not written yet".into());
         }
         let values = self.range(selection, &(0..self.elements)).end;
-        // Memory for all tensors has room for one.
+        // The memory for all tensors also has room for one tensor.
         match yielded.or_else(|| self.spare.take()).and_then(|memory| memory.resized(values)) {
             Some(memory) => Ok(memory),
             None => Slab::zeroed("a snapshot", values).map_err(|error| error.to_string()),
@@ -284,7 +283,7 @@ impl Capture {
     }
 
     /// Takes back the memory of a part that was written or given up. Keeps the memory if further snapshots will be due.
-    /// `None` if the memory is lost.
+    /// `values` is `None` if the memory is lost.
     pub fn give_back(&mut self, values: Option<Slab>) {
         (self.out, self.is_due) = (false, false);
         self.spare = values.filter(|_| self.every.is_some());
@@ -350,7 +349,7 @@ mod tests {
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [15.0, 15.0, 15.1, 15.1]);
     }
 
-    /// A chunk of workers that step alone may step in the last round of a job after it has reached the round.
+    /// A chunk may step in the last round of a job with SSP or ASP after it has reached the round.
     #[test]
     fn a_chunk_is_copied_once() {
         let mut taking = every(5, 0);
@@ -475,13 +474,13 @@ mod tests {
             let of_weights = values(&mut taking, round, weights);
             let round = 10.0 * round as f32;
             assert_eq!(of_weights.as_slice(), [round, round + 1.0]);
-            // The memory of weights has no room for all, and the memory of all has room for weights.
+            // The memory of weights has no room for all tensors, but the memory of all tensors has room for weights.
             taking.give_back(Some(of_weights));
             let all = values(&mut taking, 2, Selection::All);
             assert_eq!(all.as_slice(), [20.0, 20.0, 21.0, 21.0]);
             taking.give_back(Some(all));
         }
-        // A snapshot that is due takes the memory of one that waits, with all its tensors.
+        // A due snapshot, of all tensors, takes the memory of a snapshot that waits.
         assert!(taking.begin(Occasion::Ahead(2, weights), Round(200)));
         (0..2).for_each(|place| reach(&mut taking, 100, place));
         let due = Vec::from_iter(std::iter::from_fn(|| taking.taken()));

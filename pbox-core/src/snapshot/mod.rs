@@ -1,4 +1,4 @@
-//! A job's state at a cut: captured chunk by chunk, put together, and restored.
+//! A job's state between two rounds: captured chunk by chunk, put together, and restored.
 
 mod capture;
 mod part;

@@ -70,7 +70,7 @@ struct Place {
     start: usize,
 }
 
-/// An error of parts that do not make up a hub's share. It is a bug of the hub: such parts must not become a checkpoint.
+/// An error of parts that do not make up a hub's share. It is a bug of the hub: these parts must not become a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum SnapshotError {
@@ -195,7 +195,7 @@ impl Snapshot {
         self.parts.iter().find_map(|part| part.norm_mean)
     }
 
-    /// Returns the number of steps of a piece. Its chunks have the same number, unless workers step alone, or the job
+    /// Returns the number of steps of a piece. Its chunks have the same number, except with SSP and ASP, or if the job
     /// failed when only some chunks had ended a round. In those two cases the highest number counts.
     pub fn steps(&self, piece: &Piece) -> u32 {
         let of = |id| {

@@ -37,7 +37,7 @@ impl Restored {
     ///
     /// # Panics
     /// Panics if a tensor is not inside `values`, or if there are no hyperparameters of the optimizer. The reader of
-    /// the checkpoint has checked both.
+    /// the checkpoint has checked both conditions.
     pub fn new(round: Round, numbers: Vec<(Round, Numbers)>, values: Slab, keys: Vec<RestoredKey>) -> Self {
         let total = values.as_slice().len();
         let inside = |key: &RestoredKey| {

@@ -20,7 +20,7 @@ pub struct Look {
     pub is_moving: bool,
     /// The sum of the rounds and pushes of all chunks. If two looks have the same value, nothing happened in between.
     pub done: u64,
-    /// The workers that wait for others, or that others wait for, by rank.
+    /// The workers that wait for other workers, or for which other workers wait, by rank.
     pub workers: BTreeMap<u32, Waits>,
 }
 

@@ -62,7 +62,7 @@ impl Done {
 }
 
 /// The links of a job's shard, and the chunks that wait for them. Links to workers have the workers' ranks as numbers.
-/// Links to hubs above have the numbers after them.
+/// Links to hubs above have the numbers after the ranks.
 #[derive(Debug)]
 pub(super) struct Replies {
     workers: u32,
@@ -88,7 +88,7 @@ pub(super) struct Replies {
     repeats: Vec<usize>,
     /// The priority of each key in the queue of a link, by the link's number. Without it, the schedule's order counts.
     priorities: Vec<Option<Arc<[u32]>>>,
-    /// Whether a worker takes part, by rank. Such a worker gets the hub's parts of the whole gradient.
+    /// Whether a worker takes part, by rank. A worker that takes part gets the hub's parts of the gradient norm.
     listens: Vec<bool>,
 }
 
@@ -130,7 +130,7 @@ impl Replies {
         }
     }
 
-    /// Sends the hub's parts to a worker from now on, because it takes part.
+    /// Sends the hub's parts of the gradient norm to a worker from now on, because the worker takes part.
     pub fn listen(&mut self, rank: u32) {
         self.listens[rank as usize] = true;
     }
@@ -192,7 +192,7 @@ impl Replies {
         self.links.iter().copied().flatten()
     }
 
-    /// Makes room for `chunks` answers in the queue of a worker's link. Such a link may be full while answers are in
+    /// Makes room for `chunks` answers in the queue of a worker's link. The link may be full while answers are in
     /// flight: its credit is limited, or it also gets answers ahead.
     pub fn make_room(&mut self, rank: u32, chunks: usize) {
         self.queues[rank as usize] = SendQueue::new(chunks);
@@ -296,14 +296,14 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     }
 
     /// Returns a task for the core if an arrival that finished no chunk completed the core's part of the
-    /// whole gradient.
+    /// gradient norm.
     #[inline]
     fn gathered(&self) -> Option<Done> {
         (M::Gather::WAITS && self.shard.has_task()).then_some(Done { has_task: true, ..Done::POSTED })
     }
 
-    /// Gives a worker's post of a group to the shard, chunk by chunk. If all chunks finish with it, the group is answered as a
-    /// whole.
+    /// Gives a worker's post of a group to the shard, chunk by chunk. If all chunks finish with this post, the group is
+    /// answered as a whole.
     fn take_group(
         &mut self,
         rank: u32,
@@ -517,7 +517,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Takes a hub's part of the whole gradient, if the post is its line.
+    /// Takes a hub's part of the gradient norm, if the post is a [line](Immediate::line) with this part.
     #[cold]
     fn take_line(
         &mut self,

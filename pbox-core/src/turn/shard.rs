@@ -3,8 +3,8 @@
 //! Owned by the core's thread. The same thread made it: its memory lies on the core's NUMA node. Does not
 //! depend on links; `core` brings arrivals, and `replies` sends the answers.
 //!
-//! A shard is *held* while the hub looks for a cut. Arrivals are noted, but no chunk is stepped and no worker gets an
-//! answer. So no chunk can pass the rounds in flight (`docs/modes.md`, Cuts).
+//! A shard is *held* while the hub looks for a cut: a round that no chunk has passed. Arrivals are noted, but no chunk is
+//! stepped and no worker gets an answer. So no chunk can pass the rounds in flight (`docs/modes.md`, Cuts).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -27,7 +27,7 @@ use crate::wire::frame::FrameError;
 /// A round that no job reaches.
 const NEVER: Round = Round(u32::MAX);
 
-/// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
+/// The rounds in flight of a shard's chunks. In SSP and ASP, a chunk's round is that of its slowest worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Front {
     /// The round of the slowest chunk.
@@ -232,7 +232,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.taken()
     }
 
-    /// Takes back the memory of a snapshot's part after the part was written or given up. `None` if the memory is lost.
+    /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
+    /// is lost.
     pub fn give_back(&mut self, values: Option<Slab>) {
         self.snapshots.give_back(values);
     }
@@ -294,7 +295,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.add_worker(rank, gradients, lines, own, discarded)
     }
 
-    /// Takes a line with a hub's part of the whole gradient. A worker has passed the line on, or a hub above has sent it.
+    /// Takes a line with a hub's part of the gradient norm. A worker has passed the line on, or a hub above has sent it.
     ///
     /// # Errors
     /// Returns an error if the line breaks the protocol.
@@ -392,7 +393,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.end_at(lines);
     }
 
-    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. If this hub's part of the whole gradient
+    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. If this hub's part of the gradient norm
     /// is complete for a round, `highest` is at least the [next round](Gather::open).
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
@@ -424,7 +425,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         numbers.forget_before(oldest);
     }
 
-    /// Sets the optimizer state of keys to zero before a round, if workers step together. The keys are sorted. The caller
+    /// Sets the optimizer state of keys to zero before a round, in BSP. The keys are sorted. The caller
     /// has checked that no chunk is past the round.
     pub fn reset_state(&mut self, from: Round, keys: &[KeyId]) {
         for place in 0..self.keys.len() {
@@ -555,9 +556,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.failure.take()
     }
 
-    /// Notes worker `rank`'s pushes of the chunks at all these places. Returns which chunks now have all their pushes. Returns
-    /// `None`, and notes nothing, unless each push is the worker's turn, readable, and for the same round. In that case the
-    /// pushes must come one by one.
+    /// Notes worker `rank`'s pushes of the chunks at all these places. Returns which chunks now have all their pushes. If some
+    /// push is not the worker's turn, not readable, or for another round, notes nothing and returns `None`. The pushes must then
+    /// come one by one.
     #[inline]
     pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
         self.pace.turn_of_all(places.clone(), rank, round_bits)?;

@@ -25,14 +25,14 @@ pub struct ShardSpec {
     pub chunks: Vec<ChunkId>,
     /// The spans of these chunks in the job's weights, in the same order, followed by the spans of the
     /// [lines](Wire::weights_line) that the core writes. With BSP the spans are in the window that all workers read.
-    /// At a hub below others they are in the window of sums, and the lines are those that the core passes on. In all
+    /// At a hub below other hubs they are in the window of sums, and the lines are those that the core passes on. In all
     /// other modes they are in a window that only the hub sees.
     pub weights: Spans,
     /// The state to continue with. Without it, weights and state are zero and the job begins with round 0.
     pub restored: Option<Arc<Restored>>,
     /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,
-    /// The hubs above, which make the steps, if this hub is below others.
+    /// The hubs above, which make the steps, if this hub is below other hubs.
     pub(super) above: Option<AboveSpec>,
     /// The board on which the hub's cores meet to select the significant set, in a job with Slim-DP.
     pub(super) board: Option<Arc<Board>>,
@@ -62,7 +62,7 @@ pub(super) struct AboveSpec {
 pub(super) enum SumForm {
     /// Bare sums, from the window that the step writes.
     Bare {
-        /// The [line](counted::line) of each chunk in the window of sums, in the order of the chunks.
+        /// The cache line with each chunk's [count](counted::line), in the window of sums, in the order of the chunks.
         counts: Spans,
         /// The spans to post: those of the chunks in the window of sums, in the same order.
         posts: Vec<Span>,
@@ -74,7 +74,7 @@ pub(super) enum SumForm {
     Coded(CodedWays),
 }
 
-/// The windows of a hub below others, for its hubs above and its workers.
+/// The windows of a hub below other hubs, for its hubs above and its workers.
 #[derive(Debug)]
 pub struct WindowsBelow {
     /// The window of sums, which the hubs above read.
@@ -84,7 +84,7 @@ pub struct WindowsBelow {
 }
 
 impl ShardSpec {
-    /// Returns the shards of a job's cores at a hub below others, and the windows for its hubs above and its workers.
+    /// Returns the shards of a job's cores at a hub below other hubs, and the windows for its hubs above and its workers.
     /// `here` and `above` are the terms of the links to workers and to hubs above. `machine` is this hub's number among the
     /// members above. The job's first weights come from the workers of machine 0.
     ///
@@ -98,7 +98,7 @@ impl ShardSpec {
     ) -> Result<(WindowsBelow, Vec<ShardSpec>), WindowError> {
         let ((terms, wire), (level, wire_above)) = (here, above);
         let chunks = below.placement.chunks_by_core();
-        // In a mesh whose machines step alone, each machine also needs a copy of the answers for its own share.
+        // In a mesh with SSP or ASP, each machine also needs a copy of the answers for its own share.
         let copies = level.members == Members::Mesh && level.consistency.steps_alone();
         let shown = match copies || wire_above.framing().is_some() {
             true => {
@@ -164,7 +164,7 @@ impl ShardSpec {
         specs
     }
 
-    /// Makes the scopes in which the cores with chunks of one key meet.
+    /// Makes the scopes in which the cores with chunks of one key wait for each other.
     fn wait_by_key(specs: &mut [ShardSpec], layout: &Layout) {
         let key = |chunk: &ChunkId| layout.chunk(*chunk).key;
         let mut cores = vec![0; layout.keys().len()];
@@ -190,7 +190,7 @@ impl ShardSpec {
         }
     }
 
-    /// Makes the shards of cores that do not meet.
+    /// Makes the shards of cores that do not wait for each other.
     fn plain(
         terms: &Arc<JobTerms>,
         wire: &Wire,
@@ -221,7 +221,7 @@ fn split(bytes: usize, owners: Vec<Vec<Span>>) -> Result<(Arc<SendWindow>, Vec<S
     Ok(SendWindow::new(bytes)?.split(owners).expect("chunks are disjoint, aligned and inside"))
 }
 
-/// The window of sums at a hub below others.
+/// The window of sums at a hub below other hubs.
 struct Sums {
     window: Arc<SendWindow>,
     /// The chunks and lines of each core.

@@ -50,7 +50,7 @@ pub enum Violation {
         /// The error in the frame.
         why: FrameError,
     },
-    /// A push or an answer has a content that its job does not allow there.
+    /// A push or an answer has a content that its job does not allow in this round.
     Content {
         /// The name of the chunk's key, or of a group's first key.
         key: String,
@@ -61,7 +61,7 @@ pub enum Violation {
         /// The expected value, in words.
         why: &'static str,
     },
-    /// A hub's part of the whole gradient is invalid.
+    /// A hub's part of the gradient norm is invalid.
     Line {
         /// The number of the hub whose part it is.
         hub: usize,

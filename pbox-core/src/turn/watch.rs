@@ -15,7 +15,7 @@ use crate::layout::Round;
 
 /// The most rounds of a window.
 const ROUNDS: usize = 200;
-/// The limit on the numbers in a window. Jobs with many workers have fewer rounds in it.
+/// The limit on the numbers in a window. Jobs with many workers have fewer rounds in a window.
 const NUMBERS: usize = 1 << 16;
 /// The fewest rounds of a window.
 const FEWEST: usize = 16;

@@ -1,5 +1,5 @@
-//! The stages of bare BSP. The core reads gradients directly from the windows that the workers wrote. The step writes
-//! directly to the window that all workers read. Nothing is copied.
+//! The stages of BSP without compression (*bare*). The core reads gradients directly from the windows that the workers
+//! wrote. The step writes directly to the window that all workers read. Nothing is copied.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl Weights for Spans {
     }
 }
 
-/// Replies with the window of the weights itself.
+/// The reply that is the window of the weights itself.
 #[derive(Debug)]
 pub(crate) struct RawForAll;
 

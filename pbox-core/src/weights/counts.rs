@@ -57,7 +57,7 @@ impl StepCounts {
     }
 
     /// Restores the number of steps of the chunk at a place from a state. If the state has no number, one step is counted
-    /// for each round after the broadcast. If workers step alone, one step is counted for each round and worker.
+    /// for each round after the broadcast. In SSP and ASP, one step is counted for each round and worker.
     pub fn restore(&mut self, place: usize, key: KeyId, restored: &Restored) {
         let of_rounds = || restored.round().0.saturating_sub(1).saturating_mul(self.of_a_round);
         self.steps[place] = restored.steps(key).unwrap_or_else(of_rounds);

@@ -7,7 +7,8 @@
 //!   step    on the former weights, with the state itself; window <- former, if their bits differ
 //! ```
 //!
-//! Owned by the core, and laid out by place. Does not depend on rounds. Memory is touched at its first use.
+//! Owned by the core, and laid out in the order of the shard's chunks. Does not depend on rounds. Memory is touched at its
+//! first use.
 
 use fabric::{MapError, Slab};
 use zerocopy::{FromBytes, IntoBytes};

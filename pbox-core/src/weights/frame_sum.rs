@@ -83,7 +83,7 @@ impl Read for FrameSum {
         of_chunk.fill(0.0);
         let mut gradients = 0;
         for (_, bytes) in pushes.each() {
-            // Accepts any bytes: they may have changed after the check.
+            // Accepts any bytes: another process may have changed the bytes after the check.
             if (gradients == 0 || !self.only_first)
                 && let Ok(payload) = frames.coded(bytes)
             {

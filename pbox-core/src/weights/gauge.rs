@@ -54,7 +54,7 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// Creates the gauge of a shard that steps. The gauge is off if workers step alone, because then no round has the
+    /// Creates the gauge of a shard that steps. The gauge is off in SSP and ASP, because no round then has the
     /// pushes of all workers. It is also off if the job leaves out the sum.
     pub fn new(terms: &JobTerms, chunks: &[Chunk]) -> Self {
         if terms.level.consistency.steps_alone() || terms.ablate.aggregate {

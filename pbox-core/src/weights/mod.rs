@@ -1,5 +1,5 @@
 //! The three stages of a core for a chunk: read the workers' pushes, step, and reply. In some modes a chunk waits between
-//! reading and step, for the whole gradient.
+//! reading and step, for a norm of the gradient.
 //!
 //! ```text
 //!   mode                  read             step into                        reply
@@ -12,8 +12,8 @@
 //!   Slim-DP               decoded frames   the hub's own f32                each worker's own, coded
 //!   hubs below            bare sums        as BSP, or as SSP and ASP        as there
 //!   hubs below, by norm   bare sums, kept  as BSP, by the norm              as there
-//!   below other hubs      bare slots       the window that they read        from the window that they write
-//!   between hubs          bare sums        the window that those above read as there
+//!   below other hubs      bare slots       the window that hubs above read  from the window that hubs above write
+//!   between hubs          bare sums        the window that hubs above read  as below other hubs
 //!   below, link coded     bare slots       memory for one sum               a frame up; the window, decoded
 //! ```
 //!
@@ -207,7 +207,7 @@ pub(crate) trait Reply<R, W> {
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
-    /// Prepares the push to the hubs above, at a hub below others none of whose `workers` workers has a gradient.
+    /// Prepares the push to the hubs above, at a hub below other hubs none of whose `workers` workers has a gradient.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
     /// Sets weights that no step made: the job continues from round `first`, and workers get these weights next.
@@ -225,7 +225,7 @@ pub(crate) trait Reply<R, W> {
     }
 
     /// Takes the answer of a round from the window that the hubs above write. `to` has the link's number, the round, and
-    /// the first round in which this hub takes part there.
+    /// the first round in which this hub takes part at the hubs above.
     ///
     /// # Errors
     /// Returns an error if the answer is not a frame of this chunk and round.

@@ -1,5 +1,5 @@
-//! Raw replies to each worker separately. Each worker has its own weights window, and the hub writes the weights there for
-//! each answer.
+//! Raw replies to each worker separately. Each worker has its own weights window, into which the hub writes the weights
+//! for each answer.
 
 use fabric::{Span, Spans};
 
@@ -28,7 +28,7 @@ impl OwnWindows {
         self.windows[rank as usize].insert(own)
     }
 
-    /// Copies the content of a worker's former window into its new one.
+    /// Copies the content of a worker's former window into its new window.
     pub fn take_over(&mut self, rank: u32, former: &Spans) {
         let Some(own) = self.of(rank) else { return };
         let copy = |place| own.elements_mut::<u8>(place).copy_from_slice(former.elements(place));

@@ -1,6 +1,6 @@
-//! Weights in f32 that only the hub sees. Also room for means that are not kept.
+//! Weights in f32 that only the hub sees, and room for means that are not kept.
 //!
-//! Owned by the core, and laid out by place. Does not depend on frames or rounds.
+//! Owned by the core, and laid out in the order of the shard's chunks. Does not depend on frames or rounds.
 
 use std::ops::Range;
 

@@ -7,7 +7,7 @@
 //!             an answer leaves out are in the next difference
 //! ```
 //!
-//! Owned by the core, and laid out by place.
+//! Owned by the core, and laid out in the order of the shard's chunks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -132,7 +132,7 @@ impl Encoder {
         let frames = framing.frames(chunk.id);
         let room = &mut frame[HEADER_BYTES..frames.coded_bytes];
         let draw = framing.answer_draw(round, chunk.id);
-        // The codec keeps no state here: the next difference already has the values that this one leaves out.
+        // The codec keeps no state here: the next difference already has the values that this difference leaves out.
         let encoded = codec.encode(kernels, &difference[..chunk.elements], &mut [], draw, room);
         frame::write_header(frame, Kind::Coded, encoded.bytes);
         let payload = &frame[HEADER_BYTES..][..encoded.bytes];

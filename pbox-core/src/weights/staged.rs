@@ -69,7 +69,7 @@ impl<M: Mode<Gather = NoGather>> Staged<M> {
 }
 
 impl<M: Mode<Gather = PassOn>> Staged<M> {
-    /// Creates the stages of a hub below others, which has no optimizer: a step writes the sum. `ways` is the number of
+    /// Creates the stages of a hub below other hubs, which has no optimizer: a step writes the sum. `ways` is the number of
     /// links to hubs above.
     pub fn summing(
         terms: &JobTerms,
@@ -171,7 +171,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Adds the window that a hub above writes, for the link of this number. Checks the spans of the chunks at these
-    /// places, and of its lines.
+    /// places, and of that hub's lines.
     pub fn add_above(
         &mut self,
         link: u32,
@@ -344,7 +344,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Makes the [step](Self::step) of a chunk whose window [shows](Self::show) weights ahead. Returns whether the step's
-    /// weights are the shown ones, bit by bit.
+    /// weights equal the shown weights, bit by bit.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -460,7 +460,7 @@ impl<M: Mode> Staged<M> {
 
     /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every span
     /// once, also those of the lines that the worker may pass on. If the worker had lost its links, the new windows replace
-    /// its former ones.
+    /// its former windows.
     pub fn add_worker(
         &mut self,
         rank: u32,
@@ -493,7 +493,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Takes weights, optimizer state and the optimizer's hyperparameters from a checkpoint or from workers. Values
-    /// that are missing there do not change.
+    /// that are missing in this state do not change.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let Staged { chunks, single, steps, weights, reply, .. } = self;
         let chunks = &chunks[..*single];
@@ -513,7 +513,7 @@ impl<M: Mode> Staged<M> {
         reply.restore(chunks, weights, restored.round());
     }
 
-    /// Writes a chunk's selected values into a snapshot. Returns how many steps it has made.
+    /// Writes a chunk's selected values into a snapshot. Returns how many steps the chunk has made.
     pub fn copy_to_snapshot(&self, place: usize, selection: Selection, values: &mut [f32]) -> u32 {
         let chunk = &self.chunks[place];
         if self.steps.keeps_weights() {
@@ -524,8 +524,8 @@ impl<M: Mode> Staged<M> {
         self.steps.counts.of(place)
     }
 
-    /// Takes a line that a worker has passed on, or that a hub above has sent. It is at this span of the window of this
-    /// link's peer.
+    /// Takes a line that a worker has passed on, or that a hub above has sent. The line is at `span` in the window of
+    /// the link's peer.
     pub fn take_line(&mut self, link: u32, line: Immediate, span: Span) -> Result<(), Refused> {
         // SAFETY: the other end has posted this line. If it writes nevertheless, the result is read as words, and every
         // word is checked.

@@ -1,7 +1,7 @@
 //! The step of a chunk, on the sum or on the mean of its pushes. A step uses the optimizer's rule and hyperparameters,
 //! and the values that the hub keeps for each chunk in addition to the weights.
 //!
-//! Owned by the core, and laid out by place.
+//! Owned by the core, and laid out in the order of the shard's chunks.
 
 use fabric::{MapError, Slab};
 use zerocopy::{FromBytes, IntoBytes};

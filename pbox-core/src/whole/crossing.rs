@@ -1,4 +1,4 @@
-//! Parts of the whole gradient that pass through a hub below several top hubs. A part arrives at one core of this hub, and
+//! Parts of the gradient norm that pass through a hub below several top hubs. A part arrives at one core of this hub, and
 //! goes up from other cores.
 //!
 //! ```text
@@ -16,7 +16,7 @@ use std::task::Waker;
 
 use crate::layout::Round;
 
-/// The last rounds whose parts have arrived, of one job at one hub below others.
+/// The last rounds whose parts have arrived, of one job at one hub below other hubs.
 #[derive(Debug)]
 pub struct Crossing {
     /// The last two rounds of each top hub.

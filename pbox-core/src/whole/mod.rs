@@ -1,4 +1,4 @@
-//! The whole gradient: a number for which the steps of a round wait, and which no core knows alone.
+//! The norm of the whole gradient. The steps of a round wait for this norm, and no core knows it alone.
 //!
 //! ```text
 //!   core 0   means of its chunks   the sum of their squares --+--> one core adds --> the hub's part --> workers --> other hubs
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The cores of a hub share this memory. There is no lock and no allocation: a core writes its sum, and then counts itself.
-//! The last core wakes the core of the hub's first chunk. That core sends the hub's part, and [computes the
+//! The last core wakes the core that owns the hub's first chunk. That core sends the hub's part, and [computes the
 //! result](WholeGradient::find) of the round once it has the parts of all hubs. Then it wakes the other cores. If the job
 //! has only one hub, the last core computes the result itself.
 //!
@@ -35,7 +35,7 @@ pub use parts::{Part, Parts};
 pub use skips::Skips;
 pub use told::Told;
 
-/// The whole gradient of one job at one hub, one round after another.
+/// The computation of one job's gradient norm by the cores of one hub, one round after another.
 #[derive(Debug)]
 pub struct WholeGradient {
     finds: Finds,
@@ -47,10 +47,10 @@ pub struct WholeGradient {
     cores: Vec<OfCore>,
     /// The number of the core that sends the hub's part.
     first: usize,
-    /// Whether this hub's part is the whole gradient.
+    /// Whether no other hub has a part.
     is_alone: bool,
     /// The round, and the number of cores that have given their sums for it. The hub's part is complete when all cores have
-    /// given theirs.
+    /// given their sums.
     given: AtomicU64,
     /// The last round with a result, and its scale.
     found: AtomicU64,
@@ -208,7 +208,7 @@ impl WholeGradient {
         skips_spikes.then(|| self.means[1].get())
     }
 
-    /// Returns the mean of the norms before a round. The round must be the last one with a result, or the next one.
+    /// Returns the mean of the norms before a round. The round must be the last round with a result, or the round after it.
     pub fn mean_before(&self, round: Round) -> NormMean {
         self.means[usize::from(self.found(round).is_none())].get()
     }

@@ -1,4 +1,4 @@
-//! The hubs' parts of the whole gradient, as a hub or a worker knows them.
+//! The hubs' parts of the gradient norm, as a hub or a worker knows them.
 //!
 //! A hub is at most one round ahead of another hub: it needs the other hub's part before it enters the next round. So only
 //! the last two rounds of each hub are needed.
@@ -58,7 +58,7 @@ impl Parts {
         parts.into_iter().flatten()
     }
 
-    /// Returns the whole gradient of a round, if the parts of all hubs have arrived. It uses the mean of norms of the first
+    /// Returns the sum of a round over all hubs, if the parts of all hubs have arrived. Uses the mean of norms of the first
     /// hub's part, so that all ends agree.
     pub fn whole(&self, round: Round, skips: Skips) -> Option<Told> {
         let part = |parts: &[Option<Told>; 2]| parts[round.0 as usize % 2].filter(|part| part.round == round);

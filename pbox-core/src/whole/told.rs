@@ -1,6 +1,6 @@
-//! The line with which a hub sends its workers its part of the whole gradient. It arrives before the answers that need it:
-//! those of the same round, or with `clip_norm_last` those of the next round. Workers pass the part on to the other hubs in
-//! such a line.
+//! The line (a message) in which a hub sends its part of the gradient norm to its workers. It arrives before the answers
+//! that need it: those of the same round, or with `clip_norm_last` those of the next round. Workers pass the part on to the
+//! other hubs in a line, too.
 //!
 //! ```text
 //!   [ round ][ skipped ][ the sum of squares, 11 words ][ mean of norms ][ number of norms ][ an unused word ]
@@ -9,16 +9,16 @@
 use super::{ExactSum, NormMean, Skips};
 use crate::layout::Round;
 
-/// One hub's part of the whole gradient, or the whole gradient.
+/// One hub's part of the gradient norm, or the sum of all hubs' parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Told {
     /// The round.
     pub round: Round,
-    /// The number of rounds that the job has skipped. In a part, this round is not counted; in the whole, it is.
+    /// The number of rounds that the job has skipped. In a part, this round is not counted; in the sum, it is.
     pub skipped: u64,
     /// The mean of the norms before this round, in a job that skips spikes.
     pub mean: NormMean,
-    /// The sum of the squares of the mean gradients: over the hub's chunks in a part, over all keys in the whole.
+    /// The sum of the squares of the mean gradients: over the hub's chunks in a part, over all keys in the sum.
     pub sum: ExactSum,
 }
 
@@ -46,7 +46,7 @@ impl Told {
         Some(Told { round, skipped: line[1], mean, sum: ExactSum::of_words(sum)? })
     }
 
-    /// Makes the whole gradient from this part, which is the first hub's. `sum` is the sum over all parts.
+    /// Makes the sum of all parts from this part, which is the first hub's part. `sum` is the sum of squares over all parts.
     pub fn whole(self, sum: ExactSum, skips: Skips) -> Self {
         let is_skipped = skips.skips(&sum, self.mean);
         Told { skipped: self.skipped.saturating_add(is_skipped.into()), sum, ..self }

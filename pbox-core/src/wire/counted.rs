@@ -1,4 +1,5 @@
-//! Sums that a hub pushes to a hub above. A sum has a chunk's values, then a line with the number of gradients in the sum.
+//! Sums that a hub pushes to a hub above. A sum has a chunk's values, then a cache line with the number of gradients
+//! in the sum.
 //!
 //! Pure functions of the layout and of bytes, used at both ends. The bytes belong to another process, and may change during
 //! a read.
@@ -18,7 +19,7 @@ pub(super) fn window_bytes(layout: &Layout) -> usize {
     layout.window_bytes() + layout.chunks().len() * LINE
 }
 
-/// Returns a chunk's span in a gradient window for sums: its values, and the line after them.
+/// Returns a chunk's span in a gradient window for sums: its values, and the cache line after them.
 pub(super) fn span(layout: &Layout, chunk: ChunkId) -> Span {
     let values = layout.chunk(chunk).span;
     let before = chunk.index() * LINE;

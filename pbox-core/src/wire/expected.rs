@@ -6,13 +6,13 @@
 //! | bare values, or a sum with its count | all bytes of the chunk or group, at its offset |
 //! | a raw frame of a compressed job | all bytes of the chunk, at the frame's offset |
 //! | a coded frame | at most the frame's room, at its offset |
-//! | a gradient or its answer without bytes | a pull, with the immediate of a notice; or their bytes must have been sent ahead for the round |
-//! | a hub's part of the whole gradient | that hub's whole line; a hub sends only its own line, and gets only those of other hubs |
+//! | a gradient or its answer without bytes | a pull, with the immediate of a notice; or the bytes came ahead for the round |
+//! | a hub's part of the gradient norm | that hub's whole line; a hub sends only its own line, and gets only other hubs' lines |
 //! | a push or answer with nothing | empty; from a hub below, the count of its workers |
 //!
-//! If a hub below others broadcasts first weights, only those of the first machine count. Another machine sends no values.
+//! If a hub below other hubs broadcasts first weights, only those of the first machine count. Another machine sends no values.
 //!
-//! Each link has one such value, on the thread of its port. The value does not depend on rounds. It keeps at most one
+//! Each link has one [`Expected`], on the thread of its port. The value does not depend on rounds. It keeps at most one
 //! notice, and one round of bytes ahead, for each chunk.
 
 use std::collections::{HashMap, HashSet};
@@ -145,8 +145,8 @@ impl Expected {
         placed.inspect(|()| self.note_bytes(immediate))
     }
 
-    /// Checks a line with a hub's part of the whole gradient. The core of the hub's first chunk posts the line to members,
-    /// and they pass it on to the other hubs.
+    /// Checks a line with a hub's part of the gradient norm. The core of the hub's first chunk posts the line to members,
+    /// and the members pass the line on to the other hubs.
     fn takes_line(
         &mut self,
         hub: usize,
@@ -226,7 +226,7 @@ impl FrameRule for Expected {
     fn posted_empty(&mut self, imm: Imm) {
         if let End::Hub { noticed, .. } = &mut self.end {
             let Immediate { chunk, round_bits, content } = Immediate::decode(imm);
-            // An answer without weights is not a notice, so it is no request.
+            // An answer without weights is not a notice, so no pull follows.
             if content == Content::Gradient {
                 noticed.insert(chunk, round_bits);
             }

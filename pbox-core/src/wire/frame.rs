@@ -1,4 +1,4 @@
-//! Frames. In a compressed job, frames cross instead of a chunk's bare values. A frame has a header, then the payload.
+//! Frames. In a compressed job, links carry frames instead of a chunk's bare values. A frame has a header, then the payload.
 //!
 //! ```text
 //!   0          1                4                 8

@@ -1,6 +1,6 @@
 //! The wire: the span and the form of each chunk in a job's windows. Pure functions, the same at both ends.
 //!
-//! Without compression, a window has the layout of the model, and the bare values of chunks cross. With compression, each
+//! Without compression, a window has the layout of the model, and posts carry the bare values of chunks. With compression, each
 //! chunk has room for two frames in both windows:
 //!
 //! ```text
@@ -11,8 +11,9 @@
 //! There are two frames because all workers of a machine read the same window. A worker that joins a running job gets a raw
 //! frame, while other workers may still read the coded frame.
 //!
-//! If steps wait for the whole gradient, [lines](Wire::weights_line) follow the chunks. Each hub that steps has [`LINES`]
-//! lines, which its rounds use in turn. Gradient windows have these lines, too, if members have links to several such hubs:
+//! If steps wait for the gradient norm, [lines](Wire::weights_line) with parts of the norm follow the chunks. Each hub that
+//! steps has [`LINES`] lines, which its rounds use in turn. Gradient windows have these lines, too, if members have links
+//! to several such hubs:
 //!
 //! ```text
 //!   chunks   hub 0: [line][line][line][line]   hub 1: [line][line][line][line]     a line has 128 bytes
@@ -148,11 +149,11 @@ impl Wire {
         }
     }
 
-    /// Returns the wire for the members of a hub below others. `above` says how the top hubs place chunks. This hub sends
+    /// Returns the wire for the members of a hub below other hubs. `above` says how the top hubs place chunks. This hub sends
     /// the lines of the top hubs down, and passes them on to the other top hubs itself.
     ///
     /// # Errors
-    /// Returns an error if such hubs are not possible.
+    /// Returns an error if a level above has no hub or too many hubs.
     pub fn below(self, above: &Above) -> Result<Self, String> {
         let firsts = above.first_chunks(&self.layout)?;
         let hubs = if self.hubs.is_empty() { Arc::default() } else { firsts.into() };
@@ -215,7 +216,7 @@ impl Wire {
         self.skips
     }
 
-    /// Returns the span of a line in a weights window. In this line a hub sends its part of the whole gradient in a round.
+    /// Returns the span of a line in a weights window. In this line a hub sends its part of the gradient norm in a round.
     pub fn weights_line(&self, hub: usize, round: Round) -> Span {
         line(self.chunks_bytes(), hub, round)
     }
@@ -260,7 +261,7 @@ impl Wire {
         self.hubs.iter().position(|of_hub| of_hub == first)
     }
 
-    /// Returns the hubs whose first chunk is among these ascending chunks. At a hub below others, one core may own the
+    /// Returns the hubs whose first chunk is among these ascending chunks. At a hub below other hubs, one core may own the
     /// first chunks of several hubs.
     pub fn hubs_of<'a>(&'a self, chunks: &'a [ChunkId]) -> impl Iterator<Item = usize> + 'a {
         let is_here = |(_, first): &(usize, &ChunkId)| chunks.binary_search(first).is_ok();
@@ -268,7 +269,7 @@ impl Wire {
     }
 
     /// Returns the spans of a core's chunks in a weights window, followed by the [lines](Self::weights_line) that
-    /// it sends.
+    /// the core sends.
     pub fn weights_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
         let lines = self.hubs_of(chunks).flat_map(|hub| self.weights_lines_of(hub));
         chunks.iter().map(|&chunk| self.weights_span(chunk)).chain(lines).collect()
@@ -280,7 +281,7 @@ impl Wire {
         (chunks.max(1) + 3 * self.hubs.len()) as u32
     }
 
-    /// Whether each chunk of a gradient window is followed by a line with the number of gradients. With frames, the number
+    /// Whether each chunk of a gradient window is followed by a cache line with the number of gradients. With frames, the number
     /// is in the frame's header.
     fn has_counts(&self) -> bool {
         self.members.are_hubs() && self.framing.is_none()

@@ -123,7 +123,7 @@ impl Function {
         if matches!(mnemonic, "syscall" | "sysenter" | "int") {
             self.system_calls.push(instruction.to_owned());
         }
-        // "call 59bc0 <name>", "call *0xc8423(%rip)  # 122938 <...>", "lea ...(%rip),%rax  # 59bc0 <...>"
+        // The forms are "call 59bc0 <name>", "call *0xc8423(%rip)  # 122938 <...>", "lea ...(%rip),%rax  # 59bc0 <...>"
         for text in [operands, comment] {
             if let Some((address, _)) = text.split_once('<')
                 && let Some(address) = address.split_whitespace().next_back()

@@ -9,9 +9,9 @@
 //! - warm-up: the share that is sent falls exponentially from a quarter to `ratio`.
 //!
 //! The paper clips by the norm of the whole model, at `threshold / sqrt(workers)`. A chunk does not know the whole model.
-//! So it clips at its part of the threshold, as if all elements were equally large. This part is the threshold times the
-//! square root of the chunk's share of the elements. Therefore `clip` is a root mean square. For a threshold of the paper,
-//! it is `threshold / sqrt(workers * elements of the model)`.
+//! So each chunk is clipped at its part of the threshold, as if all elements were equally large. This part is the
+//! threshold times the square root of the chunk's share of the elements. Therefore `clip` is a root mean square. For a
+//! threshold of the paper, `clip` is `threshold / sqrt(workers * elements of the model)`.
 //!
 //! The paper's warm-up divides the share by 4 in each epoch. Here the share falls in each round, from round 1 on.
 

@@ -142,7 +142,7 @@ pub(super) fn for_each(elements: usize, payload: &[u8], mut act: impl FnMut(usiz
     }
 }
 
-/// Checks that this is a payload of a chunk of `elements` elements, and that its number of values is in `wanted`.
+/// Checks that `payload` belongs to a chunk of `elements` elements, and that its number of values is in `wanted`.
 pub(super) fn check_payload(
     codec: &'static str,
     elements: usize,
@@ -176,7 +176,7 @@ pub(super) fn check_payload(
     }
 }
 
-/// Checks that there are as many indices as values, and that the indices ascend and exist.
+/// Checks that there are as many indices as values, and that the indices ascend and are in the chunk.
 fn check_places(parts: &Parts) -> Result<(), PayloadError> {
     let Shape { elements, count, .. } = parts.shape;
     let (mut places, mut least) = (0, 0);

@@ -8,8 +8,8 @@
 //!
 //! Both ends draw the elements from the key, so the payload has no indices. The chunk is cut into one run for each value that
 //! is sent. The runs start at a random element, and continue from the chunk's end to its start. One element of each run is
-//! drawn. The paper draws any set of that size. Here, too, each element is sent with the same probability, and the paper's
-//! proof needs no more. The indices are distinct and nearly ascending without a table.
+//! drawn. The paper draws any set of that size. With runs, too, each element is sent with the same probability, and the
+//! paper's proof needs no more. The indices are distinct and nearly ascending without a table.
 
 use super::topk::{add_to_state, count};
 use crate::codec::draw::Key;
@@ -105,7 +105,7 @@ mod tests {
         }
     }
 
-    /// 100 is not a multiple of 7, so runs have 14 or 15 elements. In 20,000 draws, each element is sent 1400 times on
+    /// 7 of 100 elements are sent, so runs have 14 or 15 elements. In 20,000 draws, each element is sent 1400 times on
     /// average, with a standard deviation of 37.
     #[test]
     fn every_place_is_equally_likely() {

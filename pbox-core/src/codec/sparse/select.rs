@@ -68,7 +68,7 @@ impl Chosen {
     }
 }
 
-/// The indices of the one bits in a number, ascending.
+/// The indices of the bits that are 1 in a number, ascending.
 pub(super) struct Ones(pub(super) u64);
 
 impl Iterator for Ones {

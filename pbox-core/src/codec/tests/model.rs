@@ -16,7 +16,7 @@ impl Reader<'_> {
         f32::from_le_bytes(self.bytes())
     }
 
-    /// Codes of `width` bits, padded with zeros to a whole byte.
+    /// Reads codes of `width` bits, padded with zeros to a whole byte.
     fn codes(&mut self, count: usize, width: usize) -> Vec<usize> {
         let (packed, rest) = self.0.split_at((count * width).div_ceil(8));
         self.0 = rest;

@@ -78,7 +78,7 @@ fn terms_that_exclude_each_other_are_refused() {
     }
 }
 
-/// The difference is found if only one term differs, for every term, and names the term.
+/// If only one term differs, the difference names it. This holds for every term.
 #[test]
 fn the_first_difference_is_named() {
     let level = |change: &dyn Fn(&mut LevelTerms)| {

@@ -107,7 +107,7 @@ pub enum Optimizer {
         #[serde(default = "epsilon")]
         epsilon: f32,
     },
-    /// [`Adam`] with a division by the highest `v` so far instead of the last one: PyTorch's `Adam` with `amsgrad`.
+    /// [`Adam`] with a division by the highest `v` so far instead of the last `v`: PyTorch's `Adam` with `amsgrad`.
     ///
     /// A chunk's state is all of its `m`, then all of its `v`, then all of its highest `v`.
     ///
@@ -407,7 +407,7 @@ impl Optimizer {
     }
 }
 
-/// The numbers of one step, after the key's multipliers.
+/// The numbers of one step, with the key's multipliers applied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// The factor of the sum: one divided by the number of workers, or 1 for `Sum`. It is negative in a step up the
@@ -421,8 +421,8 @@ pub struct Step {
     pub momentum: f32,
     /// The part of a gradient that dampened momentum takes.
     pub gain: f32,
-    /// The factor of LARS and LAMB, by which the quotient of norms is multiplied. It is 0 for keys without an adapted rate,
-    /// and for other optimizers.
+    /// The factor of a key's adapted rate: `eta` for LARS, 1 for LAMB. It is 0 for keys without an adapted rate, and for
+    /// other optimizers.
     pub trust: f32,
     /// The numbers of Adam, AdamW, AMSGrad, Lion and LAMB; zeros for the other optimizers.
     pub adam: AdamStep,

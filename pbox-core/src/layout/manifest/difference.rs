@@ -1,6 +1,6 @@
 //! The first difference between the keys of a worker and of its job. The error of a refused join shows it.
 //!
-//! Must not depend on the source of a list.
+//! This module must not depend on the source of a list.
 
 use std::collections::HashSet;
 use std::fmt;

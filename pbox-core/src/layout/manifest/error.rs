@@ -1,7 +1,7 @@
 //! The faults of a manifest, and of the safetensors header from which it is read.
 //!
-//! Names come from outside and appear in logs, so they are printed quoted and escaped. Must not depend on where the bytes
-//! come from.
+//! Names come from outside and appear in logs, so they are printed quoted and escaped. This module must not depend on where
+//! the bytes come from.
 
 use super::{MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_KEYS, MAX_NAME_BYTES, MAX_TOTAL_BYTES};
 

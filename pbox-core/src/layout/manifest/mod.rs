@@ -1,8 +1,8 @@
 //! The manifest: the ordered list of keys that a job and all its workers agree on.
 //!
-//! Functions that check a list ([`check`]), find where two lists differ ([`first_difference`]), and read a list from the
+//! Its functions check a list ([`check`]), find where two lists differ ([`first_difference`]), and read a list from the
 //! header of a safetensors file ([`from_safetensors`]). Lists come from workers and files, so everything is checked and has
-//! a limit. Any thread may call these functions. Must not depend on files, sockets, chunks or values.
+//! a limit. Any thread may call these functions. This module must not depend on files, sockets, chunks or values.
 
 mod difference;
 mod error;

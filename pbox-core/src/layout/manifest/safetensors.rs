@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Only the element types of the `safetensors` crate are used here. The crate's own reader needs the whole file in memory.
-//! It keeps the last of two tensors with the same name, and does not name the fault of an offset. Both readers accept the
-//! same files, and the tests compare them.
+//! It keeps the last of two tensors with the same name, and does not name the fault of an offset. This reader and the
+//! crate's accept the same files, and the tests compare them.
 //!
-//! The header comes from outside. Every field is checked, and memory stays a small multiple of the header's size. Must not
-//! depend on files: the caller reads the bytes.
+//! The header comes from outside. Every field is checked, and memory stays a small multiple of the header's size. This module
+//! must not depend on files: the caller reads the bytes.
 
 use std::fmt;
 
@@ -29,8 +29,8 @@ const PREFIX_BYTES: u64 = 8;
 /// The limit on the part of the parser's message that an error repeats, in characters.
 const ECHOED_CHARS: usize = 400;
 
-/// Returns how many bytes from the start of the file [`from_safetensors`] needs: the length prefix, and the header whose
-/// length it gives. `file_bytes` is the length of the whole file.
+/// Returns how many bytes from the start of the file [`from_safetensors`] needs: the length prefix, and the
+/// header. `file_bytes` is the length of the whole file.
 pub fn header_bytes(first8: [u8; 8], file_bytes: u64) -> Result<u64, ManifestError> {
     let seen = u64::from_le_bytes(first8);
     if seen > MAX_HEADER_BYTES {

@@ -219,7 +219,7 @@ fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![any::<u8>(), prop::sample::select(&b"0123456789-.,:[]{}\" F"[..])]
 }
 
-/// A text that resembles a header. Random bytes never do.
+/// A text that resembles a header. Random bytes never resemble a header.
 const LIKE_A_HEADER: &str = concat!(
     r#"\{("(a|b|__metadata__)":\{"dtype":"(F32|F16|X)","shape":\[[0-9]{1,20}(,[0-9]{1,3})?\],"#,
     r#""data_offsets":\[-?[0-9]{1,2},[0-9]{1,20}\]\},?){0,3}\}?"#

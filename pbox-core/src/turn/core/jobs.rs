@@ -1,5 +1,5 @@
-//! The work of a core on a job, as commands of the core's owner. The core takes the job, holds and cuts its rounds, saves
-//! its state, looks at its rounds, and ends it.
+//! The work of a core on a job, as commands of the core's owner. The core takes the job, pauses its rounds, saves its
+//! state, checks its rounds, and ends the job.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,15 +49,16 @@ impl<P: Port> Core<P> {
         self.shards[place] = Some(JobShard { id, shard, replies, looked: None, watch, next: None });
     }
 
-    /// Makes a job below other hubs begin with the first round in which this hub takes part there. The job
-    /// has no workers yet.
+    /// Makes a job below other hubs begin with the first round in which this hub takes part at those hubs.
+    /// The job has no workers yet.
     pub fn begin_below(&mut self, id: JobId, first: Round) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.begin_at(first));
         }
     }
 
-    /// Holds a job's rounds until [`release`](Self::release). Returns the rounds in flight; `None` without chunks.
+    /// Holds a job until [`release`](Self::release): no chunk finishes a round. Returns the rounds in flight; `None` without
+    /// chunks.
     pub fn hold(&mut self, id: JobId) -> Option<Front> {
         let fronts = self.shards_of(id).filter_map(|entry| {
             of_mode!(&mut entry.shard, shard => {
@@ -69,7 +70,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Lets a job's rounds continue. The workers in `admitted` take part from round `from` on; no chunk may
-    /// be past it. Each of them gets the weights of round `from - 1`: now, or as soon as the chunk has
+    /// be past that round. Each admitted worker gets the weights of round `from - 1`: now, or as soon as the chunk has
     /// finished that round.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         for place in 0..self.shards.len() {
@@ -97,23 +98,23 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Returns each worker's line, by rank, in a [held](Self::hold) job whose workers step alone. A line is the first round in
-    /// which no chunk of this core has a stepped push of the worker. Empty if workers step together.
+    /// Returns each worker's line, by rank, in a [held](Self::hold) job with SSP or ASP. A line is the first round in
+    /// which no chunk of this core has a stepped push of the worker. Empty in BSP.
     pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
         let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
         lines.reduce(further).unwrap_or_default()
     }
 
-    /// Sets each worker's lead over the slowest worker, in rounds, by rank. For a job that begins and whose
-    /// workers step alone.
+    /// Sets each worker's lead over the slowest worker, in rounds, by rank. Call it for a job with
+    /// SSP or ASP that begins.
     pub fn begin_ahead(&mut self, id: JobId, ahead: &[u32]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.pace.begin_ahead(ahead));
         }
     }
 
-    /// Ends a [held](Self::hold) job before a round that no chunk is past. If workers step alone, `lines` are
-    /// the combined [lines](Self::lines) of all cores, and the job ends there. After the release, no chunk
+    /// Ends a [held](Self::hold) job before a round that no chunk is past. In SSP and ASP, `lines` are
+    /// the combined [lines](Self::lines) of all cores, at which the job ends. After the release, no chunk
     /// passes the end.
     pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {
         for entry in self.shards_of(id) {
@@ -146,7 +147,8 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Takes back the memory of a snapshot's part after the part was written or given up. `None` if the memory is lost.
+    /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
+    /// is lost.
     pub fn give_back(&mut self, id: JobId, values: Option<Slab>) {
         if let Some(entry) = self.shards_of(id).next() {
             of_mode!(&mut entry.shard, shard => shard.give_back(values));
@@ -282,7 +284,7 @@ impl<P: Port> Core<P> {
         self.flush();
         if let Some(entry) = &mut self.shards[place] {
             entry.report_events(notices);
-            // A hold may have delayed the chunk that completes this core's part of the whole gradient.
+            // A hold may have delayed the chunk that completes this core's part of the gradient norm.
             self.has_duties |= of_mode!(&entry.shard, shard => shard.has_task());
         }
     }

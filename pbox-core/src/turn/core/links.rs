@@ -46,8 +46,8 @@ impl<P: Port> Core<P> {
 
     /// Attaches the links of a job's shard to the hubs above, in the order of their numbers. Each link comes with the window
     /// that the hub writes, unless workers read that window. `level` has the terms of these links. Call it before
-    /// [`begin_below`](Self::begin_below), and after [`unlink_above`](Self::unlink_above). In the second case the sums without
-    /// an answer go up again.
+    /// [`begin_below`](Self::begin_below), and again after [`unlink_above`](Self::unlink_above): the sums without an answer
+    /// then go up again.
     ///
     /// # Errors
     /// Returns an error if a window lacks chunks of the shard.
@@ -90,7 +90,7 @@ impl<P: Port> Core<P> {
                 of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.posts()));
             if credit.is_some() || answers_ahead {
                 // If the credit is used up, chunks wait in this queue, in the order of the level's schedule.
-                // Lines of rounds wait there, too.
+                // Lines with parts of the gradient norm wait in the queue, too.
                 entry.replies.make_room(member.rank, if answers_ahead { 2 * posts } else { posts });
                 port.set_credit(link, credit);
             }

@@ -45,13 +45,13 @@ pub(crate) enum Repeated {
 
 /// The pushes that have arrived, by worker. Plain memory, no atomics.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. If a method takes a
-/// rank, only the pace of a hub below others gets numbers of links to hubs above.
+/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. The pace
+/// of a hub below other hubs may get the number of a link to a hub above as a rank.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
 
-    /// Admits worker `rank` from round `from` on; no chunk is past it. The caller must settle every chunk afterwards.
+    /// Admits worker `rank` from round `from` on; no chunk is past that round. The caller must settle every chunk afterwards.
     fn admit(&mut self, rank: u32, from: Round);
 
     /// Removes worker `rank`. Its pushes that are not stepped do not count. The caller must settle every chunk afterwards.
@@ -62,8 +62,8 @@ pub(crate) trait Pace: Sized {
     /// [repeated](Self::repeated) its push.
     fn forget(&mut self, rank: u32);
 
-    /// Keeps those pushes of worker `rank`, which has lost its links, whose chunks [have been
-    /// gathered](crate::weights::Gather::has) for a round. These pushes count. They are answered when the worker
+    /// Keeps the pushes of worker `rank` in chunks that [have been gathered](crate::weights::Gather::has) for a round, after
+    /// the worker has lost its links. These pushes count. They are answered when the worker
     /// [repeats](Self::repeated) them. Call [`forget`](Self::forget) afterwards.
     fn keep_taken(&mut self, _rank: u32, _is_taken: &dyn Fn(usize, Round) -> bool) {}
 
@@ -75,7 +75,7 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Handles a push out of turn of worker `rank`. If the push repeats one from before a loss of links, returns its state.
+    /// Handles a push out of turn of worker `rank`. If it repeats a push from before a loss of links, returns the push's state.
     fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
@@ -100,7 +100,7 @@ pub(crate) trait Pace: Sized {
         Vec::new()
     }
 
-    /// Sets each worker's lead, by rank, if workers step alone: it begins this many rounds after the round of its next
+    /// Sets each worker's lead, by rank, if workers step alone: the worker begins this many rounds after the round of its next
     /// [admission](Self::admit). So a job that begins again keeps the leads of its workers.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
@@ -112,7 +112,7 @@ pub(crate) trait Pace: Sized {
     fn next_round(&self, place: usize, rank: u32) -> Round;
 
     /// Returns the first round in which worker `rank` takes part. For a link to a hub above, returns this hub's first round
-    /// there.
+    /// at that hub.
     fn first_round(&self, rank: u32) -> Round;
 
     /// Checks that worker `rank` may push this content in a round. The error names the content that the push must have. A push
@@ -138,8 +138,8 @@ pub(crate) trait Pace: Sized {
     /// answer.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
-    /// Returns the round of worker `rank`'s pushes of the chunks at all these places. `None` unless each push is the
-    /// worker's turn and all are for one round. Also `None` if each push may be a separate step. Reads only these chunks'
+    /// Returns the round of worker `rank`'s pushes of the chunks at all these places. `None` if some push is not the
+    /// worker's turn, the pushes are for several rounds, or each push may be a separate step. Reads only these chunks'
     /// entries, so that the reads overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
@@ -156,14 +156,14 @@ pub(crate) trait Pace: Sized {
     /// Notes that worker `rank` is answered for a chunk, and may push the chunk again.
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
-    /// Whether a chunk has finished the round before `from`. If so, newcomers that take part from round `from` on get its
-    /// weights at once. Newcomers that step alone get them when the chunk settles.
+    /// Whether a chunk has finished the round before `from`. If so, newcomers that take part from round `from` on get the
+    /// chunk's weights at once. Newcomers that step alone get the weights when the chunk settles.
     fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
         false
     }
 
     /// Calls `each` for the workers of a chunk that waits for pushes. The flag is true for a worker that owes its push, and
-    /// false for a worker that waits for others. Returns how many pushes of the round in flight have arrived.
+    /// false for a worker that waits for other workers. Returns how many pushes of the round in flight have arrived.
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
 
     /// Returns the number of the link by which sums of the chunk at a place go up.

@@ -1,17 +1,17 @@
-//! The stage between sum and step, if steps wait for a number of the whole gradient. A core keeps the mean of each chunk
-//! until all cores have the means of the round.
+//! The stage between sum and step, if steps wait for a norm: of the whole gradient, or of a key. A core keeps the mean of
+//! each chunk until all cores have the means of the round.
 //!
 //! ```text
 //!   last push of a chunk --> its mean, which is kept, and the sum of its squares
 //!   last chunk of the core --> the core's sum
-//!   last core --> the hub's part of the whole gradient, which workers pass on
+//!   last core --> a *line* with the hub's part of the gradient norm, which workers pass on
 //!   last hub --> the scale --> every chunk steps on its mean, times the scale
 //! ```
 //!
 //! A kept mean is final: if a worker is lost afterwards, its gradient is nevertheless in the step of every chunk. Keeping
 //! means is also cheaper than reading the pushes a second time, from three workers on.
 //!
-//! Owned by the core, and laid out by place.
+//! Owned by the core, and laid out in the order of the shard's chunks.
 
 mod pass_on;
 mod teller;
@@ -35,7 +35,7 @@ pub(crate) use teller::Refused;
 /// A mode's way to let steps wait for more than the pushes of their chunk. A mode implements only the methods that it
 /// needs.
 pub(crate) trait Gather {
-    /// True if steps wait for anything else. If not, the compiler removes all of this stage.
+    /// True if steps wait for more than these pushes. If not, the compiler removes all of this stage.
     const WAITS: bool;
 
     /// Whether a chunk has been gathered for a round.
@@ -192,7 +192,7 @@ impl Gather for NoGather {
     const WAITS: bool = false;
 }
 
-/// One core's part of the whole gradient.
+/// One core's part of the gradient norm.
 #[derive(Debug)]
 pub(crate) struct GatherNorm {
     /// The gathered values: one entry for the model, or one for each key.

@@ -1,5 +1,5 @@
-//! Lines at a hub below others. A line has the part of one top hub. It goes down to all members of this hub, and up to the
-//! other top hubs.
+//! Lines at a hub below other hubs. A line has one top hub's part of the gradient norm. It goes down to all members of this
+//! hub, and up to the other top hubs.
 //!
 //! ```text
 //!   hub 0 at the top --its part--> a core here --> members
@@ -8,8 +8,8 @@
 //!
 //! A line goes down from the core that owns the first chunk of its top hub. This core has the link over which the top hub
 //! sends its line. The answers that need the line come over the same link, after it. If the hubs above write the window
-//! that members read, the line is already there. If there is only one hub above, nothing goes up: that hub passes parts on
-//! itself, or has all parts.
+//! that members read, the line is already in that window. If there is only one hub above, nothing goes up: that hub passes
+//! parts on itself, or has all parts.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -21,7 +21,7 @@ use crate::layout::{ChunkId, Immediate, Round};
 use crate::whole::{Crossing, LastTwo, Told};
 use crate::wire::Wire;
 
-/// The places and the wire with which a core of a hub below others sends lines down and up.
+/// The places and the wire with which a core of a hub below other hubs sends lines down and up.
 #[derive(Debug)]
 pub(crate) struct PassSpec {
     /// The wire of the links to hubs above.

@@ -1,4 +1,4 @@
-//! The extra work of the core that owns its hub's first chunk. It sends the hub's part of the whole gradient to the
+//! The extra work of the core that owns its hub's first chunk. It sends the hub's part of the gradient norm to the
 //! workers. It takes the parts of the other hubs, and finds the result of the round.
 
 use fabric::{Span, Spans};
@@ -6,7 +6,7 @@ use fabric::{Span, Spans};
 use crate::layout::{Immediate, Round};
 use crate::whole::{Part, Parts, Skips, Told, WholeGradient};
 
-/// The sender of a hub's part of the whole gradient. It also takes the parts of other hubs.
+/// The sender of a hub's part of the gradient norm. It also takes the parts of other hubs.
 #[derive(Debug)]
 pub(super) struct Teller {
     /// The number of this hub.

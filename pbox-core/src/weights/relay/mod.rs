@@ -1,6 +1,6 @@
 //! The reply of a hub below other hubs. It posts sums to the hubs above, from the window that the step writes. It posts
-//! answers to the workers, from the window that the hubs above write. Nothing is copied, except in a mesh whose machines
-//! step alone: there each machine has its own answers.
+//! answers to the workers, from the window that the hubs above write. Nothing is copied, except in a mesh with
+//! SSP or ASP, in which each machine has its own answers.
 
 mod coded;
 

@@ -11,7 +11,7 @@
 //! A job may end at a cut. For each worker it then ends at the worker's own *line*: the first round for which no chunk has
 //! a stepped push of the worker. Each push before the line is stepped and answered, and no later push is.
 //!
-//! Owned by the core. Eight bytes per (chunk, worker) and eight per chunk.
+//! Owned by the core. Takes eight bytes per (chunk, worker) and eight per chunk.
 //!
 //! On the `unsafe` list: the call of the step.
 

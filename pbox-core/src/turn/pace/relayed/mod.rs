@@ -64,7 +64,7 @@ impl Relayed {
         matches!(self.above[place], Above::Asked(up) | Above::Answered(up) if up == round)
     }
 
-    /// Whether a chunk still lacks the weights of round `from - 1`, with which workers begin that take part from `from` on.
+    /// Whether a chunk still lacks the weights of round `from - 1`. Workers that take part from `from` on begin with them.
     fn waits_for_first(&self, place: usize, from: Round) -> bool {
         let is_asked =
             matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);

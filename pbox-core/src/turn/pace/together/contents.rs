@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   all gradients          the step, which `Arrivals` makes itself
-//!   some gradients         the step with these, divided by the number of all workers
+//!   some gradients         the step with these gradients, divided by the number of all workers
 //!   all nothing            no step: weights and state stay
 //!   all weights            the weights of the lowest rank replace the hub's, and the state stays
 //!   weights and others     the job fails. Exception: in the broadcast, ranks may push nothing
 //! ```
 //!
-//! Owned by the core. Four bits per (chunk, worker); a plain round does not touch these bits.
+//! Owned by the core. Takes four bits per (chunk, worker); a plain round does not touch these bits.
 //!
 //! On the `unsafe` list: the calls that read the workers' pushes.
 
@@ -143,7 +143,7 @@ impl Arrivals {
         self.contents.note(index, rank, content);
     }
 
-    /// Returns a chunk's [answer](Pace::answer) if it is not the usual one, or if some workers got it ahead.
+    /// Returns a chunk's [answer](Pace::answer) after a round without a plain step, or if some workers got the answer ahead.
     #[cold]
     pub(super) fn answer_other(&self, came: bool, place: usize, rank: u32, round: Round) -> (Content, bool) {
         let content = self.answered(place, rank, round);

@@ -1,5 +1,5 @@
-//! Chunks whose steps wait for the whole gradient. Each chunk is gathered at its last push. It steps when the result of the
-//! round has been found.
+//! Chunks whose steps wait for the whole gradient. Each chunk is gathered (its mean is kept) at its last push, and
+//! steps when the norm of the round is known.
 //!
 //! On the `unsafe` list: the call that reads the workers' pushes.
 

@@ -1,7 +1,7 @@
 //! Workers that step together (BSP). The last push of a round steps the chunk, and then all workers are answered.
 //!
-//! Owned by the core. A bit per (chunk, worker) and a word per chunk. `contents` has a chunk's rounds without a plain step,
-//! and `ahead` has the rounds with bytes ahead.
+//! Owned by the core. Takes a bit per (chunk, worker) and a word per chunk. `contents` has the rounds in which some push is
+//! no plain gradient, and `ahead` has the rounds with bytes ahead.
 //!
 //! On the `unsafe` list: the call of the step.
 
@@ -54,7 +54,7 @@ struct State {
 
 /// The bits of the count.
 const COUNT: u32 = (1 << 26) - 1;
-/// Set if the round in flight may not be a plain step. Its [contents](Contents) say which pushes it has.
+/// Set if some push of the round in flight is no plain gradient. Its [contents](Contents) say which pushes it has.
 const OTHER: u64 = 1 << 31;
 /// The first bit of the content of the previous round's answer.
 const FORMER: u32 = 28;
@@ -132,14 +132,14 @@ impl Arrivals {
         }
     }
 
-    /// Notes that a worker lost its links before its first weights of a chunk had arrived. Their answer now waits until the
+    /// Notes that a worker lost its links before its first weights of a chunk had arrived. The answer now waits until the
     /// worker [pushes again](Self::repeats).
     pub fn lose_first(&mut self, index: usize, rank: u32) {
         self.ungreeted.lose(index, rank);
         self.roster.keep_back(rank);
     }
 
-    /// Handles a push out of turn, as [`Pace::repeated`] does. `has_first`: the chunk has the worker's first weights.
+    /// Handles a push out of turn, as [`Pace::repeated`] does. `has_first`: this hub already has the first weights.
     pub fn repeats(&mut self, index: usize, rank: u32, bits: u8, has_first: bool) -> Option<Repeated> {
         let is_first = !has_first || self.ungreeted.has_lost(index, rank);
         let next = if is_first { self.roster.first(rank) } else { self.round(index) };
@@ -328,14 +328,14 @@ impl Pace for Arrivals {
 
     #[inline]
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content {
-        // The place of a group that stepped as one comes after the places of the chunks.
+        // A group that stepped as one has a place after the places of the chunks, and no word.
         let former = self.words.get(place * self.words_per_chunk).map_or(0, |word| word >> FORMER & 3);
         if former == 0 { Content::Gradient } else { self.answered_other(former, place, rank, round) }
     }
 
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
-        // The place of a group that stepped as one comes after the places of the chunks.
+        // A group that stepped as one has a place after the places of the chunks, and no word.
         let word = self.words.get(place * self.words_per_chunk).map_or(0, |word| *word);
         match word & (CAME | 3 << FORMER) {
             0 => (Content::Gradient, true),
@@ -389,7 +389,7 @@ impl Pace for Arrivals {
         }
     }
 
-    /// Checks whether a worker takes part in the next round, and so gets the weights of this one.
+    /// Checks whether a worker takes part in the next round, and so gets the weights of the finished round.
     #[inline]
     fn answer_due(&mut self, index: usize, finished: Round, rank: u32) -> Option<Round> {
         let is_due = self.roster.is_answered(rank, finished.next()) || self.greets(index, finished, rank);

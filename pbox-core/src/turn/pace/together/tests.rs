@@ -99,7 +99,7 @@ fn a_newcomer_waits_for_the_workers_of_the_rounds_before() {
     assert!(waiting(&arrivals, 0).is_empty(), "both may push");
 }
 
-/// Makes a round of these chunks by worker 0. Returns the round of worker 1's answer, if worker 1 is answered.
+/// Makes a round of a chunk by a push of worker 0. Returns the round of worker 1's answer, if worker 1 is answered.
 fn finish(arrivals: &mut Arrivals, index: usize) -> Option<Round> {
     let round = arrivals.round(index);
     assert_eq!(arrivals.arrive(index, 0, round.low_bits()), Ok(true));
