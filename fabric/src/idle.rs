@@ -92,7 +92,7 @@ impl Idle {
         true
     }
 
-    /// Counts a poll. Ends the spinning when the clock `now` says that its time is over.
+    /// Counts a poll. Ends the spinning when the clock `now` says that the time for it is over.
     fn spin(&mut self, now: impl FnOnce() -> Instant) {
         self.polls = self.polls.wrapping_add(1);
         if self.policy.sleeps && self.polls.is_multiple_of(POLLS_PER_LOOK) {

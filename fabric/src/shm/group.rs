@@ -34,7 +34,7 @@ impl Group {
     }
 
     /// Returns the reason why no peer can connect: this process may not make shareable memory. Returns `None`
-    /// if peers can.
+    /// if peers can connect.
     pub fn unshared(&self) -> Option<String> {
         self.bells().err()
     }

@@ -130,8 +130,8 @@ impl Port {
         }
     }
 
-    /// Waits like `wait`, but sleeps at descriptors. If there is nothing to see, calls `sleep`, which waits
-    /// for the descriptors that wake the [links](Endpoint::woken_by) and for other transports.
+    /// Waits like `wait`, but sleeps at descriptors. If nothing has happened, calls `sleep`, which waits for
+    /// the descriptors that wake the [links](Endpoint::woken_by) and for other transports.
     /// [`sleep_beside`](Self::sleep_beside) must have set the waker for such a sleep.
     pub(crate) fn wait_beside(&mut self, until: Until, sleep: impl FnOnce()) {
         self.wait_at(Place::Descriptors, until, |_| sleep());
@@ -208,7 +208,7 @@ impl crate::Port for Port {
             Arc::ptr_eq(&self.state, &endpoint.port),
             "an endpoint belongs to the port that its connection was made for"
         );
-        // The connection may have ended before this port had the link.
+        // The next poll looks for an ended connection: this one may have ended before the port had the link.
         self.changes_seen = self.changes_seen.wrapping_sub(1);
         self.links.insert(endpoint)
     }

@@ -1,8 +1,8 @@
 //! A group: the ports of one process or one hub, the NICs that they use, and the watch over connections and NICs.
 //!
-//! A NIC is lost if it does not open, or if its device has failed. Its ports continue without it, and other
-//! ports are not affected. When the owner of the group calls `mend`, a lost NIC is opened again for links
-//! that are made later.
+//! A NIC is lost if it does not open, or if its device has failed. The ports that used the NIC continue
+//! without it, and other ports are not affected. When the owner of the group calls `mend`, a lost NIC is
+//! opened again for links that are made later.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +21,8 @@ use super::port::rails::{MAX_RAILS, PortState, Rail, Rails};
 use super::rail_map::RailMap;
 use crate::watch::Watch;
 
-/// The least time between two tries to open a NIC. A reset of a NIC takes seconds, and its driver may query
-/// the NIC at a try.
+/// The least time between two tries to open a NIC. A reset of a NIC takes seconds, and each try may make the
+/// driver query the NIC.
 const REOPEN_PAUSE: Duration = Duration::from_secs(10);
 
 /// The settings of a group, except for its NICs.

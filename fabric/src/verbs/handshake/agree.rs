@@ -1,7 +1,7 @@
 //! The choice of NICs for a connection's links. Both ends agree on pairs of NICs between which packets can
 //! cross.
 //!
-//! The handshake's threads do this, before anything is registered.
+//! The handshake's threads agree before anything is registered.
 //!
 //! ```text
 //!   the hub offers a NIC for each port --> the joiner pairs its own NICs with them --> both ends try the untried pairs

@@ -19,7 +19,8 @@ use crate::verbs::rail_map::RailMap;
 /// The NICs of the joiner that can be paired with one of the hub's NICs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Partners {
-    /// The partners in the joiner's order of preference. Empty if none is of its link layer.
+    /// The partners in the joiner's order of preference. Empty if no NIC of the joiner has the link layer of
+    /// the hub's NIC.
     pub nics: Vec<usize>,
     /// The reason for these partners, in words.
     pub reason: String,

@@ -135,7 +135,7 @@ pub struct Port {
 /// port's NIC is not open, the port has no NIC until [`Group::mend`] opens it.
 ///
 /// # Errors
-/// Returns an error if libibverbs is missing, no NIC can be opened, or something runs out.
+/// Returns an error if libibverbs is missing, no NIC can be opened, or memory or descriptors run out.
 pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, Vec<Port>), VerbsError> {
     let ports: Vec<&[NicOptions]> = nics.chunks(1).collect();
     let group = Group::new(&ports, options)?;
@@ -237,7 +237,7 @@ impl crate::Port for Port {
             "an endpoint belongs to the port that its connection was made for"
         );
         let (route, generation) = (endpoint.link.route.number as usize, endpoint.link.route.generation);
-        // The connection may have ended before this port got the link.
+        // The next poll looks for an ended connection: this one may have ended before the port got the link.
         self.changes_seen = self.changes_seen.wrapping_sub(1);
         let id = self.links.insert(endpoint);
         let unread = self.links.iter().map(|(_, attached)| attached.link.link.most_unread() as usize);
