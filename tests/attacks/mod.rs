@@ -41,7 +41,7 @@ impl Behind {
         self.process = at(self.control, self.data, variables);
     }
 
-    /// Returns the address of the control port that leads around the network.
+    /// Returns the address at which the control port is reached without the network.
     fn address(&self) -> String {
         self.control.to_string()
     }

@@ -186,7 +186,8 @@ impl Cluster {
         if let Some(living) = self.workers().get_mut(&(job, number)) {
             living.killed |= signal == Signal::KILL;
             if let Some(pid) = Pid::from_raw(living.pid as i32) {
-                // A process stays in the table until its end was waited for, and the table is locked now.
+                // The map of workers is locked, and a worker is removed from it before its process is waited
+                // for. So the number still belongs to the process.
                 let _ = kill_process(pid, signal);
             }
         }

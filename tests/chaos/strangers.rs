@@ -22,7 +22,7 @@ fn connect(address: SocketAddr) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// Sends garbage, half hellos, wrong tokens and nothing, to both ports.
+/// Sends garbage, half hellos, wrong tokens and nothing to the hub's control port and data port.
 pub fn come(hub: &HubProcess, lasts: Duration, seed: u64) {
     let mut dice = Dice::new(seed);
     let mut guests = Vec::new();

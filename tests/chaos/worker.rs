@@ -21,7 +21,7 @@ use worker_shim::{Returns, Session, SessionConfig, SessionError};
 
 use super::expect::{Expect, Model, Pushes, Rounds, Subsets};
 
-/// The rule by which a job's weights are expected.
+/// The kind of a job, which decides what weights are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// BSP without losses: the bits of the oracle.

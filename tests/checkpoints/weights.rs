@@ -306,7 +306,7 @@ fn a_slow_reader_holds_up_no_other_reader() {
     large.session.leave().unwrap();
 }
 
-/// Two readers that take nothing have the two copies. The older one is cut for the third reader.
+/// Two readers that take nothing have the two copies. The hub cuts off the older one for the third reader.
 #[test]
 fn readers_that_stand_still_are_cut_for_those_that_wait() {
     let _watchdog = Watchdog::start();

@@ -106,7 +106,7 @@ fn a_hub_killed_while_workers_gather_is_named() {
     });
 }
 
-/// Waits until all workers of the only job except these have connected.
+/// Waits until exactly these ranks of the only job have not connected.
 fn until_missing(address: &str, ranks: &[u32]) {
     hub_tests::program::until("the others have joined", || {
         let jobs = describe(address).jobs;

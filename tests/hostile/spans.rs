@@ -66,7 +66,7 @@ fn a_frame_is_exactly_its_chunk() {
 }
 
 /// An empty push is not taken for a pull. With this schedule, frames without bytes are pulls, but only a
-/// notice can ask for one.
+/// notice can ask for a pull.
 #[test]
 fn an_empty_push_is_no_pull() {
     let _watchdog = Watchdog::start();

@@ -21,7 +21,7 @@ use worker_shim::SessionConfig;
 
 /// Hubs at the top, and machines below them with a hub each.
 struct Machines {
-    /// Dropped after `top`. A hub that stops first would fail the jobs of the others.
+    /// Dropped before `top`: a hub above that stops first would fail the jobs of the hubs below.
     below: Vec<Hub>,
     top: Vec<Hub>,
     is_mesh: bool,

@@ -29,8 +29,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Joins and gets its weights. The words of `what` are `hub job rank workers`. A transport may follow, if
-    /// the worker must use it; `checksum`; and `waits`, if the worker waits for a lost hub.
+    /// Joins and gets its weights. The words of `what` are `hub job rank workers`. Further words may follow:
+    /// a transport that the worker must use, `checksum`, and `waits` if the worker waits for a lost hub.
     pub fn join(what: &str) -> Result<Self, SessionError> {
         let words: Vec<&str> = what.split(' ').collect();
         let [hub, job, rank, workers, settings @ ..] = &words[..] else { panic!("{what:?}") };
