@@ -1,5 +1,5 @@
-//! The state that a port shares with the other threads of its process: the watch over sockets, handshakes, and the
-//! threads that wake the port.
+//! The state that a port shares with the other threads of its process: the thread that watches sockets,
+//! handshakes, and threads that wake the port.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

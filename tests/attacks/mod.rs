@@ -68,8 +68,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Makes the attack. During it, innocent jobs run one after another at each of these hubs. The last of them
-/// begins after the attack.
+/// Makes the attack. During the attack, innocent jobs run one after another at each of these hubs. The last
+/// of them begins after the attack.
 fn beside<T>(hubs: &[&str], attack: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -431,7 +431,7 @@ fn waking(errno: rustix::io::Errno) -> ConnectError {
     ConnectError::Nonsense(format!("making the sockets that wake the ports: {why}"))
 }
 
-/// Returns the connection of these ports of the group. The group's watch observes it.
+/// Returns the connection of these ports of the group. The group's thread `phub-watch` observes it.
 fn watched(
     group: &Arc<Group>,
     socket: BorrowedFd<'_>,

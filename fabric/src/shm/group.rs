@@ -1,4 +1,4 @@
-//! A group: the ports of one process or one hub, their bells, and the watch over their connections.
+//! A group: the ports of one process or one hub, their bells, and the thread that watches their connections.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

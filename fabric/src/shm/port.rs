@@ -63,8 +63,8 @@ impl Endpoint {
     }
 }
 
-/// Shuts the connection, so the peer sees that this end left. Each way to drop an endpoint does so: `detach`,
-/// dropping the port, or dropping an unattached endpoint.
+/// Shuts the connection, so the peer sees that this end left: after `detach`, when the port is dropped, and
+/// when an unattached endpoint is dropped.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.connection.shut();
@@ -87,7 +87,7 @@ impl Attached<Endpoint> {
 
 /// A port over shared memory.
 pub struct Port {
-    /// The group, whose watch must run as long as the port lives.
+    /// The group, whose thread `phub-watch` must run as long as the port lives.
     _group: Arc<Group>,
     pub(super) state: Arc<PortState>,
     links: Links<Endpoint>,

@@ -78,8 +78,8 @@ impl Net {
     }
 
     /// Kills the process at this end of the link, as `kill -9` does. The posts that it flushed still arrive,
-    /// and the others are lost. Then its peer sees the link closed. The killed process's port shows nothing
-    /// more of the link. For a process with several links, call this once per link.
+    /// and its other posts are lost. Then its peer sees the link closed. The killed process's port shows
+    /// nothing more of the link. For a process with several links, call this once per link.
     pub fn kill(&self, end: EndId) {
         let mut state = self.lock();
         state.ends[end.0].sent.lose_held();

@@ -186,7 +186,7 @@ impl AsFd for Accepted {
     }
 }
 
-/// A peer that asks for admission. It holds one of its connections, or all of them after
+/// A peer that asks for admission. The value holds one connection of the peer, or all of them after
 /// [`gather`](Self::gather).
 #[derive(Debug)]
 pub struct Hello {

@@ -1,4 +1,5 @@
-//! A group: the ports of one process or one hub, the NICs that they use, and the watch over connections and NICs.
+//! A group: the ports of one process or one hub, the NICs that they use, and the thread that watches connections
+//! and NICs.
 //!
 //! A NIC is lost if it does not open, or if its device has failed. The ports that used the NIC continue
 //! without it, and other ports are not affected. When the owner of the group calls `mend`, a lost NIC is
@@ -221,7 +222,7 @@ impl Group {
         self.rails(port).into_iter().map(|rail| Arc::clone(&rail.nic)).collect()
     }
 
-    /// Returns the rails of a port on which links can be made.
+    /// Returns the rails of a port on which links can be made: open NICs with their completion queues.
     pub(super) fn rails(&self, port: usize) -> Vec<Arc<Rail>> {
         let open = self.ports[port].own.open();
         open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()

@@ -110,7 +110,7 @@ impl Region {
     }
 
     /// Registers a range of a window in a dma-buf, which the NIC reads. The kernel requires that the offset
-    /// in the dma-buf and the address for posts have the same offset within a page. Here they are equal.
+    /// in the dma-buf and the address for posts have the same offset within a page. Here the two are equal.
     fn in_dma_buf(
         domain: &Arc<Domain>,
         dma_buf: &DmaBuf,

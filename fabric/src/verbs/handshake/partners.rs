@@ -1,5 +1,5 @@
-//! Partners: the NICs of the joiner with which each NIC of the hub may be paired. A lane uses the partners of
-//! its NIC. The joiner computes this, without input or output.
+//! Partners: the NICs of the joiner with which each NIC of the hub may be paired. A lane, which is a core
+//! with one NIC, uses the partners of that NIC. The joiner computes this, without input or output.
 //!
 //! ```text
 //!   1. a map of the user           mlx5_0=mlx5_2

@@ -73,7 +73,8 @@ impl Port {
         self.clear(&abandoned);
     }
 
-    /// Takes over the rails of the NICs that are open now. The links on other NICs have ended or will end.
+    /// Takes over the rails that are open now, which are NICs with their completion queues. The links on
+    /// other NICs have ended or will end.
     fn take_up_rails(&mut self) {
         let open = self.state.own.open();
         let is_same = |(ours, open): (&Arc<Rail>, &Arc<Rail>)| Arc::ptr_eq(ours, open);

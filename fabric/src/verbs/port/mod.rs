@@ -84,8 +84,8 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// Shuts the connection, so the peer sees that this end left. Each way to drop an endpoint does so: `detach`,
-/// dropping the port, or dropping an unattached endpoint.
+/// Shuts the connection, so the peer sees that this end left: after `detach`, when the port is dropped, and
+/// when an unattached endpoint is dropped.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.connection.shut();
@@ -117,7 +117,7 @@ pub struct Port {
     /// Detached links with sends that are still in flight.
     pub(super) lingering: Vec<Linger>,
     pub(super) batch: Box<[ibv_wc; BATCH]>,
-    /// The rails that the port uses, as of its last call of `look`.
+    /// The rails (NICs with their completion queues) that the port uses, as of its last call of `look`.
     pub(super) rails: Vec<Arc<Rail>>,
     /// The index of the rail that was polled first in the last poll.
     pub(super) first: usize,
