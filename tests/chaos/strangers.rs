@@ -50,7 +50,6 @@ fn get(stream: &mut TcpStream, path: &str) -> std::io::Result<()> {
     write!(stream, "GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {}\r\n\r\n", authorization())
 }
 
-/// Returns the names of the jobs that a hub has now.
 fn names(hub: &HubProcess) -> Option<Vec<String>> {
     let mut stream = connect(hub.address)?;
     get(&mut stream, "/v1/hub").ok()?;

@@ -133,8 +133,8 @@ impl Task {
         }
     }
 
-    /// Returns the state from which a job continues. If its last life failed in the middle of a round, this state has
-    /// steps with the gradients of only some workers, and nobody can compute it. Earlier states are known, because the driver
+    /// Returns the state from which a job continues. If its last life failed in the middle of a round, this state has steps
+    /// with the gradients of only some workers. Nobody can compute such a state. Earlier states are known, because the driver
     /// compares digests.
     fn state(&self, training: &Training, next: u32) -> Result<Saved, Ended> {
         // The hubs at the top have the state.

@@ -28,7 +28,6 @@ pub(super) const EVERY: u32 = 3;
 pub(super) const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
 
-/// Returns a hub whose checkpoints are in `dir`.
 fn hub(dir: &Path) -> Hub {
     hub_every(dir, None)
 }

@@ -196,7 +196,6 @@ pub(crate) fn offer(
     }
 }
 
-/// Returns the number of elements of the small model.
 pub(crate) fn elements() -> usize {
     small_model().iter().map(|key| key.elements().unwrap() as usize).sum()
 }

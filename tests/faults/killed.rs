@@ -24,7 +24,6 @@ fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     (here, remote)
 }
 
-/// Makes a round with every worker of this process, each on its own thread.
 fn rounds(workers: &mut [Worker]) -> Vec<Result<(), worker_shim::SessionError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| worker.round())).collect();

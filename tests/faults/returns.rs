@@ -23,7 +23,6 @@ use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use worker_shim::{Background, Returns, Session, SessionConfig};
 
-/// Starts a hub at this address in this process.
 fn start(address: SocketAddr, directory: &Path) -> Hub {
     let checkpoints = Some(directory.to_owned());
     started(&HubSettings { listen: address, checkpoints, ..settings(1, 30) })

@@ -41,7 +41,6 @@ impl Machines {
         Machines { below: (0..machines).map(|_| hub(2)).collect(), top: Vec::new(), is_mesh: true }
     }
 
-    /// Returns the settings of a worker on a machine.
     fn config(&self, machine: u32, job: &str, rank: u32, workers: u32) -> SessionConfig {
         self.on(machine, config_at(&self.address(machine), job, rank, workers))
     }

@@ -94,12 +94,10 @@ impl Remote {
         Remote(Program::start(rerun(worker_process).env(VARIABLE, what)))
     }
 
-    /// Sends a command, without waiting for the reply.
     pub fn send(&mut self, command: &str) {
         writeln!(self.0.stdin(), "{command}").unwrap();
     }
 
-    /// Waits for the next reply and asserts that it is `expected`.
     #[track_caller]
     pub fn says(&mut self, expected: &str) {
         assert_eq!(self.read_reply(), expected);

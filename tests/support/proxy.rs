@@ -71,7 +71,6 @@ impl Proxy {
         self.plan.rewrites.set((request, answer)).expect("once");
     }
 
-    /// Returns the number of requests that are still to be broken.
     pub fn left(&self) -> u32 {
         self.plan.breaks.lock().unwrap().2
     }

@@ -20,7 +20,6 @@ pub fn seeds(count: u64) -> Seeds {
     Seeds::new(count.saturating_mul(number(TIMES).unwrap_or(1)), number(VARIABLE))
 }
 
-/// Reads an environment variable, if it is set.
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|error| panic!("{variable}={text:?} is not a decimal number: {error}")))

@@ -137,7 +137,6 @@ impl Unconnected {
         self.depths.each == 2
     }
 
-    /// Returns the number of ranges that the link sends.
     pub fn sent_ranges(&self) -> usize {
         self.carried.sent.iter().len()
     }
