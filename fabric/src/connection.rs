@@ -1,7 +1,8 @@
 //! A connection: the socket of one handshake, which lives as long as its links.
 //!
-//! The watch shares the connection with the ports that have a link of the connection. A connection does
-//! not depend on the transport or on a link: the end of the socket ends all links.
+//! The watch, the thread that sees the socket end, shares the connection with the ports that have a link of
+//! the connection. A connection does not depend on the transport or on a link: the end of the socket ends all
+//! links.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,7 +88,7 @@ impl Connection {
         self.is_dead().then(|| self.failure.get().cloned().unwrap_or(CloseReason::PeerGone))
     }
 
-    /// Ends the connection for both sides. The peer sees the peer's links close.
+    /// Ends the connection for both sides. The peer sees its links close.
     pub fn shut(&self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }

@@ -14,9 +14,10 @@ const POLLS_PER_LOOK: u32 = 32;
 /// The three stages of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdlePolicy {
-    /// The time in which empty polls have only a pause instruction between them. A spinning round trip takes
-    /// 0.1 us, a wake-up by futex 20 us. Spinning pays off only if the processor has nothing better to do.
-    /// The limit is a time, because a poll of 128 links takes 30 times as long as a poll of one.
+    /// The time in which empty polls have only a pause instruction between them. A round trip between
+    /// spinning threads takes about 0.1 us, a wake-up by futex about 20 us. Spinning pays off only if the
+    /// processor has nothing better to do. The limit is a time, because a poll of 128 links takes 30 times as
+    /// long as a poll of one.
     pub spin: Duration,
     /// The number of empty polls with a `sched_yield` between them.
     pub yields: u32,
@@ -92,7 +93,7 @@ impl Idle {
         true
     }
 
-    /// Counts a poll. Ends the spinning when the clock `now` says that its time is over.
+    /// Counts a poll. Ends the spinning when the clock `now` says that the time for it is over.
     fn spin(&mut self, now: impl FnOnce() -> Instant) {
         self.polls = self.polls.wrapping_add(1);
         if self.policy.sleeps && self.polls.is_multiple_of(POLLS_PER_LOOK) {

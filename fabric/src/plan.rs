@@ -35,7 +35,7 @@ pub struct PlannedLink {
     pub ports: LinkPorts,
     /// The number of posts for which the link has room in each direction, at least 1.
     pub capacity: u32,
-    /// The ranges that the link carries. Only they need registration with its NICs.
+    /// The ranges that the link carries. Only memory in these ranges needs registration with the link's NICs.
     pub carries: Carries,
 }
 
@@ -49,8 +49,9 @@ pub struct Carries {
 }
 
 impl PlannedLink {
-    /// Plans links. Port `i` of the hub has a link with room for `capacities[i]` posts, or none if that is 0. At
-    /// the connecting end, the links take the ports of `joiner` in turn. Each link may carry all of both windows.
+    /// Plans links. Port `i` of the hub has a link with room for `capacities[i]` posts, or no link if that number
+    /// is 0. At the connecting end, the links take the ports of `joiner` in turn. Each link may carry all of both
+    /// windows.
     ///
     /// # Panics
     /// Panics if `joiner` is empty and there is a link.

@@ -174,7 +174,7 @@ pub enum CloseReason {
     PeerGone,
     /// The peer's side of the link holds values that no correct peer writes.
     Corrupt(String),
-    /// The transport below the link failed; with the error of the kernel or the NIC.
+    /// The transport below the link failed, with this error of the kernel or the NIC.
     Failed(String),
 }
 

@@ -1,5 +1,5 @@
-//! The state that a port shares with the other threads of its process: the watch, handshakes, and the threads that
-//! wake it.
+//! The state that a port shares with the other threads of its process: the thread that watches sockets,
+//! handshakes, and threads that wake the port.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl<T> PortState<T> {
         self.woken.swap(false, Ordering::Acquire) // [woken]
     }
 
-    /// Returns a count. If the count differs from the last one, the port must look for a change.
+    /// Returns the count of changes. If it differs from the last count, the port must look for a change.
     #[inline]
     pub fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire) // [change]

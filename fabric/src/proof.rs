@@ -1,5 +1,5 @@
-//! The proof that the sender of a hello has the token of a join. The proof does not show the token: who reads
-//! it cannot make another valid hello from it. A hello is valid once, because after the hello the link
+//! The proof that the sender of a hello has the token of a join. The proof does not show the token: a reader
+//! of the proof cannot make another valid hello. A hello is valid only once, because after the hello the link
 //! exists.
 
 use hmac::{Hmac, KeyInit, Mac};

@@ -142,8 +142,8 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // The watch's own thread can drop the last reference to a group, through `find`. It cannot join
-            // itself.
+            // The watch's own thread can drop the last reference to a group, through `find`. That thread
+            // cannot join itself.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }

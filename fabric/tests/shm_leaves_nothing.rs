@@ -45,8 +45,8 @@ impl Traces {
         }
     }
 
-    /// Asserts that nothing else is left. Checks again for a while, because /proc still shows a joined thread
-    /// for a moment.
+    /// Asserts that the system has these resources and no others. Checks again for a while, because /proc
+    /// still shows a joined thread for a moment.
     fn is_all_there_is(&self) {
         for _ in 0..1000 {
             if Traces::look() == *self {

@@ -48,7 +48,6 @@ fn hello(listener: &Listener, timeout: Duration) -> Result<Hello, ConnectError> 
     listener.accept().unwrap().unwrap().hello(timeout)
 }
 
-/// Returns the text with which a peer was refused.
 fn refusal(mut stream: &TcpStream) -> String {
     let mut head = [0; 13];
     stream.read_exact(&mut head).unwrap();

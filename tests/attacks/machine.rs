@@ -55,7 +55,7 @@ fn a_wall_clock_that_jumps_by_ten_years_moves_no_limit() {
         for _ in 0..20 {
             worker.round().unwrap();
         }
-        // The pause is longer than any limit that a jump could have reached.
+        // The pause is longer than the heartbeat limit. The worker must still be a member after the pause.
         std::thread::sleep(Duration::from_secs(LIMIT_S + 2));
         worker.round().unwrap();
         worker.leave().unwrap();
@@ -83,7 +83,7 @@ fn a_disk_that_stands_still_holds_up_no_round_and_loses_no_checkpoint() {
     };
     let mut worker = Worker::join(&format!("{address} job 0 1")).unwrap();
     std::fs::write(&stall, "").unwrap();
-    // The innocent jobs have no end here, because their end would wait for the disk.
+    // This innocent job does not end before the disk answers, because its end would wait for the disk.
     let mut other = Worker::join(&format!("{address} innocent 0 1")).unwrap();
     for _ in 0..100 {
         worker.round().unwrap();
@@ -98,8 +98,8 @@ fn a_disk_that_stands_still_holds_up_no_round_and_loses_no_checkpoint() {
     std::fs::remove_file(&stall).unwrap();
     until("the checkpoint that waited for the disk is written", || written(&address).is_some());
     other.leave().unwrap();
-    // The last checkpoint waits for the disk, and its worker waits for the checkpoint. A worker that leaves
-    // still lives.
+    // The last checkpoint waits for the disk, and its worker waits for the checkpoint. Such a worker still
+    // counts as alive.
     std::fs::write(&stall, "").unwrap();
     worker.round().unwrap();
     std::thread::scope(|scope| {
@@ -121,8 +121,8 @@ fn lookups(pid: u32) -> usize {
     names.filter(|name| name == "phub-names\n").count()
 }
 
-/// A silent name server delays nobody. Joins name meeting places whose names nobody resolves. The page, the
-/// metrics, other jobs and the stop wait for none of them.
+/// A silent name server delays nobody. Each join names a host, at which the hubs of a mesh shall meet, and
+/// nobody resolves the name. The page, the metrics, other jobs and the stop wait for none of them.
 #[test]
 fn a_name_server_that_is_silent_holds_up_nobody_and_no_stop() {
     let _watchdog = Watchdog::start();

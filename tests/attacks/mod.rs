@@ -41,7 +41,7 @@ impl Behind {
         self.process = at(self.control, self.data, variables);
     }
 
-    /// Returns the address of the control port that leads around the network.
+    /// Returns the address at which the control port is reached without the network.
     fn address(&self) -> String {
         self.control.to_string()
     }
@@ -68,8 +68,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Makes the attack. During it, innocent jobs run one after another at each of these hubs. The last of them
-/// begins after the attack.
+/// Makes the attack. During the attack, innocent jobs run one after another at each of these hubs. The last
+/// of them begins after the attack.
 fn beside<T>(hubs: &[&str], attack: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -79,7 +79,7 @@ fn the_bits_are_the_same_over_several_hubs() {
             }
         }
     }
-    // One of these hubs owns no chunk, and has no part.
+    // One of these hubs owns no chunk, and adds nothing to the norm.
     let keys = vec![Key::f32("a", [3]), Key::f32("b", [5])];
     Training { clip_norm: Some(0.5), workers: 2, ..Training::new("small", keys, NESTEROV) }
         .run(&addresses(&hubs));
@@ -254,8 +254,8 @@ fn the_last_norm_is_refused_by_name_where_there_is_none() {
     says(&error, &["clip_norm_last with consistency asp", "use bsp"]);
 }
 
-/// Returns a training with a spike in round 3. It is among the first ten norms, so it makes a step, and
-/// counts.
+/// Returns a training with spikes. The spike of round 3 is among the first ten norms, so its round makes a
+/// step, and its norm counts.
 fn with_spikes(job: &str, optimizer: Optimizer) -> Training {
     let (skip_spikes, spikes) = (Some(2.0), vec![3, 10, 12, 13]);
     Training { clip_norm: None, skip_spikes, spikes, rounds: 15, ..clipped(job, optimizer, 1.0) }

@@ -5,7 +5,7 @@
 //! through a separate mapping. The test needs an RDMA device that takes dma-bufs. It also needs `PHUB_TEST_VIDEO` with
 //! the driver's device, as in a guest of `make rxe`. The hub is at `PHUB_TEST_HUB`.
 //!
-//! On the `unsafe` list: the ioctls that make the dma-buf, and its mapping.
+//! This file is on the `unsafe` list, because of the ioctls that make the dma-buf, and of its mapping.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -197,7 +197,7 @@ fn links_that_are_lost_are_made_again_to_a_dma_buf() {
     println!("relinked, and {} rounds in all", last.unwrap());
 }
 
-/// This check looks at the words of the errors.
+/// A check of `make rxe` also looks at the words that the test prints.
 #[test]
 fn a_device_that_takes_no_dma_buf_is_named() {
     let Some(device) = Device::new() else { return };

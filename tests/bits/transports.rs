@@ -49,7 +49,8 @@ fn the_bits_are_the_same_by_every_transport() {
     }
 }
 
-/// The hub answers bytes ahead. A third of the gradients has changed when it is pushed.
+/// Workers send bytes ahead of their pushes, and the hub answers them ahead. A third of the gradients changes
+/// before the push.
 #[test]
 fn the_bits_are_the_same_with_bytes_ahead_by_every_transport() {
     let _watchdog = Watchdog::start();
@@ -113,7 +114,8 @@ fn a_worker_takes_the_best_transport_and_says_why() {
     says(Hub::start(&nothing).unwrap_err(), &["--transports names none"]);
 }
 
-/// The hub sees no connection of this worker, and would wait for its heartbeats.
+/// The hub sees no connection of this worker. Without the worker's report, the hub would wait for heartbeats
+/// until its limit.
 #[test]
 fn a_worker_that_no_transport_takes_to_the_hub_ends_the_wait_of_the_others() {
     let _watchdog = Watchdog::start();

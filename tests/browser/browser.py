@@ -11,7 +11,7 @@ import time
 import websocket
 
 PATIENCE_S = 60
-"""The timeout of every wait, in seconds. Nothing takes as long."""
+"""The timeout of every wait, in seconds. Every step takes less time."""
 
 
 class Browser:
@@ -19,7 +19,8 @@ class Browser:
 
     def __init__(self, program):
         self.home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        # Without a sandbox, because root and most containers cannot have one. The browser opens only this project's pages.
+        # The browser runs without a sandbox, because root and most containers cannot have one. It opens only this
+        # project's pages.
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"]
         self.process = subprocess.Popen(
             [program, *flags, f"--user-data-dir={self.home.name}", "about:blank"],

@@ -1,8 +1,8 @@
 """The hub's page works in a real browser, with a real hub and real workers: `make page`.
 
 The test has a hub that requires a token, four workers, of which one is slow, and a headless Chromium. The page asks for the
-token. It shows the worker that is late, a worker that is stopped, another job with many workers, a worker that is killed, and
-that the hub is gone. With `--pictures DIR` the test writes pictures to DIR.
+token. It shows a late worker, a stopped worker, another job with many workers, a killed worker, and that the hub is gone.
+With `--pictures DIR` the test writes pictures to DIR.
 """
 
 import argparse

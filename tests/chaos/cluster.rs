@@ -111,7 +111,6 @@ impl HubProcess {
         Ok(())
     }
 
-    /// Sends its process a signal, if there is one.
     pub fn signal(&self, signal: Signal) {
         if let Some((child, _)) = &*self.lock() {
             // No thread has waited for the process, so the number still belongs to it.
@@ -181,12 +180,12 @@ impl Cluster {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a worker a signal, if it is alive.
     pub fn signal_worker(&self, job: usize, number: u32, signal: Signal) {
         if let Some(living) = self.workers().get_mut(&(job, number)) {
             living.killed |= signal == Signal::KILL;
             if let Some(pid) = Pid::from_raw(living.pid as i32) {
-                // A process stays in the table until its end was waited for, and the table is locked now.
+                // The map of workers is locked, and a worker is removed from it before its process is waited
+                // for. So the number still belongs to the process.
                 let _ = kill_process(pid, signal);
             }
         }

@@ -1,5 +1,5 @@
-//! The faults: a table, the draw of the next fault, and the work of each. A fault lasts for a certain time on
-//! its own thread, so that faults overlap.
+//! The faults: a table, the draw of the next fault, and the action of each. A fault lasts for a certain time
+//! on its own thread, so that faults overlap.
 
 use std::io::Write;
 use std::time::Duration;
@@ -94,7 +94,7 @@ impl Strike {
             _ => (1000, 3000),
         };
         let lasts = Duration::from_millis(dice.from(first..=last));
-        // One hub is never killed. Resources that a hub does not free would show there.
+        // One hub is never killed. Resources that a hub does not free would show at that hub.
         let hub = match FAULTS[fault].2 {
             Act::KillHub(_) | Act::EndHub if any_hub == STEADY => KILLED,
             Act::FullDisk => KILLED,

@@ -359,7 +359,7 @@ impl Driver<'_> {
     /// Compares weights. All workers of a job in BSP have the same weights after a round, in each of its
     /// lives.
     fn compare(&self, round: u32, digest: &str, number: u32, life: &mut Life, past: &mut Past) {
-        // If a hub returns, a round may be made twice. In these jobs the hub compares the workers.
+        // In a job that waits for its hub, a round may be made twice, so the hub alone compares the workers.
         if self.job().kind == Kind::Ssp || self.job().kind.returns() || round == 0 {
             return;
         }

@@ -50,7 +50,7 @@ struct Args {
     /// more.
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
-    /// The faults and their times. Default: by the clock.
+    /// The number from which the faults and their times are drawn. Default: from the clock.
     #[arg(long)]
     seed: Option<u64>,
     /// Rounds of each job.
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     let role = arguments.get(1).and_then(|role| role.to_str()).unwrap_or_default();
     let good = match role {
         // The process must end with the run, whatever ends the run; `phub-server` has the same rule. The
-        // kernel's parent-death signal would already come when a thread ends, and threads start the hubs.
+        // kernel's parent-death signal would come too early: when the thread ends that has started the hub.
         "hub" => {
             std::thread::spawn(|| {
                 let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());

@@ -15,7 +15,7 @@ use super::tally::Tally;
 
 /// The time within which connections of workers and strangers end, and jobs are forgotten.
 const QUIET: Duration = Duration::from_secs(60);
-/// The most bytes by which a hub may grow between two rests: its allocator keeps some memory.
+/// The most bytes by which a hub may grow between two checks: its allocator keeps some memory.
 const GROWTH_BYTES: u64 = 8 << 20;
 /// The mappings of a hub without jobs: its bells.
 const AT_REST: usize = 1;
@@ -97,7 +97,7 @@ impl Rest {
                 holds(pid)
             ));
         }
-        // A thread with a low priority frees the memory.
+        // The check waits, because a thread with a low priority frees the memory.
         let mut now = memory(pid);
         quiet(|| {
             now = memory(pid);

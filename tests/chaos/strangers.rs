@@ -22,7 +22,7 @@ fn connect(address: SocketAddr) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// Sends garbage, half hellos, wrong tokens and nothing, to both ports.
+/// Sends garbage, half hellos, wrong tokens and nothing to the hub's control port and data port.
 pub fn come(hub: &HubProcess, lasts: Duration, seed: u64) {
     let mut dice = Dice::new(seed);
     let mut guests = Vec::new();
@@ -50,7 +50,6 @@ fn get(stream: &mut TcpStream, path: &str) -> std::io::Result<()> {
     write!(stream, "GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {}\r\n\r\n", authorization())
 }
 
-/// Returns the names of the jobs that a hub has now.
 fn names(hub: &HubProcess) -> Option<Vec<String>> {
     let mut stream = connect(hub.address)?;
     get(&mut stream, "/v1/hub").ok()?;

@@ -68,7 +68,6 @@ impl Tally {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a line to the log of the run.
     pub fn say(&self, what: impl Display) {
         let line = format!("{:9.3} {what}", self.begun.elapsed().as_secs_f64());
         let _ = writeln!(self.lock().file, "{line}");
@@ -118,7 +117,6 @@ impl Tally {
         self.say(format!("{name}: {}", error.unwrap_or("finished, all weights right")));
     }
 
-    /// Notes that a job continued from a checkpoint.
     pub fn resumed(&self) {
         self.lock().resumed += 1;
     }
@@ -133,7 +131,6 @@ impl Tally {
         self.lock().reads += 1;
     }
 
-    /// Returns the number of states that readers got.
     pub fn reads(&self) -> u32 {
         self.lock().reads
     }

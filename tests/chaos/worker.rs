@@ -21,7 +21,7 @@ use worker_shim::{Returns, Session, SessionConfig, SessionError};
 
 use super::expect::{Expect, Model, Pushes, Rounds, Subsets};
 
-/// The rule by which a job's weights are expected.
+/// The kind of a job, which decides what weights are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// BSP without losses: the bits of the oracle.
@@ -133,8 +133,8 @@ impl Task {
         }
     }
 
-    /// Returns the state from which a job continues. If its last life failed in the middle of a round, this state has
-    /// steps with the gradients of only some workers, and nobody can compute it. Earlier states are known, because the driver
+    /// Returns the state from which a job continues. If its last life failed in the middle of a round, this state has steps
+    /// with the gradients of only some workers. Nobody can compute such a state. Earlier states are known, because the driver
     /// compares digests.
     fn state(&self, training: &Training, next: u32) -> Result<Saved, Ended> {
         // The hubs at the top have the state.

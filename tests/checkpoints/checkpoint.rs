@@ -28,7 +28,6 @@ pub(super) const EVERY: u32 = 3;
 pub(super) const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
 
-/// Returns a hub whose checkpoints are in `dir`.
 fn hub(dir: &Path) -> Hub {
     hub_every(dir, None)
 }
@@ -121,7 +120,7 @@ fn a_hub_that_is_killed_knows_the_mean_of_the_norms_before() {
 fn goes_on_after_kills(change: fn(&mut Training)) {
     let dir = tempfile::tempdir().unwrap();
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
-    // The checkpoint has their master weights, which are finer than the workers' weights.
+    // The checkpoint has the master weights of these keys, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, ADAM);
     (training.chunk_bytes, training.rounds, training.ema) = (1024, 80, Some(0.9));

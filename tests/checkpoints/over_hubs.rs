@@ -372,7 +372,7 @@ fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
     other.0.stop();
     let why = ask(&lead.1).unwrap_err();
     says(why, &["hub 1 of the job, at", &other.1, "hold the job's rounds", "no answer came within 2.0 s"]);
-    // The worker gets no more news from that hub, either.
+    // The worker gets no more news from the suspended hub, either.
     let error = loop {
         if let Err(error) = push_all(&mut sessions[0]).and_then(|()| sessions[0].wait_all()) {
             break error;

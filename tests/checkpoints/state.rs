@@ -54,7 +54,7 @@ pub(super) fn train_to(training: &Training, session: &mut Session, rank: u32, la
 
 fn goes_on_elsewhere(optimizer: Optimizer, from: usize, to: usize) {
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
-    // The state has their master weights, which are finer than the workers' weights.
+    // The state has the master weights of these keys, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, optimizer);
     (training.chunk_bytes, training.ema) = (1024, Some(0.9));
@@ -153,7 +153,8 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
         }
         for _ in 0..30 {
             rounds(&mut session, 1).unwrap();
-            // The other hubs keep only some rounds for a hub. A hub that misses more of them is left behind.
+            // No checkpoint follows three refused ones: a hub that misses more rounds than the other hubs
+            // keep for it is left behind.
             if refused.len() < 3 {
                 refused.extend(session.checkpoint().err().map(|error| error.to_string()));
             }
@@ -195,7 +196,6 @@ pub(crate) fn offer(
     }
 }
 
-/// Returns the number of elements of the small model.
 pub(crate) fn elements() -> usize {
     small_model().iter().map(|key| key.elements().unwrap() as usize).sum()
 }

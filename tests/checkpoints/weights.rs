@@ -227,7 +227,6 @@ fn read(address: &str) -> Vec<u8> {
     fetch_only(address, "job", "?only=weights", PATIENT).unwrap()
 }
 
-/// Reads to the end, and returns the number of bytes.
 fn rest(mut slow: TcpStream) -> u64 {
     std::io::copy(&mut slow, &mut std::io::sink()).unwrap()
 }
@@ -266,7 +265,8 @@ fn follow(address: &str) {
     std::io::copy(&mut read.unwrap().unwrap(), &mut std::io::sink()).unwrap();
 }
 
-/// The process of this test is one follower. The other one, at the same address, does not name its process.
+/// The process of this test is one follower. The other follower, at the same address, does not name its
+/// process.
 #[test]
 fn the_newest_and_the_slowest_follower_are_known() {
     let _watchdog = Watchdog::start();
@@ -306,7 +306,7 @@ fn a_slow_reader_holds_up_no_other_reader() {
     large.session.leave().unwrap();
 }
 
-/// Two readers that take nothing have the two copies. The older one is cut for the third reader.
+/// Two readers that take nothing have the two copies. The hub cuts off the older one for the third reader.
 #[test]
 fn readers_that_stand_still_are_cut_for_those_that_wait() {
     let _watchdog = Watchdog::start();

@@ -24,7 +24,6 @@ fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     (here, remote)
 }
 
-/// Makes a round with every worker of this process, each on its own thread.
 fn rounds(workers: &mut [Worker]) -> Vec<Result<(), worker_shim::SessionError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| worker.round())).collect();
@@ -106,7 +105,7 @@ fn a_hub_killed_while_workers_gather_is_named() {
     });
 }
 
-/// Waits until all workers of the only job except these have connected.
+/// Waits until exactly these ranks of the only job have not connected.
 fn until_missing(address: &str, ranks: &[u32]) {
     hub_tests::program::until("the others have joined", || {
         let jobs = describe(address).jobs;

@@ -19,8 +19,8 @@ const BEFORE: u32 = 3;
 /// The number of steps after the step in which the hub stops.
 const AFTER: u32 = 2;
 
-/// Pushes gradients of the value rank plus 1. A step with both workers takes 1.5, a step with worker 0 alone
-/// takes 1.
+/// Pushes gradients of the value rank plus 1. A step with both workers takes 1.5 from each weight, a step
+/// with worker 0 alone takes 1.
 fn push(session: &mut Session, rank: u32, keys: &[KeyId]) {
     for &key in keys {
         session.gradient_mut::<f32>(key).unwrap().fill(rank as f32 + 1.0);
@@ -129,7 +129,7 @@ fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
     hub.finish();
 }
 
-/// A hub that was restarted while workers waited for each other ended the joins of these workers.
+/// A hub that was restarted while workers waited for each other once ended the joins of these workers.
 #[test]
 fn a_worker_that_waits_for_the_other_worker_joins_the_next_hub() {
     let _watchdog = Watchdog::start();

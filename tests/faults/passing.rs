@@ -68,7 +68,7 @@ fn requests_are_made_again_and_may_come_twice() {
     }
 }
 
-/// The hub admits the worker, and the worker does not learn it. The rank is free after the hub's limit of one second.
+/// The hub admits the worker, and its answer is lost. The rank is free after the hub's limit of one second.
 #[test]
 fn a_worker_whose_join_was_cut_waits_for_its_own_rank() {
     let _watchdog = Watchdog::start();

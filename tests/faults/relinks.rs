@@ -149,7 +149,7 @@ fn a_worker_that_computes_while_its_links_end_is_waited_for() {
         let waits = scope.spawn(|| step(&mut near, 0, 1));
         hub.relay.cut(Way::Data);
         until("the hub has let go of the links", || hub.relay.open(Way::Data) == 0);
-        // This is longer than a worker without heartbeats may take.
+        // The pause is longer than the hub's limit for a worker without heartbeats.
         std::thread::sleep(Duration::from_secs(4));
         assert_eq!(describe(&hub.address).jobs[0].state, JobState::Running);
         step(&mut far, 1, 1).unwrap();

@@ -1,5 +1,5 @@
-//! The shared parts of tests of hubs that are restarted. They are hubs that can be killed and started again,
-//! workers that wait for hubs, and the schedule of stops.
+//! The parts that tests of restarted hubs share: hubs to kill and start again, workers that wait for hubs,
+//! and the schedule of stops.
 
 use std::net::SocketAddr;
 use std::path::Path;

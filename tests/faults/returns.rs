@@ -23,7 +23,6 @@ use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use worker_shim::{Background, Returns, Session, SessionConfig};
 
-/// Starts a hub at this address in this process.
 fn start(address: SocketAddr, directory: &Path) -> Hub {
     let checkpoints = Some(directory.to_owned());
     started(&HubSettings { listen: address, checkpoints, ..settings(1, 30) })
@@ -48,8 +47,8 @@ fn a_hub_that_is_started_again_costs_nothing() {
     for transport in copying_transports().into_iter().chain([Transport::Shm]) {
         let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
         // The workers and the thread that restarts the hub meet three times. While a worker waits for a
-        // meeting, it must drive its session: the other worker may have lost its last answers with the hub,
-        // and then waits until this worker joins again.
+        // meeting, it must drive its session. The other worker may have lost its last answers with the hub:
+        // then it waits until this worker joins again.
         let here = AtomicU32::new(0);
         let meet = |meeting: u32, look: &mut dyn FnMut()| {
             here.fetch_add(1, Ordering::Relaxed);
@@ -286,8 +285,8 @@ fn a_compressed_job_goes_on_too() {
     assert_eq!(sessions[0].returns(), Returns { times: 1, lost_rounds: 0 });
 }
 
-/// The order in which a worker needs its keys is no part of a checkpoint. The hub gets it when a worker learns it, and again after
-/// a return.
+/// The order in which a worker needs its keys is no part of a checkpoint. The hub gets the order when a worker learns it, and
+/// again after a return.
 #[test]
 fn a_hub_that_came_back_gets_the_order_of_the_keys_again() {
     let _watchdog = Watchdog::start();

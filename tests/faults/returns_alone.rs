@@ -15,7 +15,7 @@ use pbox_core::{Consistency, Optimizer, Round};
 use worker_shim::{Returns, Session, SessionConfig};
 
 pub(super) const COUNTING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
-/// The value that a push of rank 1 adds; a push of rank 0 adds 1. No rank pushes as many times as this.
+/// The value that a push of rank 1 adds; a push of rank 0 adds 1. No rank pushes 2048 times.
 pub(super) const DIGIT: f32 = 2048.0;
 
 /// Returns a worker of one hub or of several, after the broadcast.
@@ -71,7 +71,7 @@ pub(super) fn ended(session: &mut Session, [here, last]: &[AtomicU32; 2], worker
     Ended { returns, next_round, pushes: (0..2).map(of_rank).collect() }
 }
 
-/// Asserts that the rounds of each worker add up.
+/// Asserts that the rounds and the lost rounds of each worker add up to its steps.
 pub(super) fn assert_adds_up(ended: &[Ended], steps: u32) {
     for Ended { returns, next_round, .. } in ended {
         assert_eq!(u64::from(next_round.0) + returns.lost_rounds, u64::from(steps) + 1, "{returns:?}");

@@ -37,7 +37,8 @@ impl Cluster {
         Self::start_with(is_mesh, every, above_limit_s, |_, _| ())
     }
 
-    /// Starts the machines with other settings for each hub. The hubs are at these addresses.
+    /// Starts the machines with other settings for each hub. `change` gets the addresses and the settings of
+    /// the hubs.
     pub fn start_with(
         is_mesh: bool,
         every: u32,

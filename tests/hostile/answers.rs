@@ -1,4 +1,4 @@
-//! Answers from a party that is not the hub: another program, a hub's data path, or a sender without an end.
+//! Answers from a party that is not the hub: another program, a hub's data path, or a sender that never ends.
 //! The worker's join ends with an error that can be printed, and takes no memory for the answer.
 
 use std::io::{Read, Write};

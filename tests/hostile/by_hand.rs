@@ -102,7 +102,6 @@ impl ByHand {
         self.port.wait(Until::Any, Duration::from_millis(100));
     }
 
-    /// Waits until all workers of the job have joined.
     pub fn until_running(&self, hub: &Hub) {
         let mut seen = 0;
         loop {
@@ -118,7 +117,6 @@ impl ByHand {
         }
     }
 
-    /// Waits until the hub has closed all links.
     pub fn until_cut_off(&mut self) {
         while !self.links.is_empty() {
             while let Some(closed) = self.port.closed() {

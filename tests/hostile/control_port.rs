@@ -186,7 +186,7 @@ fn no_client_holds_up_the_hub() {
             sessions.iter_mut().for_each(|session| push_all(session).unwrap());
             sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
         }
-        // A client with a token has a place.
+        // A client with a token is still served.
         ready_all(2, |rank| config(&hub, "another", rank, 2));
         drop(crowd);
         sessions.into_iter().for_each(|session| session.leave().unwrap());

@@ -1,5 +1,5 @@
-//! Workers of a compressed job whose frames lie. Each loses its link, and the job's error names the fault of
-//! the frame. If `PHUB_TEST_DEVICE` names devices, RDMA is tested, too.
+//! Workers of a compressed job that send wrong frames. Each loses its link, and the job's error names the
+//! fault of the frame. If `PHUB_TEST_DEVICE` names devices, RDMA is tested, too.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;

@@ -1,8 +1,8 @@
 //! Addresses that a join names. The hub shows no token there, and asks only the peers that its operator
 //! allows.
 //!
-//! A hub shows such an address a proof of the request itself, and makes only requests of a hub. It repeats no
-//! text of the answer, accepts no number that is too large for it, and delays nobody else.
+//! The hub shows the address a proof of the request itself, and makes only requests that hubs make. It
+//! repeats no text of the answer, accepts no number that is too large, and delays nobody else.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;

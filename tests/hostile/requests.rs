@@ -20,7 +20,6 @@ use worker_shim::Session;
 /// hub closes before all bytes were sent.
 fn told(hub: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
     let mut client = TcpStream::connect(hub).unwrap();
-    // The hub may close before all bytes are sent.
     let _ = client.write_all(bytes.as_ref());
     let mut said = Vec::new();
     let _ = client.read_to_end(&mut said);

@@ -66,7 +66,7 @@ fn a_frame_is_exactly_its_chunk() {
 }
 
 /// An empty push is not taken for a pull. With this schedule, frames without bytes are pulls, but only a
-/// notice can ask for one.
+/// notice can ask for a pull.
 #[test]
 fn an_empty_push_is_no_pull() {
     let _watchdog = Watchdog::start();
@@ -74,7 +74,6 @@ fn an_empty_push_is_no_pull() {
     says(error, &["worker 0 is gone", "a frame of weights of 0 bytes for offset 0 with chunk 3"]);
 }
 
-/// Passes bytes on until the end of the stream.
 fn relay(mut from: TcpStream, mut to: TcpStream) {
     let _ = std::io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write);

@@ -28,7 +28,6 @@ fn by_tcp(config: SessionConfig) -> SessionConfig {
     SessionConfig { transport: Some(Transport::Tcp), ..config }
 }
 
-/// Connects as link `link` of `links` of the worker with this token.
 fn hello(address: SocketAddr, token: [u8; 16], link: u32, links: u32) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(&hello_bytes(token, link, links)).unwrap();

@@ -39,8 +39,8 @@ fn machines_below_hubs_clip_as_one_job() {
     }
 }
 
-/// Returns a training with a spike in round 3. It is among the first ten norms, so it makes a step, and
-/// counts.
+/// Returns a training with spikes. The spike of round 3 is among the first ten norms, so its round makes a
+/// step, and its norm counts.
 fn with_spikes(optimizer: Optimizer) -> Training {
     let (skip_spikes, spikes) = (Some(2.0), vec![3, 10, 12, 13]);
     let job = format!("spikes-{}", optimizer.name());

@@ -331,7 +331,7 @@ fn wrong_settings_are_named() {
         says(refused(config), &["\"other.above\" has seed 0", "asks for 5"]);
         other.join().unwrap()
     });
-    // Terms with which no hub may be below others.
+    // A hub below other hubs refuses a job over two hubs.
     let list = addresses([&machines.below[0], &machines.below[1]]);
     says(refused(config_at(&list, "job", 0, 1)), &["a hub below other hubs with 2 hubs"]);
 }

@@ -21,7 +21,7 @@ use worker_shim::SessionConfig;
 
 /// Hubs at the top, and machines below them with a hub each.
 struct Machines {
-    /// Dropped after `top`. A hub that stops first would fail the jobs of the others.
+    /// Dropped before `top`: a hub above that stops first would fail the jobs of the hubs below.
     below: Vec<Hub>,
     top: Vec<Hub>,
     is_mesh: bool,
@@ -41,7 +41,6 @@ impl Machines {
         Machines { below: (0..machines).map(|_| hub(2)).collect(), top: Vec::new(), is_mesh: true }
     }
 
-    /// Returns the settings of a worker on a machine.
     fn config(&self, machine: u32, job: &str, rank: u32, workers: u32) -> SessionConfig {
         self.on(machine, config_at(&self.address(machine), job, rank, workers))
     }

@@ -15,7 +15,7 @@ use phub_server::{Hub, HubSettings, Machine};
 use serde_json::Value;
 use worker_shim::Session;
 
-/// Longer than the heartbeat limit of the hub below.
+/// A time longer than the heartbeat limit of the hub below.
 const LATE: Duration = Duration::from_millis(1500);
 
 fn unchanged(_: &str, _: &mut Value) {}
@@ -41,7 +41,8 @@ fn a_hub_above_may_read_and_make_its_memory_for_longer_than_the_heartbeat_limit(
     let below = HubSettings { above: Some(proxy.address()), machine, ..settings(1, 1) };
     let below = Hub::start(&below).unwrap();
     let mut request = join_request(0, 1);
-    // The windows of 16 machines take some seconds at the slowest speed of a hub, and few of them exist.
+    // A join allows for the slowest hub, which takes some seconds for the windows of 16 machines. Only one
+    // machine joins.
     request.terms.keys = vec![Key::f32("large", [8 << 20])];
     request.terms.chunk_bytes = 1 << 20;
     std::thread::scope(|scope| {
@@ -72,7 +73,7 @@ fn the_hubs_that_do_not_lead_make_a_job_at_the_same_time() {
     join_by_hand(&below, "job", &join_request(0, 1));
 }
 
-/// A hub that was restarted between the look at its health and the join ended the join of the hub below.
+/// A hub that was restarted between the look at its health and the join once ended the join of the hub below.
 #[test]
 fn a_join_that_is_cut_is_made_again_while_the_hub_is_waited_for() {
     let _watchdog = Watchdog::start();
@@ -89,7 +90,8 @@ fn a_join_that_is_cut_is_made_again_while_the_hub_is_waited_for() {
     assert_eq!(proxy.left(), 0);
 }
 
-/// The first machine's hub was restarted while the hubs of a mesh waited for each other, and the join of each machine ended.
+/// A restart of the first machine's hub, while the hubs of a mesh waited for each other, once ended the join of each
+/// machine.
 #[test]
 fn hubs_of_a_mesh_meet_again_if_the_first_machines_hub_cuts_the_meeting() {
     let _watchdog = Watchdog::start();

@@ -13,7 +13,6 @@ const ROUNDS: u32 = 4;
 const SEED: u64 = 7;
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.01, momentum: 0.9 };
 
-/// Trains some rounds. Returns all weights at the end.
 fn train(config: SessionConfig) -> Vec<f32> {
     let rank = config.rank;
     let mut session = Session::join(config).unwrap();

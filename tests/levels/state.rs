@@ -34,7 +34,6 @@ fn state() -> State {
     State { before: BEFORE, steps: None, values: Box::new(std::io::Cursor::new(values())) }
 }
 
-/// Returns the job's state, from its parts at these hubs.
 fn state_at(hubs: &[String], job: &str) -> Saved {
     let tensors = Tensors::from(ADAM).with_ema(Some(0.9));
     fetch_all(hubs, job, &small_model(), &tensors, Duration::from_secs(PATIENT_S)).unwrap()

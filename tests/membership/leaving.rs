@@ -41,8 +41,8 @@ fn a_worker_that_leaves_early_is_named_to_the_others() {
     }
 }
 
-/// Lets worker 1 leave after two workers have completed round 0 of the first key. It had joined at this
-/// address.
+/// Lets worker 1 leave after two workers have completed round 0 of the first key. Worker 1 joins at
+/// `address`.
 fn leaves_with_one_key(hub: &Hub, address: &str) -> (Session, KeyId) {
     let address = |rank| if rank == 1 { address.to_owned() } else { hub.address().to_string() };
     let mut sessions = ready_all(2, |rank| config_at(&address(rank), "job", rank, 2));

@@ -29,8 +29,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Joins and gets its weights. The words of `what` are `hub job rank workers`. A transport may follow, if
-    /// the worker must use it; `checksum`; and `waits`, if the worker waits for a lost hub.
+    /// Joins and gets its weights. The words of `what` are `hub job rank workers`. Further words may follow:
+    /// a transport that the worker must use, `checksum`, and `waits` if the worker waits for a lost hub.
     pub fn join(what: &str) -> Result<Self, SessionError> {
         let words: Vec<&str> = what.split(' ').collect();
         let [hub, job, rank, workers, settings @ ..] = &words[..] else { panic!("{what:?}") };
@@ -94,12 +94,10 @@ impl Remote {
         Remote(Program::start(rerun(worker_process).env(VARIABLE, what)))
     }
 
-    /// Sends a command, without waiting for the reply.
     pub fn send(&mut self, command: &str) {
         writeln!(self.0.stdin(), "{command}").unwrap();
     }
 
-    /// Waits for the next reply and asserts that it is `expected`.
     #[track_caller]
     pub fn says(&mut self, expected: &str) {
         assert_eq!(self.read_reply(), expected);

@@ -7,12 +7,12 @@ use hub_tests::usage::{holds, holds_at_rest, status_bytes};
 use hub_tests::{config_at, describe, push_all, ready_all};
 use worker_shim::Session;
 
-/// The number of times before the hub's memory is first measured. After them, the hub's allocator and tables
-/// have their final size.
+/// The number of times that workers come and go before the hub's memory is first measured. Then the hub's
+/// allocator and tables have their final size.
 const WARM_UP: u32 = 100;
 const TIMES: u32 = 1000;
-/// The most that the hub may grow: half a page for each join. A window that was kept would be eight times as
-/// large.
+/// The most that the hub may grow: half a page for each join. Windows that the hub kept would take eight
+/// times as much.
 const GROWTH_BYTES: u64 = 2 << 20;
 
 fn comes_and_goes(hub: &str, job: &str) {

@@ -8,8 +8,8 @@ use hub_tests::usage::ticks;
 use hub_tests::{authorization, cpus, join_request};
 
 const WORKERS: u32 = 16;
-/// The bound in hundredths of a second, over two heartbeats of 3.3 s. A thread that spins uses 660. A thread
-/// that wakes every half second uses less than one.
+/// The most processor time of a process that waits, in hundredths of a second, over two heartbeats of 3.3 s.
+/// A thread that spins uses 660. A thread that wakes every half second uses less than one.
 const TICKS_OF_IDLENESS: u64 = 30;
 
 #[test]

@@ -28,7 +28,6 @@ impl Hub {
         Hub { program, address }
     }
 
-    /// Sets a soft limit of the running hub.
     fn limit(&self, what: Resource, to: u64) {
         let maximum = getrlimit(what).maximum; // the child has the same maximum
         let limit = Rlimit { current: Some(maximum.map_or(to, |maximum| to.min(maximum))), maximum };

@@ -13,7 +13,7 @@ use pbox_core::{Key, Optimizer};
 use rustix::process::Signal;
 use worker_shim::Session;
 
-/// A round needs one wake-up of each worker: 2 calls for 400 chunks.
+/// The most system calls for each chunk. A round needs one wake-up of each worker: 2 calls for 400 chunks.
 const CALLS_PER_CHUNK: f64 = 0.05;
 const ROUNDS: u64 = 50;
 const CHUNKS: u64 = 400;

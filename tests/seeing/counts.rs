@@ -83,7 +83,8 @@ fn metrics(hub: &str) -> String {
     get.call().unwrap().body_mut().read_to_string().unwrap()
 }
 
-/// Nobody waits in a job of one worker, and its round was 0 until the check for late workers, every five seconds.
+/// In a job of one worker nobody waits. Its round was once 0 until the check for late workers, every five
+/// seconds.
 #[test]
 fn the_round_of_a_lone_worker_is_true_at_once() {
     let _watchdog = Watchdog::start();

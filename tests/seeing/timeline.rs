@@ -37,7 +37,6 @@ struct Event {
     end: f64,
 }
 
-/// Returns the events of a trace that has one process.
 fn events(trace: &str) -> Vec<Event> {
     let whole: Value = serde_json::from_str(trace).unwrap_or_else(|error| panic!("{error} in {trace:.300}"));
     let processes = whole["metadata"]["processes"].as_array().unwrap();
@@ -47,7 +46,6 @@ fn events(trace: &str) -> Vec<Event> {
     of_process(&whole, 0)
 }
 
-/// Returns the events of one process in a trace.
 fn of_process(whole: &Value, number: usize) -> Vec<Event> {
     let process = &whole["metadata"]["processes"][number];
     assert_eq!((&process["clock"]["clock"], &process["lost_events"]), (&"CLOCK_MONOTONIC".into(), &0.into()));

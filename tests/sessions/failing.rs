@@ -1,4 +1,4 @@
-//! A worker that fails sends the reason to the other workers, which the hub puts into its own words. Any
+//! A worker that fails sends its reason to the other workers. The hub puts the reason into its own words. Any
 //! reason becomes one line that can be printed.
 
 use fabric::conformance::Watchdog;

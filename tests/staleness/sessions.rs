@@ -1,8 +1,8 @@
 //! SSP and ASP with sessions over shared memory. Threads work at their own speeds, workers pause, leave, die
 //! and return, and checkpoints are written.
 //!
-//! Element `e` belongs to rank `e mod W`, which pushes 1 there and 0 elsewhere. For each of that rank's
-//! rounds that a weight contains, it is 0.5 below 1.
+//! Element `e` belongs to rank `e mod W`, which pushes 1 there and 0 elsewhere. A weight begins at 1, and
+//! each of that rank's rounds takes 0.5 from it.
 
 use std::path::Path;
 use std::sync::Barrier;
@@ -82,7 +82,7 @@ fn a_fast_worker_is_held_exactly_at_the_staleness() {
     fast.wait(FIRST).unwrap();
     assert_eq!((contained(fast, FIRST, 0, 2), contained(fast, FIRST, 1, 2)), (Some(3), Some(1)));
     for key in [SECOND, THIRD] {
-        // The answers for these keys would have come before this one.
+        // Answers for these keys would have come before the answer for `FIRST`.
         says(fast.weights::<f32>(key).unwrap_err(), &["in flight in round 3"]);
     }
     slow.push(SECOND).unwrap();
@@ -284,7 +284,7 @@ fn a_checkpoint_is_of_the_slowest_ones_round() {
     sessions.into_iter().for_each(|session| session.leave().unwrap());
     drop(second);
 
-    // At the end, both workers have pushed the same number of rounds, so that nothing is beyond the round.
+    // Both workers made three rounds at the second hub, so no push is beyond the round of the checkpoint.
     let third = hub_with_checkpoints(dir.path(), None);
     let sessions = join_all(2, |rank| config(&third, rank, 2, ASP));
     assert_eq!(sessions[0].next_round(), Round(5));

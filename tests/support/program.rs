@@ -114,7 +114,6 @@ pub fn is_dead(pid: u32) -> bool {
     matches!(state(pid), None | Some('Z' | 'X'))
 }
 
-/// Returns the children of all threads of a process.
 pub fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());

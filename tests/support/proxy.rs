@@ -12,7 +12,7 @@ use serde_json::Value;
 pub enum Break {
     /// The proxy answers with this status and a page.
     Page(u16),
-    /// The hub is about to end, and says so.
+    /// The proxy answers like a hub that is about to end.
     Stops,
     /// The connection ends without an answer, and the hub never sees the request.
     Lose,
@@ -71,7 +71,6 @@ impl Proxy {
         self.plan.rewrites.set((request, answer)).expect("once");
     }
 
-    /// Returns the number of requests that are still to be broken.
     pub fn left(&self) -> u32 {
         self.plan.breaks.lock().unwrap().2
     }
@@ -145,7 +144,8 @@ fn answer(client: &mut TcpStream, status: u16, body: &str) -> std::io::Result<()
     write!(client, "HTTP/1.1 {status} Proxy\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// Returns the head of a request with a token in place of its proof, which is about another body.
+/// Returns the head of a request with a token in place of its proof, which is valid only for the unchanged
+/// body.
 fn by_token(head: &str) -> String {
     let proves = |line: &&str| line.to_ascii_lowercase().starts_with("authorization: phub-proof ");
     let shown = format!("authorization: {}\r\n", crate::authorization());

@@ -110,7 +110,6 @@ impl Relay {
         self.line(way).lock().altered.is_none()
     }
 
-    /// Returns the number of open connections of a way.
     pub fn open(&self, way: Way) -> usize {
         self.line(way).lock().open.len()
     }

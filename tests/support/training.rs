@@ -111,7 +111,6 @@ impl Training {
         Training { chunk_bytes: 256, compression, ..Training::new(job, keys, optimizer) }
     }
 
-    /// Returns the settings of one of its workers.
     pub fn config(&self, hub: &str, rank: u32) -> SessionConfig {
         let mut config = config_at(hub, &self.job, rank, self.workers);
         config.terms.keys = self.keys.clone();
@@ -139,7 +138,6 @@ impl Training {
         is_spike || self.skipped.contains(&round)
     }
 
-    /// Writes the gradient of worker `rank` for a key in a round.
     pub fn fill_gradient(&self, rank: u32, round: u32, key: KeyId, gradient: &mut [f32]) {
         values::fill_gradient(self.seed, rank, round, key, gradient);
         if (rank, key.0) == (1, 0) && self.skipped.contains(&round) {

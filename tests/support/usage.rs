@@ -18,7 +18,6 @@ pub struct Holds {
     pub shared_mappings: usize,
 }
 
-/// Returns the resources that process `pid` holds now.
 pub fn holds(pid: u32) -> Holds {
     let path = |what: &str| format!("/proc/{pid}/{what}");
     let threads = fs::read_dir(path("task")).unwrap().flatten();

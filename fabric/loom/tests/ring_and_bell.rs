@@ -204,7 +204,7 @@ fn who_wakes_does_so_where_the_sleeper_is_now() {
                 push(&mut producer, 7);
                 rung.flush(&producer);
             });
-            // A sleep at the other place ends at once, by its timeout.
+            // A sleep at the place `earlier` ends at once, by its timeout.
             bell::announce(&bell.asleep, earlier);
             bell::awake(&bell.asleep);
             while consumer.unread().unwrap() == 0 {
@@ -241,9 +241,9 @@ fn the_mark_of_an_earlier_sleep_does_no_harm() {
 #[test]
 fn two_producers_of_one_bell_wake_one_sleeper() {
     // Only the place `Futex` is tested. A swap in hardware is atomic, but loom lets another store come
-    // between the swap and the value that it read. So loom lets the 0 of a late producer, meant for one
-    // sleep, overwrite the announcement of the next sleep. A sleeper at the futex sees that 0, because it
-    // looks at the word. Three threads have too many interleavings to test all: the model has at most three
+    // between the read and the write of a swap. So in loom, the 0 of a late producer, meant for one sleep,
+    // may overwrite the announcement of the next sleep. A sleeper at the futex sees that 0, because it looks
+    // at the word. Three threads have too many interleavings to test all: the model has at most three
     // switches away from a thread that could run on.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);

@@ -76,9 +76,8 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether another transport may reach the hub. This holds if the transport did not reach the hub at all,
-    /// or if no NIC of one end reaches a NIC of the other. A failure of shared memory concerns only this
-    /// machine.
+    /// Whether another transport may reach the hub. True if this transport did not reach the hub at all, or
+    /// if no NIC of this end reaches a NIC of the hub. A failure of shared memory concerns only this machine.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,

@@ -1,5 +1,5 @@
-//! All transports behind one port. A hub serves workers on its own machine and on other machines, with and
-//! without RDMA, each core from one loop. A worker takes the best transport that reaches the hub.
+//! All transports behind one port. Each core of a hub serves workers on its own machine and on other
+//! machines, with and without RDMA, from one loop. A worker takes the best transport that reaches the hub.
 //!
 //! ```text
 //!   core's loop -- any::Port --+-- shm::Port   rings, one bell

@@ -68,9 +68,8 @@ impl Endpoint {
         }
     }
 
-    /// Makes the link end when its NIC's port goes down, for a link that is replaced when it is lost. With
-    /// RDMA the link then ends after the port was down for as long as packets are retried, even if the link
-    /// is idle.
+    /// Makes a link over RDMA end when its NIC's port goes down, even if the link is idle. The link ends when
+    /// the port was down for as long as packets are retried. The caller replaces a lost link.
     pub fn end_with_port(&mut self) {
         if let Endpoint::Verbs(endpoint) = self {
             endpoint.end_with_port();

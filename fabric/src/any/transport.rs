@@ -34,7 +34,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// The error of a name that is no transport's.
+/// The error of a text that names no transport.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a transport; expected shm, verbs or tcp")]
 pub struct ParseTransportError(String);

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// The variable that is set in the process of such a test.
+/// The environment variable that marks the separate process of a test.
 const ALONE: &str = "PHUB_TEST_ALONE";
 
 /// Runs the body of a test in a separate process. The process runs this test program, with the name of the

@@ -54,7 +54,7 @@ pub fn closed_after_arrivals<B: Bed>(bed: &B) {
 /// The time in which another thread most likely has done its next step.
 const PROBABLY: Duration = Duration::from_millis(5);
 
-/// The record of what an end with two links has seen of their end.
+/// The record of the arrivals and the closing that an end has seen on its two links.
 struct Ending {
     /// The number of posts on each link.
     posts: u32,
@@ -131,8 +131,7 @@ pub fn detached_is_silent<B: Bed>(bed: &B) {
     assert_eq!(peers[1].collect(1)[0].value, 51, "{}", bed.name());
 }
 
-/// Checks that `post` answers `Closed` on a link that is not open. Such links are one that never existed, a
-/// detached one, and one whose peer is gone.
+/// Checks that `post` answers `Closed` on a link that never existed, that is detached, or whose peer is gone.
 pub fn post_on_closed_link<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let nothing = Span { offset: 0, bytes: 0 };

@@ -155,7 +155,7 @@ impl<T: Transport> HubAndWorkers<T> {
         }
     }
 
-    /// Starts a hub, and returns it with its address. The hub listens when this returns.
+    /// Starts a hub, and returns it with its address. The hub listens when the function returns.
     fn start_hub(&self, shape: Shape) -> (Starting, String) {
         match self.far {
             Far::Here => {

@@ -20,7 +20,7 @@ pub trait Peer: Send {
     /// Polls like [`End::poll`].
     fn poll(&mut self) -> Vec<Seen>;
 
-    /// Posts `count` arrivals back over the links on which they came. Sleeps while there is none.
+    /// Posts `count` arrivals back over the links on which they came. Sleeps while there is no arrival.
     fn echo(&mut self, count: usize);
 
     /// Detaches a link.
@@ -119,7 +119,7 @@ pub struct Hub<P: Port> {
 }
 
 impl<P: Port> Hub<P> {
-    /// Creates a hub of these cores. They are in the order of their links.
+    /// Creates a hub of `cores`, which are in the order of their links.
     pub fn new(cores: Vec<Local<P>>) -> Self {
         Hub { cores }
     }

@@ -57,7 +57,6 @@ impl Shape {
         link % self.links * self.chunks as usize + (value % self.chunks) as usize
     }
 
-    /// Returns the number of links of the near end.
     pub(super) fn near_links(&self) -> usize {
         self.peers * self.links
     }

@@ -29,7 +29,8 @@ impl Watchdog {
         Self::over(String::new())
     }
 
-    /// Starts to watch like `new`, and also names the object under test, such as a bed with its seed.
+    /// Starts to watch like [`start`](Self::start). The message then also names the object under test, such
+    /// as a bed with its seed.
     #[track_caller]
     pub fn on(what: impl std::fmt::Display) -> Self {
         Self::over(format!(" on {what}"))

@@ -1,5 +1,5 @@
-//! Memory that a dma-buf describes, such as a GPU's. NICs access it by its descriptor. This process needs no
-//! address of it.
+//! Memory that a dma-buf describes, such as a GPU's. NICs access the memory by the descriptor of the dma-buf.
+//! This process needs no address of the memory.
 //!
 //! This file is on the `unsafe` list, because a descriptor may come as a number from another language.
 

@@ -338,7 +338,6 @@ fn at_least_one(bytes: usize) -> NonZeroUsize {
     NonZeroUsize::new(bytes).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Whether all memory is on one NUMA node.
 fn one_node() -> bool {
     // The file has a list of ranges, such as "0" or "0-1". It is absent in kernels without NUMA.
     std::fs::read_to_string("/sys/devices/system/node/online").map_or(true, |nodes| nodes.trim() == "0")

@@ -23,7 +23,7 @@ impl Slab {
         Ok(Slab { mapping: Mapping::private(what, bytes)?, elements })
     }
 
-    /// Returns the memory as this many f32, with what is in it. `None` if it has no room for them.
+    /// Returns the memory as `elements` f32, with its contents. Returns `None` if the memory is too small.
     pub fn resized(self, elements: usize) -> Option<Self> {
         let has_room = elements <= self.mapping.bytes() / size_of::<f32>();
         has_room.then_some(Slab { elements, ..self })

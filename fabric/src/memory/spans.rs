@@ -49,8 +49,8 @@ impl Spans {
         self.spans[index]
     }
 
-    /// Adds a span that covers these spans. Each must begin where the previous one ends; otherwise returns
-    /// `None`. Returns the index of the new span.
+    /// Adds a span that covers `spans`, and returns its index. Returns `None` if a span does not begin where
+    /// the previous one ends.
     pub fn join(&mut self, spans: Range<usize>) -> Option<usize> {
         let joined = self.spans.get(spans).filter(|spans| !spans.is_empty())?;
         let follows = |pair: &[Span]| pair[0].end() == Some(pair[1].offset);
@@ -108,7 +108,7 @@ pub struct RecvWindow {
     /// Whether the window is memory of this end, which a transport may write. Otherwise it is a read-only
     /// view.
     local: bool,
-    /// The window that shows this memory to other peers. The cores that own its spans write them.
+    /// The window that shows this memory to other peers. Each core writes the spans that it owns.
     shown: Option<Arc<SendWindow>>,
 }
 
@@ -142,9 +142,9 @@ impl RecvWindow {
         Ok(RecvWindow { mapping, bytes, local: true, shown: None })
     }
 
-    /// Returns the memory of a window that other peers read, so that they see the received bytes. A hub
-    /// between upper hubs and its own workers uses it. A transport does not receive into spans that an owner
-    /// at this end writes.
+    /// Returns the memory of `window`, which other peers read, so that these peers see the received bytes. A
+    /// hub between upper hubs and its own workers needs such a window. A transport does not receive into
+    /// spans that an owner at this end writes.
     pub fn shown(window: &Arc<SendWindow>) -> Self {
         let (mapping, bytes) = (Arc::clone(window.mapping()), window.bytes());
         RecvWindow { mapping, bytes, local: true, shown: Some(Arc::clone(window)) }
@@ -176,8 +176,8 @@ impl RecvWindow {
     /// Returns the elements of a span.
     ///
     /// # Safety
-    /// While the slice lives, the peer must not write the span. By the protocol, this holds from the time
-    /// that the caller has seen the peer's post of the span, until the caller answers it.
+    /// While the slice lives, the peer must not write the span. By the protocol, it does not write from the
+    /// moment at which the caller has seen its post of the span, until the caller answers.
     pub unsafe fn elements<T: Plain>(&self, span: Span) -> Result<&[T], SpanError> {
         let (start, elements) = self.elements_ptr(span)?;
         // SAFETY: `elements_ptr` checked bounds and alignment, any bits are a valid `T`, the kernel
@@ -263,7 +263,7 @@ pub(crate) fn check_plain(fd: BorrowedFd) -> Result<(), WindowError> {
     }
 }
 
-/// A type as which windows may be read and written: any bits are a valid value, and it has no padding.
+/// A type of the values in windows: any bits are a valid value, and the type has no padding.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}

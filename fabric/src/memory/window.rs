@@ -83,7 +83,8 @@ pub struct SendWindow {
 enum Memory {
     /// The bytes are in a memfd that this process has mapped.
     Memfd(Arc<Mapping>, OwnedFd),
-    /// The bytes are in private memory of this process. The process may not make a memfd, for this reason.
+    /// The bytes are in private memory of this process. The error is the reason why the process may not make
+    /// a memfd.
     Own(Arc<Mapping>, Errno),
     /// The bytes are in a dma-buf, which only NICs can access.
     DmaBuf(DmaBuf),

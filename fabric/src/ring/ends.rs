@@ -32,7 +32,7 @@ pub trait Cells {
     fn slots(&self) -> &[AtomicU32];
 }
 
-/// The capacity of the largest ring: 16 Mi posts in flight. Positions would allow half of their range.
+/// The capacity of the largest ring: 16 Mi posts in flight. Positions of 32 bits would allow 2^31.
 pub const MAX_CAPACITY: u32 = 1 << 24;
 
 /// The error of a position that no correct peer writes.
@@ -174,13 +174,14 @@ fn reached(position: u32, mark: u32) -> bool {
 }
 
 pub mod bell {
-    //! The bell: how a producer wakes a consumer that sleeps, without a system call when it does not.
+    //! The bell: how a producer wakes a consumer that sleeps, without a system call for a consumer that is
+    //! awake.
     //!
     //! Each port has one word, which all its producers share. Before the consumer sleeps, it writes the
     //! positions at which it wants to be woken (`wake_at`). Then it sets the word to its place of sleep, and
-    //! checks the rings once more. A producer publishes first and reads the word afterwards. The two fences
-    //! exclude that each end misses what the other has written. The thread that clears the word wakes the
-    //! sleeper, at the place that the word named.
+    //! checks the rings once more. A producer publishes first and reads the word afterwards. Because of the
+    //! two fences, at least one end sees what the other end has written. The thread that clears the word
+    //! wakes the sleeper, at the place that the word named.
     //!
     //! ```text
     //!   consumer                         producer
@@ -190,7 +191,7 @@ pub mod bell {
     //!   nothing unread? sleep there         place = swap(asleep, 0), wake there
     //! ```
     //!
-    //! A hostile producer can wake the consumer without a reason, or write another word. The consumer's sleep
+    //! A hostile producer can wake the consumer without a reason, or write a wrong word. The consumer's sleep
     //! has a timeout, so such a producer can only cause a delay.
 
     use super::super::sync::{AtomicU32, Ordering, fence};
@@ -212,8 +213,8 @@ pub mod bell {
         fence(Ordering::SeqCst); // [bell]
     }
 
-    /// Notes that the consumer is awake again. The consumer calls this, or a thread of its process that is
-    /// about to wake it.
+    /// Notes that the consumer is awake again. The caller is the consumer, or a thread of its process that is
+    /// about to wake the consumer.
     pub fn awake(asleep: &AtomicU32) {
         asleep.store(0, Ordering::Relaxed);
     }

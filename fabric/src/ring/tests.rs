@@ -72,8 +72,8 @@ proptest! {
                     let mut taken = Vec::new();
                     let count = consumer.take(limit, |item| taken.push(item)).unwrap();
                     prop_assert_eq!(count, taken.len());
-                    // `take` may miss items published since its last read of the tail, but only if it has
-                    // enough without them.
+                    // `take` may miss items published since its last read of the tail, but only if it knows
+                    // `limit` other items.
                     prop_assert_eq!(count, limit.min(model.len()));
                     prop_assert_eq!(taken, model.drain(..count).collect::<Vec<_>>());
                 }
@@ -129,8 +129,8 @@ proptest! {
         }
     }
 
-    /// Both positions and `wake_at` change at any time. The ends may return anything that fits the words, but
-    /// they never panic, and never take more items than the ring holds.
+    /// Both positions and `wake_at` change at any time. The ends may return anything that the words allow,
+    /// but they never panic, and never take more items than the ring holds.
     #[test]
     fn no_sequence_of_lies_does_more_than_lie(
         start in position(),

@@ -37,7 +37,7 @@ impl OwnBell {
 impl Ring for OwnBell {
     /// Wakes the port without checking whether the port sleeps, or where, because the word may be wrong. If a
     /// peer was killed between clearing the word and waking the port, the port still sleeps. A hostile peer
-    /// can cause the same. The call is rare, so the additional system calls do not matter.
+    /// can cause the same sleep. The call is rare, so the additional system calls do not matter.
     fn ring(&self) {
         bell::published();
         bell::awake(self.asleep());

@@ -10,8 +10,8 @@
 //!
 //! Closing a descriptor may block. So descriptors of a stranger, who has no token, are never passed on. They
 //! are closed where no other thread waits: in [`Hello::refuse`], `gather`, or a failing `hello`. The layer
-//! above calls these without a lock. Once `gather` has taken the descriptors, the socket receives nothing
-//! more.
+//! above holds no lock during these calls. Once `gather` has taken the descriptors, the socket receives
+//! nothing more.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -367,7 +367,7 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
 }
 
 /// Returns the worker's half of a connection, from the hub's answer to the hello. `own` is the name of the
-/// worker's receivers.
+/// sockets on which the worker's ports receive wake-ups.
 pub(super) fn welcomed(
     (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
     socket: &OwnedFd,
@@ -431,7 +431,7 @@ fn waking(errno: rustix::io::Errno) -> ConnectError {
     ConnectError::Nonsense(format!("making the sockets that wake the ports: {why}"))
 }
 
-/// Returns the connection of these ports of the group. The group's watch observes it.
+/// Returns the connection of these ports of the group. The group's thread `phub-watch` observes it.
 fn watched(
     group: &Arc<Group>,
     socket: BorrowedFd<'_>,

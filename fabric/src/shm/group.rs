@@ -1,4 +1,4 @@
-//! A group: the ports of one process or one hub, their bells, and the watch over their connections.
+//! A group: the ports of one process or one hub, their bells, and the thread that watches their connections.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Group {
     }
 
     /// Returns the reason why no peer can connect: this process may not make shareable memory. Returns `None`
-    /// if peers can.
+    /// if peers can connect.
     pub fn unshared(&self) -> Option<String> {
         self.bells().err()
     }

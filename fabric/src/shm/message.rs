@@ -39,7 +39,7 @@ pub(super) struct HelloMessage {
     pub send_bytes: u64,
     /// The number of the worker's ports, each with a bell.
     pub ports: u32,
-    /// The name of the sockets that wake these ports.
+    /// The common name of the sockets by which the hub wakes these ports.
     pub name: Name,
     /// The ports that the links join, in the order of the links' rings.
     pub links: Vec<LinkPorts>,
@@ -48,7 +48,8 @@ pub(super) struct HelloMessage {
 }
 
 /// The answer from a hub to a worker. It admits the worker, with the descriptors of [weights window, bells,
-/// rings, eventfds], or refuses it with a reason. The name is the name of the hub's sender.
+/// rings, eventfds], or refuses it with a reason. `name` is the name of the socket from which the hub wakes
+/// the worker.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReplyMessage {
     Welcome { send_bytes: u64, ports: u32, name: Name },
@@ -196,7 +197,8 @@ pub(super) fn discard(fds: Vec<OwnedFd>) {
     }
 }
 
-/// Bytes, their number, descriptors, and whether descriptors are missing for lack of room.
+/// A received message: bytes, their number, descriptors, and whether descriptors are missing for lack of
+/// room.
 type Taken = (Vec<u8>, usize, Vec<OwnedFd>, bool);
 
 fn take_message(socket: BorrowedFd, flags: RecvFlags) -> Result<Taken, Errno> {

@@ -63,8 +63,8 @@ impl Endpoint {
     }
 }
 
-/// Shuts the connection, so the peer sees that this end left. Each way to drop an endpoint does so: `detach`,
-/// dropping the port, or dropping an unattached endpoint.
+/// Shuts the connection, so the peer sees that this end left: after `detach`, when the port is dropped, and
+/// when an unattached endpoint is dropped.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.connection.shut();
@@ -87,7 +87,7 @@ impl Attached<Endpoint> {
 
 /// A port over shared memory.
 pub struct Port {
-    /// The group, whose watch must run as long as the port lives.
+    /// The group, whose thread `phub-watch` must run as long as the port lives.
     _group: Arc<Group>,
     pub(super) state: Arc<PortState>,
     links: Links<Endpoint>,
@@ -130,8 +130,8 @@ impl Port {
         }
     }
 
-    /// Waits like `wait`, but sleeps at descriptors. If there is nothing to see, calls `sleep`, which waits
-    /// for the descriptors that wake the [links](Endpoint::woken_by) and for other transports.
+    /// Waits like `wait`, but sleeps at descriptors. If nothing has happened, calls `sleep`, which waits for
+    /// the descriptors that wake the [links](Endpoint::woken_by) and for other transports.
     /// [`sleep_beside`](Self::sleep_beside) must have set the waker for such a sleep.
     pub(crate) fn wait_beside(&mut self, until: Until, sleep: impl FnOnce()) {
         self.wait_at(Place::Descriptors, until, |_| sleep());
@@ -208,7 +208,7 @@ impl crate::Port for Port {
             Arc::ptr_eq(&self.state, &endpoint.port),
             "an endpoint belongs to the port that its connection was made for"
         );
-        // The connection may have ended before this port had the link.
+        // The next poll looks for an ended connection: this one may have ended before the port had the link.
         self.changes_seen = self.changes_seen.wrapping_sub(1);
         self.links.insert(endpoint)
     }

@@ -1,5 +1,5 @@
-//! Wake-ups for a port that sleeps at descriptors. `crate::ring::bell` says when to wake; `futex` wakes other
-//! sleepers.
+//! Wake-ups for a port that sleeps at descriptors. `crate::ring::bell` says when to wake; `futex` wakes a
+//! port that sleeps on a futex.
 //!
 //! ```text
 //!   hub, for each connection                                    worker
@@ -15,7 +15,7 @@
 //!
 //! A receiver never leaves the worker's process. It is connected to the hub's sender before it is bound to a
 //! name, so the kernel accepts datagrams only from that sender. So a stranger cannot send descriptors to the
-//! receiver. Closing such descriptors could block.
+//! receiver. Closing a stranger's descriptors could block.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -140,8 +140,8 @@ pub enum Waker {
 }
 
 impl Waker {
-    /// Wakes the peer. If that fails, the peer is gone, or its queue of wake-ups is full, so it is awake
-    /// anyway. The call never blocks the hub.
+    /// Wakes the peer. A failed call needs no retry: the peer is gone, or its queue is full of wake-ups. The
+    /// call never blocks the hub.
     pub fn wake(&self) {
         match self {
             Waker::Event(event) => {

@@ -1,11 +1,11 @@
-//! The fault rules of a net: the faults and their rates.
+//! The fault rules of a simulated network: the faults and their rates.
 
 use std::ops::Range;
 
 use super::random::Random;
 
-/// The rules of a net, the same for all its links. For single events (the death of a peer, the loss of one
-/// post) see the methods of [`Net`](super::Net).
+/// The rules of a simulated network (a net), the same for all its links. For single events (the death of a
+/// peer, the loss of one post) see the methods of [`Net`](super::Net).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
     /// The ticks from flush to arrival. An empty range means no delay.
@@ -47,12 +47,12 @@ impl Rate {
     /// The event happens each time.
     pub const ALWAYS: Rate = Rate(1_000_000);
 
-    /// Creates a rate of `count` in a million. A larger count means always.
+    /// Creates a rate of `count` in a million. A count above a million means always.
     pub const fn per_million(count: u32) -> Rate {
         Rate(count)
     }
 
-    /// Creates a rate of `count` in a thousand. A larger count means always.
+    /// Creates a rate of `count` in a thousand. A count above a thousand means always.
     pub const fn per_mille(count: u32) -> Rate {
         Rate(count.saturating_mul(1000))
     }

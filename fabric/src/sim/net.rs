@@ -1,6 +1,6 @@
 //! The net: its links, its clock, and the events that a test makes happen.
 //!
-//! One lock protects the whole net: it is only for tests. Any thread may hold a [`Net`].
+//! One lock protects the whole net, because the net is only for tests. Any thread may hold a [`Net`].
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -78,8 +78,8 @@ impl Net {
     }
 
     /// Kills the process at this end of the link, as `kill -9` does. The posts that it flushed still arrive,
-    /// and the others are lost. Then its peer sees the link closed. The killed process's port shows nothing
-    /// more of the link. For a process with several links, call this once per link.
+    /// and its other posts are lost. Then its peer sees the link closed. The killed process's port shows
+    /// nothing more of the link. For a process with several links, call this once per link.
     pub fn kill(&self, end: EndId) {
         let mut state = self.lock();
         state.ends[end.0].sent.lose_held();
@@ -158,7 +158,8 @@ pub(super) struct End {
 #[derive(Debug, Default)]
 pub(super) struct Sleeper {
     pub bell: Arc<Condvar>,
-    /// Whether a thread waits for the bell. Without one, a ring would only cost a system call.
+    /// Whether a thread waits for the bell. If no thread waits, ringing the bell would only cost a system
+    /// call.
     pub sleeps: bool,
     pub woken: bool,
 }

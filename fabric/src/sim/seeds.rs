@@ -5,7 +5,7 @@ const VARIABLE: &str = "PHUB_SIM_SEED";
 /// The variable with a factor for the number of seeds.
 const TIMES: &str = "PHUB_SIM_TIMES";
 
-/// Returns the seeds `0..count`. If `PHUB_SIM_TIMES` is set, returns that many times more seeds. If
+/// Returns the seeds `0..count`. If `PHUB_SIM_TIMES` is set, returns that many times as many seeds. If
 /// `PHUB_SIM_SEED` is set, returns only that seed. When the body of the loop panics, the seed is printed:
 ///
 /// ```should_panic
@@ -20,7 +20,6 @@ pub fn seeds(count: u64) -> Seeds {
     Seeds::new(count.saturating_mul(number(TIMES).unwrap_or(1)), number(VARIABLE))
 }
 
-/// Reads an environment variable, if it is set.
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap_or_else(|error| panic!("{variable}={text:?} is not a decimal number: {error}")))

@@ -5,7 +5,7 @@
 //!
 //! Between the machines of a rack, many connections share the queue of one switch port. Algorithms that pace
 //! by a model of the path (BBR) leave a part of such a link unused. Algorithms that send faster until a
-//! packet is lost fill it. Over long paths, BBR is the better choice.
+//! packet is lost fill the link. Over long paths, BBR is the better choice.
 
 use std::fmt;
 use std::net::TcpStream;
@@ -31,7 +31,7 @@ const NAME_BYTES: usize = 15;
 /// The requested congestion control.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's algorithm. But if it is BBR and the round trip is short, a loss-based algorithm that this
+    /// The system's algorithm. If that is BBR and the round trip is short: a loss-based algorithm that this
     /// process may use.
     #[default]
     Auto,

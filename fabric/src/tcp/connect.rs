@@ -113,7 +113,7 @@ impl Listener {
     }
 
     /// Sets the congestion control for accepted connections. Also returns the algorithm that the connections
-    /// get. If the algorithm depends on the path, that is the algorithm for short paths.
+    /// get. If the algorithm depends on the path, returns the algorithm for short paths.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses the requested algorithm.
@@ -186,7 +186,7 @@ impl AsFd for Accepted {
     }
 }
 
-/// A peer that asks for admission. It holds one of its connections, or all of them after
+/// A peer that asks for admission. The value holds one connection of the peer, or all of them after
 /// [`gather`](Self::gather).
 #[derive(Debug)]
 pub struct Hello {
@@ -199,8 +199,8 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Returns the worker's token after [`identify`](Self::identify). Before that, returns the name that the
-    /// hello uses for it.
+    /// Returns the worker's token after [`identify`](Self::identify). Before that call, returns the name that
+    /// the hello uses for the token.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }

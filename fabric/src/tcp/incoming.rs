@@ -21,7 +21,7 @@ use crate::port::FrameRule;
 
 /// The size of the buffer for small frames. Copying them once costs less than a system call for each.
 const BUFFER: usize = 16 << 10;
-/// The size from which a frame is read together with only the next header.
+/// The smallest size of a frame that is read together with only the next header.
 const LARGE: usize = 8 << 10;
 
 /// The result of a read from the socket.

@@ -36,7 +36,6 @@ impl<'a> Gather<'a> {
         Gather { pieces: [none; PIECES], count: 0, borrowed: std::marker::PhantomData }
     }
 
-    /// Whether there is room for two more pieces.
     pub fn has_room(&self) -> bool {
         self.count + 2 <= PIECES
     }

@@ -1,6 +1,6 @@
 //! A link over TCP: one connection, with its sending half and its receiving half, and the end of the link.
 //!
-//! The port's thread owns it. A link does not depend on the threads that wait.
+//! The port's thread owns it. A link does not depend on how the port sleeps.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};

@@ -28,7 +28,7 @@ const BESIDE: u64 = u64::MAX - 1;
 const POLLS_PER_LOOK: u32 = 8;
 /// The interval at which an idle port checks its detached links.
 const LINGER_NAP: Duration = Duration::from_millis(10);
-/// The most events that one call takes from the kernel. Later calls take the others.
+/// The most events that one call takes from the kernel. Later calls take further events.
 const EVENTS_PER_LOOK: usize = 32;
 const EDGES: epoll::EventFlags = epoll::EventFlags::IN
     .union(epoll::EventFlags::OUT)

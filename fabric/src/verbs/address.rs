@@ -115,7 +115,7 @@ impl Address {
             }
             (IpAddr::V6(a), IpAddr::V6(b)) => {
                 // A subnet of IPv6 or InfiniBand is the upper half of the address. All link-local addresses
-                // seem to be in one subnet.
+                // have the same upper half, whatever their network.
                 let upper = |ip: Ipv6Addr| u128::from(ip) >> 64 << 64;
                 let comparable = self.link_layer == LinkLayer::InfiniBand || !self.gid.is_link_local();
                 (comparable && upper(a) == upper(b)).then(|| format!("{}/64", Ipv6Addr::from(upper(a))))

@@ -1,5 +1,5 @@
-//! The counters of a NIC's port since its driver was loaded, and the port's speed. The kernel shows both, and
-//! they are read on request.
+//! The counters of a NIC's port since its driver was loaded, and the port's speed. This module reads these
+//! numbers from the kernel on request.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -118,8 +118,8 @@ pub(super) fn link_layer(sysfs: &Path, device: &str, port: u8) -> LinkLayer {
     }
 }
 
-/// Returns the speed of a link, which is its number of lanes times a lane's speed. Both are codes of the
-/// InfiniBand specification.
+/// Returns the speed of a link, which is its number of lanes times a lane's speed. The device reports the two
+/// factors as codes of the InfiniBand specification.
 fn gbps(attr: &ibv_port_attr) -> Option<f64> {
     let lanes = match attr.active_width {
         1 => 1.0,

@@ -43,7 +43,8 @@ pub enum VerbsError {
 }
 
 impl From<DeviceError> for VerbsError {
-    /// Converts the error. A missing library has its own variant, also if an access to a device showed it.
+    /// Converts the error. A missing library has its own variant, even if an access to a device found the
+    /// library missing.
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Library(error) => VerbsError::Library(error),

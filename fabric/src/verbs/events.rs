@@ -1,6 +1,5 @@
-//! Asynchronous events of a NIC. The watch's thread reads the events, and notifies the ports that use the
-//! NIC. If a NIC's port is still down after the time for which packets are retried, the watch's thread
-//! notifies the ports of that, too.
+//! Asynchronous events of a NIC. The thread `phub-watch` reads the events, and notifies the ports that use
+//! the NIC. It also notifies them if a NIC's port is still down after the time for which packets are retried.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -125,8 +124,8 @@ impl Drop for NicWatch {
     }
 }
 
-/// Whether an event ends links at once. Other events do not. A port that is down comes up again, or its queue
-/// pairs fail after their retries. A link that sends nothing in this time loses nothing.
+/// Whether an event ends links at once. A port that goes down does not: it comes up again, or its queue pairs
+/// fail after their retries. A link that sends nothing in this time loses nothing.
 fn ends_links(kind: ibv_event_type) -> bool {
     matches!(
         kind,

@@ -1,8 +1,9 @@
-//! A group: the ports of one process or one hub, the NICs that they use, and the watch over connections and NICs.
+//! A group: the ports of one process or one hub, the NICs that they use, and the thread that watches connections
+//! and NICs.
 //!
-//! A NIC is lost if it does not open, or if its device has failed. Its ports continue without it, and other
-//! ports are not affected. When the owner of the group calls `mend`, a lost NIC is opened again for links
-//! that are made later.
+//! A NIC is lost if it does not open, or if its device has failed. The ports that used the NIC continue
+//! without it, and other ports are not affected. When the owner of the group calls `mend`, a lost NIC is
+//! opened again for links that are made later.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +22,8 @@ use super::port::rails::{MAX_RAILS, PortState, Rail, Rails};
 use super::rail_map::RailMap;
 use crate::watch::Watch;
 
-/// The least time between two tries to open a NIC. A reset of a NIC takes seconds, and its driver may query
-/// the NIC at a try.
+/// The least time between two tries to open a NIC. A reset of a NIC takes seconds, and each try may make the
+/// driver query the NIC.
 const REOPEN_PAUSE: Duration = Duration::from_secs(10);
 
 /// The settings of a group, except for its NICs.
@@ -221,7 +222,7 @@ impl Group {
         self.rails(port).into_iter().map(|rail| Arc::clone(&rail.nic)).collect()
     }
 
-    /// Returns the rails of a port on which links can be made.
+    /// Returns the rails of a port on which links can be made: open NICs with their completion queues.
     pub(super) fn rails(&self, port: usize) -> Vec<Arc<Rail>> {
         let open = self.ports[port].own.open();
         open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()

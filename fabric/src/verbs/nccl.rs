@@ -1,6 +1,6 @@
-//! NCCL's variables, read by NCCL's own grammar. They are meant for another program. If NCCL or a queue pair
-//! would not accept a value, this program warns and uses its default. This program's own variables and flags
-//! take precedence.
+//! NCCL's variables, read by NCCL's own grammar. The variables are meant for another program. If NCCL or a
+//! queue pair would not accept a value, this program warns and uses its default. This program's own variables
+//! and flags take precedence.
 
 use super::nic_list::NicList;
 use super::path_settings::{PATH_SETTINGS, PathFlags};

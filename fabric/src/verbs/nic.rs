@@ -1,6 +1,6 @@
 //! A NIC in use: an opened device, one of its ports, and the port's address.
 //!
-//! It is opened before any port of its group uses it, and only read after that.
+//! The NIC is opened before any port of its group uses it, and is only read after that.
 
 use std::fmt;
 use std::sync::Arc;

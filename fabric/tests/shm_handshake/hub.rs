@@ -77,7 +77,7 @@ fn a_hello_with_the_wrong_number_of_descriptors_is_refused() {
     hub.lives();
 }
 
-/// A thread that closes such a socket waits for an hour, but the watchdog does not wait that long.
+/// A thread that closes a lingering socket waits for an hour. The watchdog does not wait that long.
 #[test]
 fn sockets_that_linger_hold_nobody_up() {
     let hub = Hub::new();

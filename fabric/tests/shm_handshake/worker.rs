@@ -24,7 +24,7 @@ fn no_hub_or_a_deaf_one_is_named() {
         assert!(error.contains(doing) && error.contains(seen), "{error}");
     };
     deaf("waiting for the welcome", "said nothing for 30ms");
-    // The connection of the worker that gave up still fills the queue, which has room for one.
+    // The connection of the worker that gave up still fills the queue, which has room for one connection.
     deaf("connecting", "accepted no connection for 30ms");
     assert!(join(&"x".repeat(200), TOKEN, SHORT).unwrap_err().to_string().contains("naming the hub"));
 }

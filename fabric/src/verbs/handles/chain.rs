@@ -6,7 +6,7 @@
 //!   sends:     [wr 0] -> [wr 1] -> ... -> [wr 31]      the first `held` are filled in; posting cuts the
 //!                |         |                 |         chain after the last of them for the time of the call
 //!              [sge 0]   [sge 1]           [sge 31]
-//!   receives:  [wr 0] -> [wr 1] -> ... -> [wr 15]      all alike; n of them are the last n
+//!   receives:  [wr 0] -> [wr 1] -> ... -> [wr 15]      all alike; posting n posts the last n
 //! ```
 
 use super::ffi::*;
@@ -92,7 +92,7 @@ impl SendChain {
     }
 
     /// Hands the held sends to the NIC. The NIC only reads memory that is registered under the local keys,
-    /// and only writes memory that the peer registered under the remote keys. The NIC checks both.
+    /// and only writes memory that the peer registered under the remote keys. The NIC checks both keys.
     pub fn post(&mut self, qp: &QueuePair) -> Result<(), i32> {
         let Some(last) = self.held.checked_sub(1) else { return Ok(()) };
         let next = std::mem::replace(&mut self.sends[last].request.next, std::ptr::null_mut());

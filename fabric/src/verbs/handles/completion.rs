@@ -1,8 +1,8 @@
 //! A completion queue, with the channel that wakes a sleeper.
 //!
 //! This file is on the `unsafe` list. The thread that owns the port polls the queue, and the threads of
-//! handshakes reserve room in it. It uses plain `ibv_poll_cq`, because extended completion queues show stale
-//! entries on soft-RoCE with rdma-core 44.
+//! handshakes reserve room in it. Polling is by plain `ibv_poll_cq`, because extended completion queues show
+//! stale entries on soft-RoCE with rdma-core 44.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -16,11 +16,11 @@ use super::context::Context;
 use super::error::{CreateError, Made};
 use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
 
-/// The number of entries of a new queue. It grows with the links.
+/// The number of entries of a new queue. The queue grows with the links.
 const FIRST_ENTRIES: u32 = 1024;
 /// The number of entries of a queue that cannot be resized, if its device can make that many. Libraries
-/// before rdma-core 46 cannot resize queues of bnxt_re, and iWARP drivers cannot resize any. It is enough for
-/// 64 links with 4000 completions each. It takes 8 MiB if an entry has 32 bytes.
+/// before rdma-core 46 cannot resize queues of bnxt_re, and iWARP drivers cannot resize any. Such a queue is
+/// enough for 64 links with 4000 completions each. It takes 8 MiB if an entry has 32 bytes.
 const FIXED_ENTRIES: u32 = 1 << 18;
 /// The number of events that one call acknowledges, because each call takes a lock.
 const ACKNOWLEDGE: u32 = 64;

@@ -110,8 +110,9 @@ impl DeviceError {
         }
     }
 
-    /// Whether the device may open later without any change by a user, for example after a reset. It will not
-    /// if this process has no permission for the device, or the device is not in its container.
+    /// Whether the device may open later without any change by a user, for example after a reset. A device
+    /// does not open later if this process has no permission for it, or if it is not in the process's
+    /// container.
     pub fn may_pass(&self) -> bool {
         matches!(self, DeviceError::Call { .. } | DeviceError::Fatal { .. } | DeviceError::NotActive { .. })
     }

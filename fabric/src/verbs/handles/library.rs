@@ -149,9 +149,10 @@ fn load(name: &'static str) -> Result<Ibverbs, LibraryError> {
     // functions of the types in `ffi.rs`. A missing function is an error at this point.
     let library =
         unsafe { Ibverbs::new(name) }.map_err(|error| LibraryError::Missing { name, why: words(&error) })?;
-    // This must come first: after a fork, copy-on-write must not remove pages that a NIC uses. Kernels that
-    // copy pinned pages at the fork (5.12 and later) need nothing else. For other kernels, the library
-    // excludes each registered range from children, which splits huge pages at the ends of ranges.
+    // `ibv_fork_init` must come before any use of RDMA: after a fork, copy-on-write must not remove pages that a
+    // NIC uses. Kernels that copy pinned pages at the fork (5.12 and later) need nothing else. For other
+    // kernels, the library excludes each registered range from children, which splits huge pages at the ends
+    // of ranges.
     // SAFETY: the function takes no arguments.
     let is_needed = library.ibv_is_fork_initialized.is_none_or(|ask| unsafe { ask() } != FORK_UNNEEDED);
     // SAFETY: the function takes no arguments. Before it, only `ibv_is_fork_initialized` of this library was

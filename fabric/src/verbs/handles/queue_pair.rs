@@ -15,8 +15,8 @@ use crate::verbs::address::{Address, LinkLayer};
 use crate::verbs::gid;
 use crate::verbs::nic::Nic;
 
-/// The time that the peer waits after the answer "not ready". The code 12 means 0.64 ms. It is not a setting,
-/// because within the protocol the answer never occurs.
+/// The time that the peer waits after the answer "not ready". The code 12 means 0.64 ms. The time is not a
+/// setting, because within the protocol the answer never occurs.
 const MIN_RNR_TIMER: u8 = 12;
 /// The most routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
@@ -43,7 +43,7 @@ unsafe impl Send for QueuePair {}
 
 impl QueuePair {
     /// Creates a queue pair in RESET. Its sends and receives complete into `queue`. `sends` and `receives`
-    /// are the most work requests of each.
+    /// are the most work requests of each kind.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<CompletionQueue>,

@@ -46,8 +46,7 @@ fn advice(errno: i32) -> String {
 fn advice_on_dma_bufs(errno: i32) -> String {
     let why = match errno {
         libc::ENOSYS => "libibverbs is older than rdma-core 34: install a newer one",
-        // The library returns this if its driver has no such call, and the kernel returns it for the same
-        // reason.
+        // The library and the kernel return these codes if the driver has no such call.
         libc::EOPNOTSUPP | libc::EPROTONOSUPPORT => {
             "this device's driver takes no dma-bufs (mlx5's does from Linux 5.12 on, soft-RoCE's does not): leave the device out of the list of NICs"
         }
@@ -111,7 +110,7 @@ impl Region {
     }
 
     /// Registers a range of a window in a dma-buf, which the NIC reads. The kernel requires that the offset
-    /// in the dma-buf and the address for posts have the same offset within a page. Here they are equal.
+    /// in the dma-buf and the address for posts have the same offset within a page. Here the two are equal.
     fn in_dma_buf(
         domain: &Arc<Domain>,
         dma_buf: &DmaBuf,

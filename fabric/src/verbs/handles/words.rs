@@ -55,7 +55,6 @@ pub(in crate::verbs) fn event(event: ibv_event_type) -> String {
     words.to_owned()
 }
 
-/// Returns the name of a queue pair's state.
 pub(in crate::verbs) fn qp_state(state: ibv_qp_state) -> &'static str {
     match state {
         IBV_QPS_RESET => "RESET",

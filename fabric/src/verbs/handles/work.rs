@@ -11,8 +11,9 @@ pub(in crate::verbs) enum Work {
     Fence,
 }
 
-/// A `wr_id`: two bits for the kind, 30 for the link's route, 32 for the route's generation. A completion
-/// that is still in the queue after its link was detached names a generation that no link has.
+/// A `wr_id`: two bits for the kind, 30 for the number by which the port finds the link (its route), 32 for
+/// the route's generation. A completion that is still in the queue after its link was detached names a
+/// generation that no link has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct WorkId {
     pub work: Work,

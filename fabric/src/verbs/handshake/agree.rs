@@ -1,7 +1,7 @@
 //! The choice of NICs for a connection's links. Both ends agree on pairs of NICs between which packets can
 //! cross.
 //!
-//! The handshake's threads do this, before anything is registered.
+//! The handshake's threads agree before anything is registered.
 //!
 //! ```text
 //!   the hub offers a NIC for each port --> the joiner pairs its own NICs with them --> both ends try the untried pairs
@@ -28,7 +28,7 @@ use crate::verbs::port::rails::{PortState, Rail};
 /// The most messages of the joiner (trials, and requests for other NICs of the hub) in one handshake.
 const MAX_TURNS: usize = 256;
 
-/// A port of the hub, and the rail that one of its links uses.
+/// A port of the hub, and the rail (a NIC with its completion queue) that one of its links uses.
 pub(super) type OnRail<'a> = (&'a Arc<PortState>, Arc<Rail>);
 
 /// Returns the hub's rails for the links of a plan, and the address of each port's NIC. The joiner's NICs

@@ -1,6 +1,6 @@
 //! Listening, connecting, and the handshake that exchanges addresses, queue pairs and keys.
 //!
-//! Any threads but the ports' run the handshake. `join.rs` has what both ends do with the messages.
+//! Threads other than the ports' run the handshake. `join.rs` has what both ends do with the messages.
 //!
 //! ```text
 //!   worker                                hub
@@ -154,8 +154,8 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Returns the worker's token after [`identify`](Self::identify). Before that, returns the name that the
-    /// hello uses for it.
+    /// Returns the worker's token after [`identify`](Self::identify). Before that call, returns the name that
+    /// the hello uses for the token.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }

@@ -38,7 +38,7 @@ pub(in crate::verbs) struct Parts {
 }
 
 impl Parts {
-    /// Adds the socket, and returns the links. The watch observes the socket from now on.
+    /// Adds the socket, and returns the links. The thread `phub-watch` observes the socket from now on.
     pub fn watched(
         self,
         group: &Arc<Group>,

@@ -46,7 +46,7 @@ pub(in crate::verbs) enum Message {
     /// The ports of the hub whose NICs no NIC of the worker reaches. Sent by the worker. The hub then sends
     /// its ports again. If the list is empty, all ports are reached, and both ends make the links.
     Unreached(Vec<u16>),
-    /// One end's ends of the links. Sent by both.
+    /// The sender's ends of the links. Sent by the worker and by the hub.
     Links(Links),
     /// The worker's report that all links are connected.
     Ready,

@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn lanes_inherit_the_rails_of_their_nics() {
-        // 14 lanes are on 8 NICs, or on 5. Each NIC has one or two lanes, or two or three.
+        // On 8 NICs, 14 lanes are one or two a NIC. On 5 NICs, they are two or three a NIC.
         for nics in [8, 5] {
             let hub: Vec<_> =
                 (0..14).map(|lane| infiniband(&format!("mlx5_{}", lane * nics / 14), 7)).collect();
@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn of_several_partners_the_first_has_the_first_link_of_each_hub_in_turn() {
-        // The order of the worker's list decides. Hubs with one NIC and two lanes follow each other.
+        // The order of the worker's list decides. Hubs with one NIC and two lanes each are paired one after
+        // another.
         let worker: Vec<_> = [2, 3, 0, 1].map(|nic| infiniband(&format!("mlx5_{nic}"), 8)).to_vec();
         let (hub, all) = (vec![infiniband("mlx5_0", 7); 2], [0, 1, 2, 3]);
         let mut loads = [0; 4];

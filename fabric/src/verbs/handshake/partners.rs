@@ -1,5 +1,5 @@
-//! Partners: the NICs of the joiner with which each NIC of the hub may be paired. A lane uses the partners of
-//! its NIC. The joiner computes this, without input or output.
+//! Partners: the NICs of the joiner with which each NIC of the hub may be paired. A lane, which is a core
+//! with one NIC, uses the partners of that NIC. The joiner computes this, without input or output.
 //!
 //! ```text
 //!   1. a map of the user           mlx5_0=mlx5_2
@@ -19,7 +19,8 @@ use crate::verbs::rail_map::RailMap;
 /// The NICs of the joiner that can be paired with one of the hub's NICs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Partners {
-    /// The partners in the joiner's order of preference. Empty if none is of its link layer.
+    /// The partners in the joiner's order of preference. Empty if no NIC of the joiner has the link layer of
+    /// the hub's NIC.
     pub nics: Vec<usize>,
     /// The reason for these partners, in words.
     pub reason: String,

@@ -1,4 +1,5 @@
-//! Completions: how a port takes them from the queues of its NICs, and handles them.
+//! Completions: how a port takes them from the queues of its NICs, and handles them. A *route* is the number
+//! that leads from a completion to its link.
 
 use std::sync::Arc;
 
@@ -50,12 +51,12 @@ impl Port {
     }
 
     /// Takes all completions that were in the queues at the start of this call. Puts their arrivals into the
-    /// stash.
+    /// stash, which the next polls show.
     #[cold]
     pub(in crate::verbs) fn take_all(&mut self) {
         for rail in 0..self.rails.len() {
-            // Links may continue to complete during the loop, so it ends after the completions that were
-            // there first.
+            // Links may continue to complete during the loop. So it ends once it has taken as many
+            // completions as the queue can hold.
             let mut left = self.rails[rail].queue.entries() as usize;
             loop {
                 let count = self.take(rail, BATCH);

@@ -73,7 +73,8 @@ impl Port {
         self.clear(&abandoned);
     }
 
-    /// Takes over the rails of the NICs that are open now. The links on other NICs have ended or will end.
+    /// Takes over the rails that are open now, which are NICs with their completion queues. The links on
+    /// other NICs have ended or will end.
     fn take_up_rails(&mut self) {
         let open = self.state.own.open();
         let is_same = |(ours, open): (&Arc<Rail>, &Arc<Rail>)| Arc::ptr_eq(ours, open);
@@ -109,7 +110,7 @@ impl Port {
         if !self.links.iter().any(|(_, attached)| matches!(attached.state, LinkState::Ending(_))) {
             return;
         }
-        // All writes that the peer's NIC delivered before the socket ended have completed, so this takes
+        // All writes that the peer's NIC delivered before the socket ended have completed, so the call takes
         // them.
         self.take_all();
         for (_, attached) in self.links.iter_mut() {
@@ -145,7 +146,7 @@ impl Port {
         for (_, neighbour) in self.links.iter_mut() {
             let Endpoint { connection: other, link, .. } = &mut neighbour.link;
             if other.number == connection && !link.is_fenced() {
-                // If this fails, the posts of the other link cannot be sent anyway.
+                // If the fence fails, the posts of the other link cannot be sent anyway.
                 let _ = link.fence();
             }
         }

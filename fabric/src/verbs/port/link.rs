@@ -1,7 +1,7 @@
 //! A link's queue pair with its requests and counts.
 //!
-//! A handshake's thread makes and connects it; then the port's thread owns it. It has its windows as
-//! addresses and keys, and does not depend on the state of the link in its port.
+//! A handshake's thread makes and connects the queue pair; then the port's thread owns it. This module has
+//! windows as addresses and keys, and does not depend on the state of the link in its port.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -137,7 +137,6 @@ impl Unconnected {
         self.depths.each == 2
     }
 
-    /// Returns the number of ranges that the link sends.
     pub fn sent_ranges(&self) -> usize {
         self.carried.sent.iter().len()
     }
@@ -354,8 +353,8 @@ impl Link {
         self.receives.post(&self.qp, RECEIVES)
     }
 
-    /// Posts a fence after the earlier posts. When they are done, the fence completes, and
-    /// [`fence_passed`](Self::fence_passed) is called.
+    /// Posts a fence, a write without bytes, after the earlier posts. When they are done, the fence
+    /// completes, and [`fence_passed`](Self::fence_passed) is called.
     pub fn fence(&mut self) -> Result<(), i32> {
         if !self.waiting.is_empty() {
             self.fence_due = true;

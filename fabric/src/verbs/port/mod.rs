@@ -84,8 +84,8 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// Shuts the connection, so the peer sees that this end left. Each way to drop an endpoint does so: `detach`,
-/// dropping the port, or dropping an unattached endpoint.
+/// Shuts the connection, so the peer sees that this end left: after `detach`, when the port is dropped, and
+/// when an unattached endpoint is dropped.
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.connection.shut();
@@ -117,7 +117,7 @@ pub struct Port {
     /// Detached links with sends that are still in flight.
     pub(super) lingering: Vec<Linger>,
     pub(super) batch: Box<[ibv_wc; BATCH]>,
-    /// The rails that the port uses, as of its last call of `look`.
+    /// The rails (NICs with their completion queues) that the port uses, as of its last call of `look`.
     pub(super) rails: Vec<Arc<Rail>>,
     /// The index of the rail that was polled first in the last poll.
     pub(super) first: usize,
@@ -135,7 +135,7 @@ pub struct Port {
 /// port's NIC is not open, the port has no NIC until [`Group::mend`] opens it.
 ///
 /// # Errors
-/// Returns an error if libibverbs is missing, no NIC can be opened, or something runs out.
+/// Returns an error if libibverbs is missing, no NIC can be opened, or memory or descriptors run out.
 pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, Vec<Port>), VerbsError> {
     let ports: Vec<&[NicOptions]> = nics.chunks(1).collect();
     let group = Group::new(&ports, options)?;
@@ -237,7 +237,7 @@ impl crate::Port for Port {
             "an endpoint belongs to the port that its connection was made for"
         );
         let (route, generation) = (endpoint.link.route.number as usize, endpoint.link.route.generation);
-        // The connection may have ended before this port got the link.
+        // The next poll looks for an ended connection: this one may have ended before the port got the link.
         self.changes_seen = self.changes_seen.wrapping_sub(1);
         let id = self.links.insert(endpoint);
         let unread = self.links.iter().map(|(_, attached)| attached.link.link.most_unread() as usize);

@@ -1,7 +1,8 @@
 //! Sleep: on the completion channels of a port's NICs, and on its bell.
 //!
 //! No wake-up is lost: the port arms a queue, and polls it once more after that. A later completion makes the
-//! channel readable. Arrivals of completions taken before the sleep go into the stash.
+//! channel readable. Arrivals that are taken before the sleep go into the port's stash, which the next polls
+//! show.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -32,7 +33,8 @@ impl Port {
     }
 
     /// Prepares a sleep. Returns true if there is already something to see. Otherwise the [`fd`](Self::fd)
-    /// becomes readable when there is, and the caller must call [`slept`](Self::slept) after the sleep.
+    /// becomes readable when there is something to see, and the caller must call [`slept`](Self::slept) after
+    /// the sleep.
     pub(crate) fn arm(&mut self, until: Until) -> bool {
         if self.is_due(until) {
             return true;
