@@ -2,7 +2,7 @@
 //! inputs to a new hub, and compares the answers.
 //!
 //! ```text
-//!   {"record": "phub-server", "form": 3, "version": "0.1.0", "settings": {..}}
+//!   {"record": "phub-server", "form": 5, "version": "0.1.0", "settings": {..}}
 //!   {"at_ns": 81220417, "input": {"Find": {"name": "job", "owner": null}}, "answer": "Ok(Free(JobId(0)))"}
 //!   ...
 //!   {"ended": "the hub stopped"}
@@ -200,8 +200,8 @@ impl fmt::Display for Difference {
 /// Replays the lines of a record, whose first time is `begun`.
 ///
 /// # Errors
-/// Returns an error if the record has another version of the format, if a line cannot be read, or if an answer differs. It
-/// names the first such line.
+/// Returns an error if the record has another version of the format, if a line cannot be read, or if an answer differs. The
+/// error names the first line at fault.
 pub fn replay<E: fmt::Display>(
     lines: impl IntoIterator<Item = Result<String, E>>,
     begun: Instant,

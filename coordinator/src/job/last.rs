@@ -321,8 +321,8 @@ impl Last {
     }
 }
 
-/// Returns the effects of the end. Other hubs that wait for an answer get it: this hub no longer has the job, and its part
-/// has this result.
+/// Returns the effects of the end. Other hubs that wait for an answer learn that this hub no longer has the job, and the
+/// result of its part.
 fn over(saved: Saved) -> Vec<Effect> {
     let bytes = |saved: &Option<CheckpointReply>| saved.as_ref().map_or(0, |reply| reply.bytes);
     let part = saved.as_ref().map(|saved| LastReply { bytes: bytes(saved) }).map_err(Clone::clone);

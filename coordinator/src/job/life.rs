@@ -3,7 +3,7 @@
 //! | state | event | next state |
 //! | --- | --- | --- |
 //! | (a free name) | a worker's join makes the job | `Gathering` |
-//! | `Gathering` | rank 0 offers a state; the state is wanted, or not, and comes | `Gathering`, see [`Brought`] |
+//! | `Gathering` | rank 0 offers a state; the job wants the state, or not; a wanted state arrives | `Gathering`, see [`Brought`] |
 //! | `Gathering` | a member has all that it needs to take part | `Gathering`, with fewer ranks missing |
 //! | `Gathering` | the hubs above name machines that are missing | `Gathering`, with these machines missing |
 //! | `Gathering` | a cut lets all members take part | `Running` |

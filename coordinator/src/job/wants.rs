@@ -116,7 +116,7 @@ enum WaitsFor {
 }
 
 impl Wants {
-    /// Whether another client may share the state for which the client of this want waits. It may before the
+    /// Whether another client may share the state for which the client of this want waits. Sharing is allowed before the
     /// cut is taken, and always if both clients name the same round. So no client gets a state that is older than its request.
     pub fn may_share(&self, id: WantId) -> bool {
         let is_ahead = |want: &Want| match want.waits_for {

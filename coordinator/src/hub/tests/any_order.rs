@@ -86,7 +86,7 @@ struct Driven {
     now: Instant,
     /// The record of all inputs.
     record: Vec<String>,
-    /// The reserved names. If there is no job that is being made, the last state of a failed job is being saved.
+    /// The reserved names, each with the job that is being made. Without such a job, a failed job's last state is being saved.
     reserved: BTreeMap<&'static str, Option<Making>>,
     /// All tokens, each with the name of its job, and its member.
     given: Vec<(Token, &'static str, MemberOf)>,
@@ -243,7 +243,7 @@ impl Driven {
         }
     }
 
-    /// Frees a reserved name. If a last state was to be saved, it could not be saved.
+    /// Frees a reserved name. If the name belongs to a failed job, saving the last state of that job fails first.
     fn release(&mut self, name: &'static str) {
         if self.reserved.remove(name) == Some(None) {
             let saved = self

@@ -31,8 +31,8 @@ use crate::tokens::Token;
 
 /// The time within which a living worker without links sends a heartbeat, after the hub's news.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
-/// The time within which the heartbeat of a dying worker ends after its links. The hub sends no news before, because news
-/// would answer the heartbeat.
+/// The longest time from the end of a dying worker's links to the end of its heartbeat request. The hub sends no news
+/// within this time, because news would answer the heartbeat.
 const DIES_WITHIN: Duration = Duration::from_millis(100);
 
 /// A worker, or a hub below, that has joined.
@@ -135,8 +135,8 @@ impl Member {
 
     /// Whether a member of a running job may reconnect after a link ended by itself, and so is not lost yet.
     pub(crate) fn waits_for_links(&self) -> bool {
-        // A link on shared memory ends only if the worker dies or closes it. A worker that has reconnected may close it
-        // itself: it closes its links to this hub if it gets none to another hub.
+        // A link on shared memory ends only if the worker dies or closes the link. A worker that has reconnected closes its
+        // links to this hub if it gets no links to another hub.
         let lives = self.transport != Some(Transport::Shm) || self.standing.has_relinked();
         lives && self.may_relink()
     }

@@ -65,7 +65,7 @@ struct Hub {
 struct Hubs {
     hubs: [Hub; 2],
     asks: Vec<Ask>,
-    /// The request of hub 0 to answer at the end of each of the other hub's cuts.
+    /// The request of hub 0 that each cut of the other hub answers.
     answers: HashMap<CutId, usize>,
     has_given_up: bool,
 }
