@@ -36,7 +36,7 @@ pub struct Address {
     pub name: String,
     /// The origin of the name.
     named: Named,
-    /// The IP addresses with the port, once they were looked up. `localhost` often has one of IPv6 before that of IPv4.
+    /// The IP addresses with the port, once they were looked up. `localhost` often has an IPv6 address before its IPv4 address.
     found: Arc<OnceCell<Vec<SocketAddr>>>,
     /// The permits to look up an address. All addresses that were named together share them.
     lookups: Arc<Semaphore>,

@@ -26,8 +26,8 @@ use crate::hubs::{Hubs, may_write};
 
 /// The limit on the parts of checkpoints whose state is remembered.
 const PARTS: usize = 8;
-/// The limit on the kept reports of each core about rounds without a snapshot. No core is so many rounds behind another core
-/// that it needs older reports.
+/// The limit on the kept reports of each core about rounds without a snapshot. Older reports are not needed, because no core
+/// is this many rounds behind another core.
 const PASSED: usize = 64;
 
 /// The checkpoints of a job.

@@ -1,5 +1,5 @@
 //! Counts the connections of each client to the control port. Neither one address nor all clients without a
-//! token can take all of them.
+//! token can take all connections.
 //!
 //! The end of a connection frees its place. Runs on the control thread.
 
@@ -250,7 +250,7 @@ mod tests {
         let (crowd, limits) = (Crowd::default(), ControlLimits::of_connections(4096));
         let stranger = |from: &str| crowd.enter(from.parse().unwrap(), &limits).unwrap().0;
         let gone = |place: &mut Place| place.gone.try_recv().is_ok();
-        // The limit allows 2000 bytes a second. All bytes of the client arrive in a third of a second.
+        // The limit is 2048 strangers. So a client keeps its place while 2000 newer connections arrive.
         let mut slow = stranger("10.0.0.1:1");
         let mut others = Vec::from_iter((0..2000).map(|_| stranger("10.0.0.1:2")));
         assert!(!gone(&mut slow) && !others.iter_mut().any(gone));

@@ -28,8 +28,8 @@ pub struct ControlLimits {
     pub connections: usize,
     /// The most connections of one address.
     pub of_an_address: usize,
-    /// The most connections that have shown no token yet. If there are more, the oldest one of the address
-    /// with the most loses its place to a new one.
+    /// The most connections that have shown no token yet. If there are more, the address with the most such
+    /// connections loses its oldest one.
     pub strangers: usize,
 }
 

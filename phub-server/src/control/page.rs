@@ -34,7 +34,7 @@ const PAGE: &str = include_str!("page.html");
 /// The placeholder in the page for a random word. The policy allows only scripts and styles with that word.
 const NONCE: &str = "NONCE";
 
-/// The number of listeners at the same time. For each, the hub makes a description of itself every second.
+/// The most listeners at the same time. For each listener, the hub makes a description of itself every second.
 pub(super) const LISTENERS: usize = 32;
 /// The time between two events.
 const PAUSE: Duration = Duration::from_secs(1);

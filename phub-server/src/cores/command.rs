@@ -52,8 +52,8 @@ pub(crate) enum Command {
     Hold { job: JobId, reply: Reply<Option<Front>> },
     /// Return the round that each worker has reached in a held job.
     Lines { job: JobId, reply: Reply<Vec<Option<Round>>> },
-    /// End a held job: let no chunk pass the round `before`. If workers step alone, let no worker pass its own line
-    /// instead.
+    /// End a held job: let no chunk pass the round `before`. If workers step alone, let no worker pass its own round
+    /// in `lines` instead.
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
     /// Copy the state that a held job has before a round.
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
@@ -73,7 +73,7 @@ pub(crate) enum Command {
     /// Return the measurements of the last rounds.
     Measure { job: JobId, reply: Reply<Measured> },
     /// Return the last state of a job that has failed while it was held; `None` if the core has no chunks of
-    /// it.
+    /// the job.
     LastState { job: JobId, before: Round, reply: Reply<Option<Result<SnapshotPart, String>>> },
     /// End a job.
     RemoveJob { job: JobId },
@@ -82,11 +82,11 @@ pub(crate) enum Command {
     Test(fn()),
 }
 
-/// A core's links to the hubs above. A link has the window that the hub writes, unless the workers read that
+/// A core's links to the hubs above. A link has the window that the hub above writes, unless the workers read that
 /// window.
 pub(crate) type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
 
-/// The last events of a core: its number, the events, and the number of earlier events. Empty without a
+/// A core's number, its last events, and the number of earlier events. There are no events without a
 /// timeline.
 pub(crate) type LastEvents = (usize, (Vec<Event>, u64));
 

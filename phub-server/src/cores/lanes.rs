@@ -7,8 +7,8 @@
 //!
 //! A core that has several NICs in the plan becomes several lanes, so that every NIC carries its share. In
 //! the plan a NIC is a device; the device's cores share its ports. Lanes are chosen once, before any thread
-//! starts. Later this module also decides which of them a new job can use. It depends on nothing of a
-//! transport except its NICs.
+//! starts. Later this module also decides which lanes a new job can use. Of a transport, it knows only the
+//! NICs.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
 //! Command lines, the environment and a configuration file. Only this file makes settings of programs from
-//! the three.
+//! these three sources.
 //!
 //! A variable that is empty is not set. An error names the variable or file that a value came from.
 

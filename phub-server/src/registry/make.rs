@@ -128,7 +128,7 @@ impl Registry {
             Some(below) => below.placement.clone(),
         };
         let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
-        // Each joining worker puts its own port here.
+        // Each joining worker puts its own port in the place of port 0.
         let links = placement.links(&wire, self.cores.len(), numbers.iter().copied(), &[PortId(0)]);
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
@@ -176,7 +176,7 @@ impl Registry {
         numbers: &[usize],
         placement: &Placement,
     ) -> Result<Windows, Refusal> {
-        // This must run before other threads touch the pages.
+        // `huge_pages` must run before other threads touch the pages.
         let huge_pages = |shards: &[ShardSpec]| self.huge_pages(numbers, shards);
         if let Some((let_in, below)) = above {
             let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;

@@ -49,7 +49,7 @@ pub struct HubSettings {
     pub insecure: bool,
 
     /// File with the certificate of the control port, in PEM, and after it the certificates that sign it. The port then
-    /// speaks only TLS. SIGHUP reads it and the key again. `phub-server certificate` makes a pair. Default: no TLS.
+    /// speaks only TLS. SIGHUP reads certificate and key again. `phub-server certificate` makes a pair. Default: no TLS.
     #[arg(long, env = "PHUB_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
 
@@ -224,12 +224,12 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
 
-    /// The most bytes of the record, in megabytes. It then ends with a line that says so, and the hub continues.
+    /// The size limit of the record, in megabytes. There the record ends with a line that says so, and the hub continues.
     #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000, requires = "record",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub record_mb: u32,
 
-    /// Form of log lines: text for people, or json for programs, an object a line with its facts as fields
+    /// Form of log lines: text for people, or json for programs, one object for each line, with its facts as fields
     /// [default: text] [env: PHUB_LOG_FORMAT=]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,

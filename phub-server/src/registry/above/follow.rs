@@ -48,8 +48,8 @@ impl Registry {
         }
     }
 
-    /// Returns the hubs of a mesh whose job above still waits for this machine. They have met before, and
-    /// this machine's hub has not joined them since.
+    /// Returns the hubs of a mesh whose job above still waits for this machine. The hubs have met before, and
+    /// this machine's hub has not joined the job since.
     fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
         let mut inner = self.lock();
         let (state, job) = inner.named(&name_above(name))?;

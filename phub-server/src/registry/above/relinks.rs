@@ -26,13 +26,13 @@ impl RelinksAbove {
         member.handle(Event::LinkEnded { may_relink }, Instant::now())
     }
 
-    /// Notes the end of a step. Returns the next one.
+    /// Notes the end of a step. Returns the next step.
     pub fn handle(&mut self, event: Event) -> Step {
         let member = self.member.as_mut().expect("a link was lost before");
         member.handle(event, Instant::now()).expect("the end of a step")
     }
 
-    /// Notes that `cores` cores have been told to drop their links.
+    /// Notes that `cores` cores must drop their links.
     pub fn unlink(&mut self, cores: usize) {
         self.unlinked = (cores, AnswersAbove::default());
     }

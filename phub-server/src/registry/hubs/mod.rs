@@ -80,7 +80,7 @@ impl Peers {
         self.ask_for_parts(hub, "", self.limit).await
     }
 
-    /// Asks another hub for its checkpoints, after it has read its part of a round, which may take long.
+    /// Asks another hub for its checkpoints. That hub first reads its part of a round, which may take long.
     pub async fn check_part(self: Arc<Self>, hub: u32, round: Round) -> Result<PartsReply, String> {
         self.ask_for_parts(hub, &format!("/{}", round.0), SAVED_WITHIN).await
     }

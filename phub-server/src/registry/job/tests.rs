@@ -32,7 +32,7 @@ struct Bed {
     on_loss: OnLoss,
     members: Members,
     consistency: Consistency,
-    /// The tokens of its joins, in the order of the joins.
+    /// The tokens of the members' joins, in the order of the joins.
     tokens: Vec<Token>,
 }
 

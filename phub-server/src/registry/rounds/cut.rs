@@ -18,7 +18,7 @@ use crate::registry::job::Job;
 use crate::registry::rounds::waits::{Came, answers};
 
 impl Registry {
-    /// Begins the cut that hub 0 has ordered. Waits until the job is held, or until the cut is over.
+    /// Begins the cut that hub 0 has ordered. Waits until the job is paused, or until the cut is over.
     pub(in crate::registry) async fn cut_for_lead(&self, id: JobId, cut: u64) -> Result<Came, JobEnded> {
         let came = {
             let mut inner = self.lock();

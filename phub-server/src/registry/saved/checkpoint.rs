@@ -55,13 +55,13 @@ impl Registry {
                 Ok(())
             };
         };
-        // The disks of the hubs above may need longer than `limit`. Their hubs then still write the state at the cut.
+        // The disks of the hubs above may need longer than `limit`. The hubs above then still write the state at the cut.
         let (why, limit) = (why.to_owned(), ROUND_AT_STOP + self.up.limit);
         let ended = on_thread("phub-above", move || above.stop(&why, limit)).await?;
         ended.map_err(|error| error.to_string())
     }
 
-    /// Writes the checkpoint of a job that is then ended. The job makes no round after it, so that nothing is lost.
+    /// Writes the checkpoint of a job that is then ended. The job makes no round after the checkpoint, so that nothing is lost.
     pub(crate) async fn checkpoint_at_stop(self: &Arc<Self>, id: JobId) -> Result<CheckpointReply, String> {
         let written = self.checkpoint_at(id, CutAt::LastRound, ROUND_AT_STOP).await;
         written.map_err(|why| why.to_string())

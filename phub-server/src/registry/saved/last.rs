@@ -6,8 +6,8 @@
 //!                              that are in --> parts --> file --> the job's memory goes, its name is free again
 //! ```
 //!
-//! The [coordinator](coordinator::LastStep) decides on the steps. Here they are taken: cores and other hubs are asked, and files are
-//! written.
+//! The [coordinator](coordinator::LastStep) decides on the steps. This module takes them: it asks cores and other hubs, and
+//! writes files.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -107,7 +107,7 @@ impl Registry {
         let (id, name, cores) = (job.id, job.name.clone(), Arc::clone(&job.cores));
         let (writing, file) = (Arc::clone(&job.checkpoints.writing), self.file_of(job));
         self.runtime.spawn(async move {
-            // After this, no file of this job can appear next to those of a job that continues from here.
+            // After this wait, this job writes no more files beside those of a job that continues from its state.
             let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for &core in &cores.numbers {
                 registry.cores[core].tell(Command::RemoveJob { job: id });

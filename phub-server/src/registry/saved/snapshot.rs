@@ -15,7 +15,7 @@ use super::collected::{Collected, Met, ended};
 use crate::registry::job::Job;
 use crate::registry::{Inner, Registry};
 
-/// The result of a want, which arrives later.
+/// The result of a request for a state, which arrives later.
 pub(super) type Wanted = oneshot::Receiver<Result<Met, NoState>>;
 
 impl Registry {
@@ -65,7 +65,7 @@ impl Registry {
         }
     }
 
-    /// Notes a want of a job's state within a time. Also returns the number of the want.
+    /// Notes a request for a job's state within a time limit. Also returns the request's number.
     pub(super) fn want(
         &self,
         inner: &mut Inner,
