@@ -20,8 +20,8 @@ use super::tree::{ABANDONED, Tree};
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Tree {
-    /// Kills the hubs at the top. `have_begun`: whether all workers had weights. If they had not, they have
-    /// still reached the same rounds as before.
+    /// Kills the hubs at the top. `have_begun`: whether all workers had weights. Workers without
+    /// weights have still reached the same rounds as before.
     pub fn hubs_above_die(&mut self, have_begun: bool) {
         if have_begun {
             self.note_reached();

@@ -147,7 +147,7 @@ impl Tree {
         };
         let levels = vec![level(job.level), level(LevelTerms::default()), level(LevelTerms::default())];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
-        // The network must keep the order: a core's part is sent before its answers.
+        // The network must keep the order: a core's part of the norm is sent before its answers.
         let reorder = dice.below(2) == 0 && !job.finds_norms();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
         let ledger = Ledger::new(&layout, &job);
@@ -360,8 +360,8 @@ impl Tree {
         }
     }
 
-    /// Whether a worker or a hub must stay, so that the job continues. Worker 0 and the hubs above it must stay; in a mesh a
-    /// worker of each machine must.
+    /// Whether a worker or a hub must stay, so that the job continues. Worker 0 and the hubs above it must stay. In a mesh, a
+    /// worker of each machine must stay.
     fn stays(&self, worker: usize) -> bool {
         worker == 0 || self.terms.mesh && self.job.workers[worker].rank == 0
     }
@@ -408,7 +408,7 @@ impl Tree {
         }
     }
 
-    /// Ends the links of all hubs at once. A part that a hub has passed on then helps no other hub.
+    /// Ends the links of all hubs at once. A part of the norm that a hub has passed on then helps no other hub.
     fn loses_network(&mut self) {
         let linked = (1..self.job.nodes.len()).filter(|&hub| self.is_linked_above(hub));
         linked.collect::<Vec<_>>().into_iter().for_each(|hub| self.loses_links(hub));
@@ -448,14 +448,14 @@ impl Tree {
         }
     }
 
-    /// Makes new links for a worker that makes some, if that is possible.
+    /// Makes new links for a worker that has lost its links, if that is possible.
     pub fn relink(&mut self, worker: usize) {
         if self.unlinked.contains(&worker) && self.job.relink(worker).unwrap() {
             self.unlinked.remove(&worker);
         }
     }
 
-    /// Makes new links for a hub that makes some, if that is possible.
+    /// Makes new links for a hub that has lost its links, if that is possible.
     pub fn relink_hub(&mut self, hub: usize) {
         if self.unlinked_hubs.contains(&hub) && self.job.relink_hub(hub).unwrap() {
             self.unlinked_hubs.remove(&hub);

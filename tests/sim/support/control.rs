@@ -7,9 +7,9 @@
 //!
 //! The driver of a real hub does the same with threads. Both queues keep their order, and the caller decides
 //! when something leaves a queue. After each event the control checks the invariants. If one seed is
-//! replayed, the control prints the story.
+//! replayed, the control prints a line for each event.
 
-/// Prints a line of the story, if the story is printed.
+/// Prints a line about an event, if one seed is replayed.
 macro_rules! tell {
     ($control:expr, $($words:tt)*) => {
         if $control.is_told {
@@ -87,7 +87,7 @@ pub struct Control {
     begun: Vec<(u32, Round)>,
     /// The requests and messages to other hubs.
     pub letters: Vec<Letter>,
-    /// The cut of hub 0 that each cut here answers, and whether hub 0 has released it. Hub 0 itself has none.
+    /// The cut of hub 0 that each cut of this hub follows, and whether hub 0 has released it. Empty at hub 0.
     follows: HashMap<CutId, (CutId, bool)>,
     /// The snapshots and checkpoint files.
     pub files: FilesHere,
@@ -114,13 +114,13 @@ pub struct Control {
     is_dead: bool,
     now: Instant,
     ticks: u32,
-    /// Whether the story is printed as it happens, because one seed is replayed.
+    /// Whether each event is printed as it happens, because one seed is replayed.
     pub is_told: bool,
     /// The tokens that the hub has given, each with its rank.
     given: Vec<(Token, u32)>,
     /// The rounds that members had reached when they lost their hubs, by rank.
     reached: Vec<Option<Round>>,
-    /// What the story has done to the member of each rank, by rank.
+    /// The harms that the test has done to the member of each rank, by rank.
     harms: Vec<Vec<Harm>>,
     /// The reason for the last loss of a member.
     lost: Option<String>,
@@ -288,7 +288,7 @@ impl Control {
         self.first_round(rank)
     }
 
-    /// Notes which machines are missing at the hubs above, whose news are these.
+    /// Notes which machines are missing at the hubs above. `above` is the state in their news.
     pub fn misses_machines(&mut self, above: &JobState) {
         let machines = match above {
             JobState::Gathering { missing, .. } => missing.clone(),
@@ -452,7 +452,7 @@ impl Control {
         &self.heard
     }
 
-    /// Whether commands, reports or letters are on their way.
+    /// Whether commands or reports are on their way, or a state is being brought or saved.
     pub fn is_busy(&self) -> bool {
         self.brings.is_some() || self.saves_last() || self.has_work()
     }
@@ -575,7 +575,7 @@ impl Control {
                 Some(member) => {
                     let waits =
                         member.standing.waits_for_cut(self.commands.len()) && !self.job().life.gathers();
-                    // A newcomer may not yet be at all of several hubs.
+                    // A newcomer may not yet have joined all hubs.
                     let waits = waits && self.job().hubs.share.is_whole();
                     // Nobody begins to take part in a job that ends.
                     let waits = waits && !self.is_closed();

@@ -1,5 +1,5 @@
-//! The pushes of each worker, for each key in each round: a gradient, nothing, or weights. Also the bytes
-//! that a worker sends ahead.
+//! The pushes of each worker, for each key in each round: a gradient, nothing, or weights. [`Drafts`] are
+//! the gradients that a worker sends ahead.
 
 use std::collections::BTreeMap;
 

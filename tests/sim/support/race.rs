@@ -102,7 +102,7 @@ impl Race {
     }
 
     /// Pushes a key in the worker's next round, unless a push of the key is in flight. The push leaves in the
-    /// worker's next turn. If the key has a group, the push leaves with those of the other keys in it.
+    /// worker's next turn. If the key has a group, the push leaves with the pushes of the group's other keys.
     pub fn push(&mut self, rank: usize, key: KeyId) -> bool {
         self.try_push(rank, key).unwrap()
     }

@@ -30,8 +30,8 @@ pub struct Terms {
     pub cores: usize,
     /// The number of shards on each core to which the job's keys are dealt.
     pub shards: usize,
-    /// The number of keys in a batch of rank 0 with pulls, from the last key on. Each rank has one key more
-    /// than the previous rank.
+    /// The number of keys that rank 0 pulls in a batch, from the last key on. Each rank pulls one key more than
+    /// the previous rank.
     pub batch_keys: Option<usize>,
     /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
     pub worker_credit: Option<usize>,

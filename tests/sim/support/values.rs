@@ -8,7 +8,7 @@ use pbox_core::oracle::{self, Step};
 use pbox_core::{Dtype, Key, KeyId, Numbers, Optimizer, Round};
 use worker_shim::State;
 
-/// The value in the place of a rank that gives the first weights.
+/// The value of `rank` that stands for the first weights.
 const BROADCAST: u32 = u32::MAX;
 
 /// A gradient that is so large that the norm of its round is a spike. All types can hold it.

@@ -40,7 +40,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Returns the number of its pushes before a round, without the broadcast.
+    /// Returns the number of the worker's pushes before a round, without the broadcast.
     fn pushes(&self, Round(before): Round) -> u32 {
         before.saturating_sub(self.first.0.max(1))
     }

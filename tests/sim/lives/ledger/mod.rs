@@ -55,7 +55,7 @@ impl Members for Levels {
         let next = |worker: usize| next_push(&self.workers[worker].exchange, key);
         let takes_part = |worker: &usize| self.is_alive(*worker) && self.first_round(*worker).is_some();
         let furthest = workers().map(next).max().unwrap_or(0);
-        // A worker that makes new links has pushed as many rounds as the others, or fewer.
+        // A worker that makes new links has pushed as many rounds as the other workers, or fewer.
         workers().filter(takes_part).map(next).min().unwrap_or(furthest)..=furthest
     }
 }

@@ -85,7 +85,7 @@ impl Levels {
     }
 
     /// Lets nodes that wait for the hubs above look whether they take part there, the lowest node first.
-    /// Returns whether one does.
+    /// Returns whether a node takes part.
     fn look_above(&mut self) -> bool {
         let mut begins = false;
         for node in (1..self.nodes.len()).rev() {

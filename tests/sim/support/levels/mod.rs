@@ -25,7 +25,7 @@ use crate::trouble::Dice;
 pub use losses::Losses;
 pub use strike::{ENDS, Strike};
 
-/// The job at every hub. A mesh uses the same name at its top, because both are on the same cores.
+/// The job at every hub. At the top of a mesh it has another number, because both jobs are on the same cores.
 const JOB: JobId = JobId(0);
 const ABOVE: JobId = JobId(1);
 
