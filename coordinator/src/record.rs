@@ -26,7 +26,7 @@ use crate::job::Event;
 
 /// The name of the format.
 const FORMAT: &str = "phub-server";
-/// The version of the form of inputs and answers. It goes up with each change after which this program cannot read older
+/// The version of the form of inputs and answers. The version goes up with each change after which this program cannot read older
 /// records. `tests/form.rs` replays a record of a known life, and finds such a change.
 const FORM: u32 = 5;
 /// The digits of a token and of a secret.

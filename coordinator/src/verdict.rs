@@ -14,7 +14,7 @@ const WORTH_A_WORD: f64 = 0.05;
 const OFTEN: u32 = 10;
 /// The most ranks that a verdict names.
 const NAMED: usize = 8;
-/// The least wait for the round in flight that becomes the verdict itself.
+/// The shortest wait of the round in flight that is itself the verdict.
 const STANDS: Duration = Duration::from_secs(1);
 
 /// Describes the progress of a job in one line.

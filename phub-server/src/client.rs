@@ -26,7 +26,7 @@ use tokio_rustls::TlsConnector;
 
 /// The longest answer: the rounds of a job's checkpoints, or all jobs of a hub.
 const ANSWER_BYTES: usize = 4 << 20;
-/// The number of names of one job that are looked up at the same time.
+/// The most names of one job that are looked up at the same time.
 const LOOKUPS: usize = 4;
 
 /// A hub's control port.

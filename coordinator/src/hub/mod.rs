@@ -209,7 +209,7 @@ impl Hub {
                     }
                 }
                 Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
-                // A connection by this token may be in progress. Its links are lost, too.
+                // A connection by this token may be in progress. The links of that connection are lost, too.
                 Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),
                 _ => {}
             }

@@ -16,8 +16,8 @@ const GENERATIONS: usize = 2;
 /// of the other hubs must not fill up.
 const UNDECIDED: usize = 4;
 
-/// The limit on the rounds that this hub remembers of another hub's files. It is several times [`GENERATIONS`] and
-/// [`UNDECIDED`].
+/// The limit on the rounds that this hub remembers of another hub's files, several times as many as [`GENERATIONS`]
+/// and [`UNDECIDED`].
 const MOST_FILES: usize = 64;
 
 /// The cuts of hub 0, as another hub of the job sees them.
@@ -241,8 +241,8 @@ mod tests {
     }
 
     proptest! {
-        /// Requests of hub 0 arrive in any order, or not at all. Afterwards a job is held only if the release of a cut was
-        /// lost. Then a timer fails the job.
+        /// Requests of hub 0 arrive in any order, or not at all. Afterwards a job is paused only if the release of a cut
+        /// was lost. Then a timer fails the job.
         #[test]
         fn only_a_lost_release_leaves_a_job_held(
             requests in proptest::sample::subsequence((0..16u64).collect::<Vec<_>>(), 0..=16).prop_shuffle(),
@@ -250,7 +250,7 @@ mod tests {
             let mut follower = Follower::default();
             let (mut held, mut released) = (HashSet::new(), HashSet::new());
             for request in &requests {
-                // Cut 1 is held by request 0 and released by request 1, and so on.
+                // Request 0 begins cut 1, request 1 releases cut 1, and so on.
                 let cut = 1 + request / 2;
                 if request % 2 == 0 {
                     held.extend(follower.hold(cut).ok().map(|()| cut));

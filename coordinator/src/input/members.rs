@@ -219,7 +219,7 @@ impl Request for GrantLinks {
     }
 }
 
-/// A request of a member to leave before a round. Its token is no longer valid afterwards.
+/// A request of a member to leave before a round. Afterwards the member's token is no longer valid.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Leave {
@@ -248,7 +248,7 @@ impl Request for Leave {
     }
 }
 
-/// A report that a member is lost. Its job fails, or continues without it.
+/// A report that a member is lost. The job fails, or continues without the member.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lose {

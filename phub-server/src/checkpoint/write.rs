@@ -55,8 +55,8 @@ pub(super) struct Names<'a> {
 }
 
 /// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path` right after
-/// `keep`. If the disk is full, it tries again as long as `make_room` removes a file. It does not make room
-/// for a state that is not finite.
+/// `keep`. If the disk is full, tries again as long as `make_room` removes a file. Makes no room for a
+/// state that is not finite.
 pub(super) fn replace(
     names: Names<'_>,
     plan: &Plan,

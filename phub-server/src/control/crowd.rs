@@ -93,7 +93,7 @@ impl Place {
 }
 
 impl Crowd {
-    /// Returns a place for a connection from this address. Also returns whether a stranger has lost its place for it.
+    /// Returns a place for a connection from this address. Also returns whether a stranger has lost its place for this one.
     ///
     /// # Errors
     /// Returns the name of the client or group that already has all the connections that it can have.

@@ -108,8 +108,8 @@ async fn tell_hub(registry: &Weak<Registry>, listener: &Sender<Bytes>, Seen { se
     for _ in 0..EVENTS {
         ticks.tick().await;
         let hub = {
-            // The registry is not held while this task waits for the listener: a hub that stops needs the
-            // last reference.
+            // This task has no reference to the registry while it waits for the listener: a hub that stops
+            // needs the last reference.
             let Some(registry) = registry.upgrade() else { return };
             registry.look_at_waits().await;
             let mut hub = registry.describe();

@@ -211,7 +211,7 @@ pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)
 }
 
 /// Whether a new job can use each lane: the lane has no NIC, or its NIC is open and has a link. If no lane is
-/// left, the job can use all of them, because its workers use other transports. Called once for each job:
+/// left, the job can use all lanes, because its workers use other transports. Called once for each job:
 /// each open NIC costs a system call.
 pub(crate) fn of_use(lanes: &[&Lane], rdma: Option<&verbs::Group>) -> Vec<bool> {
     let Some(rdma) = rdma else { return vec![true; lanes.len()] };

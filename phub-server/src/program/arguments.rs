@@ -15,8 +15,8 @@ use super::config::{self, Config, flag, is_given};
 #[derive(Debug)]
 pub struct Unusable {
     error: clap::Error,
-    /// A sentence for each setting that the error names and that comes from the environment or a file. It
-    /// names the origin of the value.
+    /// A sentence for each setting that the error names and that comes from the environment or a file. The
+    /// sentence names the origin of the value.
     notes: Vec<String>,
 }
 

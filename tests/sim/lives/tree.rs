@@ -94,8 +94,8 @@ fn above(layout: &Layout, machines: u32, dice: &mut Dice) -> JobTerms {
     }
 }
 
-/// Replaces terms that the hubs refuse together, with an error that names each of them. Returns whether there
-/// were such terms.
+/// Replaces terms that the hubs refuse in combination. The error must name each of these terms. Returns
+/// whether any term was replaced.
 fn leave_out_refused(job: &mut JobTerms, is_deep: bool) -> bool {
     let mut are_refused = false;
     loop {

@@ -19,7 +19,7 @@ use crate::trouble::Dice;
 /// A request to another hub, or its answer.
 #[derive(Clone, Debug)]
 pub enum Letter {
-    /// Hub 0 holds the job for its cut.
+    /// Hub 0 asks to pause the job for its cut.
     Hold(CutId, HoldRequest),
     /// Hub 0 releases the job.
     Release(CutId, ReleaseRequest),

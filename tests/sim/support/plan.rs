@@ -40,8 +40,8 @@ impl Plan {
         Plan { alike, ..self }
     }
 
-    /// Returns the content of a worker's push. In the broadcast, most ranks above the lowest leave the
-    /// weights to others.
+    /// Returns the content of a worker's push. In the broadcast, most ranks other than the lowest push
+    /// no weights.
     pub fn content(&self, worker: u32, round: Round, key: KeyId) -> Content {
         self.content_at_hub(worker, worker, round, key)
     }

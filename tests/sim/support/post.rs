@@ -21,7 +21,7 @@ use crate::trouble::Dice;
 /// A question of a hub, which waits for the answers of other hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Hub 0: hold the job for a cut.
+    /// Hub 0: pause the job for a cut.
     Hold(CutId),
     /// Hub 0: release the job after a cut.
     Release(CutId),

@@ -378,7 +378,7 @@ impl Simulated {
         Ok(self.hubs.hubs[hub].obey(core, self.cores.get_mut(place), &mut self.notices)?)
     }
 
-    /// Holds the job. Returns the round that no chunk has passed.
+    /// Pauses the job. Returns the round that no chunk has passed.
     pub fn hold(&mut self) -> Round {
         let fronts = self.cores.iter_mut().filter_map(|core| core.hold(JOB));
         fronts.map(|front| front.highest).max().unwrap_or_default()

@@ -27,7 +27,7 @@ impl Cut {
         }
     }
 
-    /// Returns the release for the other hubs, if hub 0 has asked them to hold the job for this cut.
+    /// Returns the release for the other hubs, if hub 0 has asked these hubs to pause the job for this cut.
     pub(super) fn release_of_others(&self, hubs: &Hubs, members: &Ranks) -> Option<ReleaseRequest> {
         let (number, secret, (snapshot, ends)) = (self.others?, hubs.secret.show(), self.snapshot());
         let admitted = self.admitted(members).iter().filter_map(|&rank| members.worker(rank)).collect();
@@ -89,7 +89,7 @@ impl Cuts {
         effects
     }
 
-    /// Ends all cuts of a failed job. Releases the other hubs that hold the job for a cut.
+    /// Ends all cuts of a failed job. Releases the job at other hubs that have paused it.
     pub(in crate::job) fn end(&mut self, hubs: &Hubs, members: &Ranks) -> Vec<Effect> {
         self.waiting.clear();
         let Some(mut cut) = self.now.take() else { return Vec::new() };
@@ -246,8 +246,8 @@ impl Moved<'_> {
     pub fn over(self, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (self, Vec::new());
         if let Some(why) = cut.unreleased {
-            // The job fails: if another hub still holds it, that hub's workers and the workers of this hub would wait for each
-            // other.
+            // The job fails: if it is still paused at another hub, that hub's workers and the workers of this hub would wait
+            // for each other.
             let reason = format!("a cut did not end: {why}");
             return vec![Effect::CutOver(cut.id, Err(NotCut::Hub(why))), Effect::Fail(reason, Blame::Hub)];
         }

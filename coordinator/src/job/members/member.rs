@@ -206,7 +206,7 @@ impl Standing {
         matches!(self, Standing::Connecting { is_ready: true, attached } if *attached >= cores)
     }
 
-    /// Lets the member take part. Returns false if the member was not waiting for that.
+    /// Lets the member take part. Returns false if the member did not wait to take part.
     pub(crate) fn take_part(&mut self) -> bool {
         let waits = matches!(self, Standing::Connecting { .. });
         if waits {

@@ -110,7 +110,7 @@ impl Ranks {
         self.standing(rank).is_some_and(|standing| standing.attach(cores))
     }
 
-    /// Notes that a worker has lost its links. Its job waits until it reconnects.
+    /// Notes that a worker has lost its links. The job waits until the worker reconnects.
     pub(crate) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
         let cores = self.cores;
         let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));

@@ -97,8 +97,8 @@ impl Registry {
         end.is_none()
     }
 
-    /// Reports to the hubs above that all workers have joined here, and waits until this hub takes part
-    /// there. Returns its first round there; `None` if there are no hubs above.
+    /// Reports to the hubs above that all workers have joined here, and waits until this hub takes part.
+    /// Returns this hub's first round at the hubs above; `None` if there are none.
     pub(crate) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
         let of_job =
             self.of_job(id, |state, job| job.above.clone().map(|above| (above, state.news.now().reached)))?;

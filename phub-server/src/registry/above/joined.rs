@@ -109,7 +109,7 @@ impl JoinedAbove {
         self.hubs.iter().any(|hub| hub.end().is_none())
     }
 
-    /// Notifies the hubs above that the job failed here, unless they know that already. May wait for the
+    /// Notifies the hubs above that the job failed here, unless they already know. May wait for the
     /// hubs.
     pub fn fail(&self, reason: &str, blame: Blame) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
@@ -123,7 +123,7 @@ impl JoinedAbove {
         }
     }
 
-    /// Notifies the hubs above that this hub stops. The job ends there between two rounds. May wait for the hubs.
+    /// Notifies the hubs above that this hub stops. Their job ends between two rounds. May wait for the hubs.
     pub fn stop(&self, why: &str, limit: Duration) -> Result<(), MemberError> {
         self.hubs[0].stop(why, limit) // hub 0 notifies the other hubs
     }

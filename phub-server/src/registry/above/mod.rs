@@ -80,7 +80,7 @@ pub(crate) struct HubsAbove {
     pub hubs: Vec<String>,
     /// The number of this hub's machine at the hubs above, and the number of machines.
     pub machine: Machine,
-    /// The number of this hub among the hubs above, in a mesh. There, this hub owns a share itself.
+    /// The number of this hub among the hubs above, in a mesh, where this hub owns a share itself.
     pub own: Option<usize>,
 }
 

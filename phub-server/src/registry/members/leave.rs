@@ -102,7 +102,7 @@ impl Registry {
         Ok(LeaveReply::default())
     }
 
-    /// Carries a leave out. Returns the job if this was its last worker and the job is below other hubs. Such a job
+    /// Carries a leave out. Returns the job if this was its last worker and the job is below other hubs. That job
     /// ends when this hub has left the hubs above.
     fn leave_now(
         &self,

@@ -61,7 +61,7 @@ impl Registry {
                 copies.waiting.remove(&want)
             });
             registry.make_room(id);
-            // The lock must not be held here: a copy that no client takes is dropped, and then it gives up its turn.
+            // The lock must not be held here: a copy that no client takes is dropped, and the drop takes the lock.
             for client in clients.ok().flatten().into_iter().flat_map(|(_, clients)| clients) {
                 let _ = client.send(made.clone());
             }
@@ -69,7 +69,7 @@ impl Registry {
         Ok(copied)
     }
 
-    /// Makes a copy of a state when it is there.
+    /// Waits for the wanted state, and makes a copy of it.
     async fn make_copy(self: Arc<Self>, name: &str, what: What, turn: AtEnd, wanted: Wanted) -> Copied {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let met = met(wanted).await.map_err(|why| no_state(name, &why))?;

@@ -57,7 +57,7 @@ impl StateFile {
     }
 }
 
-/// The answer to the clients of a want.
+/// The answer to the clients that wait for one copy.
 pub(super) type Copied = Result<Arc<StateFile>, Refusal>;
 
 /// The copies of a job's state.

@@ -66,7 +66,7 @@ impl Registry {
         });
     }
 
-    /// Writes this hub's part, or the whole file, if there is one.
+    /// Writes this hub's part of the last state, or the whole file in a job over one hub.
     fn write_last(
         self: Arc<Self>,
         state: &coordinator::Job,

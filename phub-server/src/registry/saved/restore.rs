@@ -31,7 +31,7 @@ struct Beginning {
     /// The rounds of the files of each hub that owns chunks. At hubs other than hub 0, only the rounds of the hub's
     /// own files.
     files: Files,
-    /// The reason why `round` is not the newest round of the files. `None` if it is, or if there are no files.
+    /// The reason why `round` is not the newest round of the files. `None` if it is the newest, or if there are no files.
     warning: Option<String>,
 }
 

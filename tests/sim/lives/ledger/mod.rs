@@ -117,7 +117,7 @@ impl Ledger {
         }
     }
 
-    /// Checks a part of the last state before a round. `lowest` is the lowest round of any chunk when the job was held.
+    /// Checks a part of the last state before a round. `lowest` is the lowest round of any chunk when the job was paused.
     pub fn check_last(&mut self, part: &SnapshotPart, lowest: Round, before: Round, job: &impl Members) {
         match self {
             Ledger::Together(together) => together.check_last(part, (lowest, before)),

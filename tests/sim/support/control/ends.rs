@@ -145,8 +145,8 @@ impl Control {
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Lets some time pass before living members report that they live. They have taken the earlier news, as
-    /// heartbeats do at once.
+    /// Lets some time pass before living members report that they live. Before that, they take the news,
+    /// as heartbeats do at once.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
         self.heard_of(&lives);
         self.now += LIMIT / 2;

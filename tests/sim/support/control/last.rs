@@ -18,7 +18,7 @@ type PartHere = Result<SnapshotPart, String>;
 pub struct LastHere {
     /// The number of cores that have not yet answered the step in progress.
     answers: usize,
-    /// The rounds of the chunks of each core that has chunks and holds the job.
+    /// The rounds of the chunks of each core that has chunks and has paused the job.
     fronts: Vec<Front>,
     /// Whether all cores hold the job.
     is_held: bool,
@@ -67,7 +67,7 @@ impl Control {
         }
     }
 
-    /// Notes that a core holds the failed job.
+    /// Notes that a core has paused the failed job.
     pub(super) fn holds_last(&mut self, front: Option<Front>) {
         self.last.fronts.extend(front);
         self.last.answers -= 1;
@@ -84,7 +84,7 @@ impl Control {
         self.last.answers -= 1;
     }
 
-    /// Returns the parts of the last state that are to be written, the lowest round of any chunk here when the job was held,
+    /// Returns the parts of the last state that are to be written, the lowest round of any chunk here when the job was paused,
     /// and the round before which the parts have the state.
     pub fn last_due(&self) -> Option<(&[PartHere], Round, Round)> {
         let request = self.last.writes.as_ref().filter(|_| self.last.answers == 0)?;

@@ -56,8 +56,8 @@ pub struct Terms {
     pub is_orderly: bool,
     /// The seed of a late control, as in [`simulated`](crate::simulated::Terms::late).
     pub late: Option<u64>,
-    /// The state that the job continues from, with the rounds that workers had reached, by worker. With such
-    /// a state, nobody waits until all take part.
+    /// The state that the job continues from, with the rounds that workers had reached, by worker. With a
+    /// state, no worker waits until all workers take part.
     pub again: Option<Again>,
 }
 
@@ -215,7 +215,7 @@ impl Levels {
     }
 
     /// Changes the learning rate at the hubs at the top, from a round on that no worker has pushed. A worker asks its
-    /// hub for that, and each hub below passes the request on.
+    /// hub for the change, and each hub below passes the request on.
     pub fn change_rate(&mut self, worker: usize, rate: f32, from: Round) {
         let mut hub = self.workers[worker].node;
         while let Some(above) = self.above(hub) {
