@@ -450,7 +450,6 @@ fn open_data_paths(
     Ok((listeners, addresses))
 }
 
-/// Returns the address of a data path as text.
 fn spoken(address: &TransportAddress) -> String {
     match address {
         TransportAddress::Shm { address, .. } => address.clone(),

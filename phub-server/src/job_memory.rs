@@ -117,7 +117,6 @@ impl JobMemory {
     }
 }
 
-/// Returns the bytes of the mean gradients that a hub keeps.
 fn means_bytes(wire: &Wire, terms: &JobTerms) -> u64 {
     let all = wire.layout().parameters();
     let of_a_core = wire.layout().max_chunk_elements() as u64;

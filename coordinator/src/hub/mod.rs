@@ -183,7 +183,6 @@ impl Hub {
         })
     }
 
-    /// Returns the job of this number for a change.
     pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
         self.jobs.get_mut(&id)
     }

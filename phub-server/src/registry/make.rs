@@ -28,7 +28,6 @@ use crate::cores::near::Near;
 use crate::cores::{Carried, Command, CoreHandle};
 use crate::job_memory::{self, JobMemory};
 
-/// Returns numbers as text, with commas between them.
 fn listed(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
@@ -251,7 +250,6 @@ impl Registry {
         })
     }
 
-    /// Returns the weights of the job of this name.
     fn weights_of(&self, name: &str) -> Result<Arc<SendWindow>, Refusal> {
         let mut inner = self.lock();
         let id = inner.hub().id(name)?;
@@ -280,7 +278,6 @@ impl Registry {
         inner.add(job);
     }
 
-    /// Sends a job's cores their links to the hubs above.
     pub(super) fn add_above(&self, job: &Job, level: LevelTerms, ways: WaysUp) {
         for (&core, ways) in job.cores.numbers.iter().zip(ways) {
             self.cores[core].tell(Command::AddAbove { job: job.id, level, ways: Carried(ways) });

@@ -93,7 +93,6 @@ pub struct Life {
     pub compared: Vec<u32>,
     /// The last look at the cores, the stages at that time, and the first step with this look and these stages.
     looked: Option<(Look, Vec<Stage>, u32)>,
-    /// The number of steps so far.
     steps: u32,
     /// The step in which living members were silent last.
     silent: u32,
@@ -191,7 +190,6 @@ impl Life {
         self.job.workers.iter().flat_map(|worker| self.keys().map(|key| worker.round(key).0))
     }
 
-    /// Whether the job has failed at a hub.
     pub fn fails(&self) -> bool {
         self.job.hubs.has_failed().0
     }

@@ -103,14 +103,12 @@ pub struct Control {
     waits_above: Option<CutId>,
     /// The number of cores that have lost links to the hubs above, until there are new links.
     unlinked_above: Option<usize>,
-    /// The reason why the job has failed.
     pub failed: Option<String>,
     /// Whether cores forget a failed job, as the cores of a real hub do. Otherwise the caller can look at the failed job's
     /// state on the cores.
     pub forgets: bool,
     /// Whether the hub checks the time now and then, as a real hub does. Otherwise the caller makes it check.
     pub is_swept: bool,
-    /// Whether the hub has died.
     is_dead: bool,
     now: Instant,
     ticks: u32,
@@ -259,7 +257,6 @@ impl Control {
         self.unlinked_above = Some(self.commands.len());
     }
 
-    /// Whether all cores have dropped the links to hubs above.
     pub fn is_unlinked_above(&self) -> bool {
         self.unlinked_above == Some(0)
     }

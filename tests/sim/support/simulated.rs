@@ -372,7 +372,6 @@ impl Simulated {
         Ok(())
     }
 
-    /// Lets a core carry out its next command.
     fn obey(&mut self, place: usize) -> Result<()> {
         let (hub, core) = (place / self.terms.cores, place % self.terms.cores);
         Ok(self.hubs.hubs[hub].obey(core, self.cores.get_mut(place), &mut self.notices)?)
@@ -508,7 +507,6 @@ impl Simulated {
         &self.placement
     }
 
-    /// Returns the network, in which tests cause faults.
     pub fn net(&self) -> &Net {
         &self.net
     }

@@ -51,7 +51,6 @@ pub fn weight(seed: u64, key: KeyId, element: usize) -> f32 {
     value(seed, BROADCAST, 0, key.index(), element)
 }
 
-/// Returns a number rounded to a key's type.
 pub fn rounded(dtype: Dtype, value: f32) -> f32 {
     match dtype {
         Dtype::F32 => value,

@@ -243,7 +243,6 @@ impl Standing {
         token
     }
 
-    /// Notes that a core has dropped its lost link.
     pub(crate) fn dropped(&mut self) {
         if let Standing::Unlinked(Unlinked { relink: Relink::Dropping { cores }, .. }) = self {
             *cores = cores.saturating_sub(1);

@@ -34,7 +34,6 @@ impl Ranks {
         self.all.get(rank as usize)?.as_ref()
     }
 
-    /// Returns the member of a rank, for a change.
     pub(crate) fn get_mut(&mut self, rank: u32) -> Option<&mut Member> {
         self.all.get_mut(rank as usize)?.as_mut()
     }

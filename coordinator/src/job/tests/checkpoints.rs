@@ -340,7 +340,6 @@ fn a_checkpoint_is_not_whole_if_a_hub_does_not_answer() {
     assert_eq!(told, [Effect::NotWhole(Round(7), why()), Effect::Wanted(id, Err(NoState::Other(why())))]);
 }
 
-/// Makes a reader want the state before a round.
 fn wants_before(wanted: &mut Wanted, before: u32) -> (WantId, Vec<Effect>) {
     wanted.saving().want(Use::Client(Selection::All), CutAt::Before(Round(before)), LIMIT)
 }

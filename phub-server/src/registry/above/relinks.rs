@@ -37,7 +37,6 @@ impl RelinksAbove {
         self.unlinked = (cores, AnswersAbove::default());
     }
 
-    /// Notes that a core has dropped its links.
     pub fn core_unlinked(&mut self, of_core: AnswersAbove) {
         let (cores, answers) = &mut self.unlinked;
         *cores -= 1;

@@ -42,7 +42,6 @@ pub(crate) struct Peers {
     pub addresses: Vec<Address>,
     /// Whether each hub owns chunks. A hub without chunks has no part of a checkpoint.
     pub owners: Vec<bool>,
-    /// The time limit of an answer.
     pub limit: Duration,
 }
 

@@ -122,7 +122,6 @@ impl Registry {
         answers(asked).await
     }
 
-    /// Sends a question to the cores with these numbers.
     pub(in crate::registry) fn ask_cores<T>(
         &self,
         cores: &[usize],

@@ -266,7 +266,6 @@ fn check_offer(
     Ok(())
 }
 
-/// Allocates room for the values of a state.
 fn room_for(registry: &Registry, job: &str, bytes: u64) -> Result<Slab, Refusal> {
     let no_room =
         |why: String| RefusalCode::NoMemory.because(format!("job {job:?}: no room for its state: {why}"));

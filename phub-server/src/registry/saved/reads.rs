@@ -50,7 +50,6 @@ impl Reads {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// Counts a copy of the state before a round.
     pub fn copied(&self, before: Round) {
         self.copies.fetch_add(1, Relaxed);
         self.round.store(before.0, Relaxed);
@@ -107,7 +106,6 @@ impl Reading {
         self.reads.bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Notes that the reader has got the whole state.
     pub fn got_all(&self) {
         self.reads.got(self.reader, self.before, Instant::now());
     }

@@ -49,7 +49,6 @@ struct Pace {
 }
 
 impl Pace {
-    /// Returns the time for this number of bytes.
     fn time_for(self, bytes: usize) -> Duration {
         self.grace + Duration::from_secs(bytes as u64 / self.bytes_per_s)
     }

@@ -99,7 +99,6 @@ impl Ledger {
         }
     }
 
-    /// Begins again from a state, or from zero.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         match self {
             Ledger::Together(together) => {
@@ -125,7 +124,6 @@ impl Ledger {
         }
     }
 
-    /// Checks a part of a snapshot before a round.
     pub fn check_part(
         &mut self,
         part: &SnapshotPart,

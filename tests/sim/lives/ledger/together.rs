@@ -191,7 +191,6 @@ impl Together {
         }
     }
 
-    /// Checks a part of a snapshot before a round.
     pub fn check_part(&mut self, part: &SnapshotPart, before: Round) {
         let layout = Arc::clone(&self.layout);
         let weights = weights_of(&layout, part);

@@ -22,7 +22,6 @@ pub struct LastHere {
     fronts: Vec<Front>,
     /// Whether all cores hold the job.
     is_held: bool,
-    /// The parts of the cores.
     parts: Vec<PartHere>,
     /// The decision of hub 0, while this hub's part is to be written.
     writes: Option<LastRequest>,
@@ -78,7 +77,6 @@ impl Control {
         }
     }
 
-    /// Notes a core's part of the last state.
     pub(super) fn has_last(&mut self, part: Option<PartHere>) {
         self.last.parts.extend(part);
         self.last.answers -= 1;

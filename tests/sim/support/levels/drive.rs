@@ -59,7 +59,6 @@ impl Levels {
         self.nodes.iter().any(|node| node.alive && node.control.is_busy())
     }
 
-    /// Lets a node's core carry out its next command.
     fn obey(&mut self, node: usize, place: usize) -> Result<()> {
         let (Levels { nodes, cores, .. }, mut notices) = (&mut *self, Vec::new());
         let of_node = &mut nodes[node];

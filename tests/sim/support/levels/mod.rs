@@ -428,12 +428,10 @@ impl Levels {
         &self.nodes[0].placement
     }
 
-    /// Returns a node's rank at the hub above.
     pub fn rank_above(&self, node: usize) -> usize {
         self.nodes[node].above.map_or(0, |(_, rank)| rank as usize)
     }
 
-    /// Returns the number of the hub above a node.
     pub fn above(&self, node: usize) -> Option<usize> {
         self.nodes[node].above.map(|(above, _)| above)
     }
