@@ -10,7 +10,7 @@
 //! | `end` | ends jobs; forgets what is old |
 //! | `stop` | stops the hub: saves its jobs, then ends them |
 //!
-//! Every change to a hub is made by [`Hub::ask`], which is in `input`. The driver reads the rest.
+//! Every change to a hub is made by [`Hub::ask`], which is in `input`. The driver only reads a hub.
 
 mod end;
 mod join;

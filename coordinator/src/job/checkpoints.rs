@@ -281,7 +281,7 @@ impl Job {
     pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
         self.life.runs()
             && match self.spec.made.is_below {
-                // In a mesh, the job above is also a job of this hub, and saves the state.
+                // In a mesh, the job above is also a job of this hub, and is saved itself.
                 true => self.spec.made.mesh.is_none() && !self.spec.goes_on(),
                 false => has_files && !self.spec.made.trial,
             }

@@ -3,14 +3,14 @@
 //!
 //! ```text
 //!   hub 1 --failed: why--> hub 0                          the job fails at hub 0, too
-//!   hub 0 --failed: why--> hub 1, hub 2, ...              each hub holds its cores, and answers with the rounds of its chunks
+//!   hub 0 --failed: why--> hub 1, hub 2, ...              each hub pauses its cores, and answers with the rounds of its chunks
 //!   hub 0 --last: the highest round--> hub 1, hub 2, ...  each hub ends its rounds before this round, and writes its part
 //! ```
 //!
 //! | a hub | waits until | and then |
 //! | --- | --- | --- |
-//! | any hub | its cores hold the job | hub 0 sends `failed` to the other hubs; another hub sends it to hub 0; a job's only hub writes |
-//! | hub 0 | the other hubs have answered | asks those that hold the job to write their parts, or to write nothing |
+//! | any hub | its cores have paused the job | hub 0 sends `failed` to the other hubs; another hub sends it to hub 0; a job's only hub writes |
+//! | hub 0 | the other hubs have answered | asks the hubs that have the job to write their parts, or to write nothing |
 //! | hub 0 | the other hubs have written | writes its own part, if all other hubs have written theirs |
 //! | another hub | hub 0 has answered | answers hub 0, if hub 0 saves the state |
 //! | another hub | hub 0 asks for its part | writes its part; writes nothing if hub 0 does not ask within a time limit |

@@ -11,7 +11,7 @@
 //! | `Gathering`, `Running` | the job fails, or its hub stops | `Failed` |
 //! | `Failed` | a minute is over, or too many jobs have failed since | (forgotten) |
 //!
-//! A hold for a cut is not a state here: a job may be held while it gathers, when it begins, and while it runs. The news
+//! A pause for a cut is not a state: a job may pause while it gathers, when it begins, and while it runs. The news
 //! shows the state to the workers.
 
 use std::time::Instant;

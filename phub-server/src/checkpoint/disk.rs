@@ -1,4 +1,4 @@
-//! Changes of files and directories: every write, rename and removal of the checkpoints goes through here.
+//! Changes of files and directories: every write, rename and removal of the checkpoints goes through this file.
 //!
 //! In tests each change is noted in the [`journal`](super::crash::journal), which may make the change fail.
 //! After a simulated loss of power nothing changes any more. The shipped program contains no part of the

@@ -106,7 +106,7 @@ pub(super) fn replace(
 fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
     let mut temporary = Temporary::make(path, mode).doing("making a temporary file next to it")?;
-    // After the reservation, a full disk cannot end the long write with an error.
+    // The reservation makes a full disk an error before the long write begins.
     temporary.file.reserve(plan.file_bytes).doing("reserving its space")?;
     temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;
     temporary.file.sync().doing("bringing it to the disk (fsync)")?;

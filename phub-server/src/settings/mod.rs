@@ -224,7 +224,7 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
 
-    /// The size limit of the record, in megabytes. There the record ends with a line that says so, and the hub continues.
+    /// The size limit of the record, in megabytes. At the limit, the record ends with a line that says so; the hub continues.
     #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000, requires = "record",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub record_mb: u32,

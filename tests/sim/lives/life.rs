@@ -561,7 +561,7 @@ fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
     level.compression = (dice.below(4) == 0).then_some(Compression::Codec(Codec::F16));
     let may_wait = level.consistency == Consistency::Bsp && level.compression.is_none();
     let by_key = may_wait && dice.below(5) == 1;
-    // With several hubs, the last state may lack a round whose norm another hub has used.
+    // With several hubs, the last state may lack a round whose norm another hub has found.
     let may_wait = may_wait && !by_key && terms.job.hubs == 1;
     match dice.below(5) {
         0 if may_wait => terms.job.clip_norm = Some(Together::bound(layout, false, dice)),

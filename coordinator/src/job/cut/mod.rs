@@ -78,7 +78,7 @@ pub enum Step {
     Hold,
     /// Ask the other hubs to pause the job.
     HoldOthers(HoldRequest),
-    /// Ask all cores for each worker's line: the first round of which no chunk has stepped with a push of the worker.
+    /// Ask all cores for each worker's line: the first round for which no chunk has a stepped push of the worker.
     Lines,
     /// Let no chunk pass this round. If workers step alone, let no worker pass its own round in the list instead.
     EndBefore(Round, Arc<[Option<Round>]>),

@@ -1,5 +1,5 @@
 //! A job below other hubs: the meeting of a mesh, the news from the hubs above, and the beginning of the job
-//! there.
+//! at these hubs.
 
 use std::pin::pin;
 

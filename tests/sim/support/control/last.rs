@@ -1,4 +1,4 @@
-//! The last state of a failed job at a simulated hub. The coordinator decides on the steps. As in real hubs, the cores hold the
+//! The last state of a failed job at a simulated hub. The coordinator decides on the steps. As in real hubs, the cores pause the
 //! job, other hubs are asked, and the test writes the part.
 
 use coordinator::input::{AskForPart, AskToHold, Release};
