@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{OnceCell, Semaphore, oneshot};
 use tokio_rustls::TlsConnector;
 
-/// The longest answer: the rounds of a job's checkpoints, or all jobs of a hub.
+/// The length limit of an answer. The longest answers have the rounds of a job's checkpoints, or all jobs of a hub.
 const ANSWER_BYTES: usize = 4 << 20;
 /// The most names of one job that are looked up at the same time.
 const LOOKUPS: usize = 4;

@@ -58,7 +58,7 @@ pub struct Hub {
     guard: Arc<Guard>,
     encryption: Arc<Encryption>,
     registry: Option<Arc<Registry>>,
-    /// Closed when the last user of the registry has dropped it. The mutex only makes the receiver shareable
+    /// The channel that closes when the registry is dropped. The mutex only makes the receiver shareable
     /// between threads.
     all_gone: Mutex<Receiver<Infallible>>,
     listeners: Vec<Arc<Listener>>,
@@ -77,7 +77,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Starts all threads; when it returns, workers can join.
+    /// Starts all threads. When this function returns, workers can join.
     pub fn start(settings: &HubSettings) -> Result<Self, HubError> {
         Self::start_with(settings, ControlLimits::default())
     }

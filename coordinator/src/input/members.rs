@@ -127,7 +127,7 @@ impl Request for Attach {
 pub struct Ready {
     /// The hub below.
     pub member: MemberOf,
-    /// The round that these members had reached when they lost a hub, if they lost one.
+    /// The round that the members of that hub had reached when they lost a hub, if they lost one.
     pub reached: Option<Round>,
 }
 

@@ -42,7 +42,7 @@ pub struct Checkpoints {
     parts: BTreeMap<Round, PartState>,
     /// The requests for the job's state.
     pub(super) wants: Wants,
-    /// The snapshots that are being written or will be written. Each may serve a request for the state, until its time is over.
+    /// The snapshots that are or will be written. Each may serve a request for the state, until the request's time is over.
     pub(super) writing: Vec<(Occasion, Option<(WantId, Instant)>)>,
     /// The parts of other hubs that hub 0 follows, and hub 0's questions about this hub's part.
     pub(super) followed: Followed,

@@ -37,7 +37,7 @@ pub enum Life {
     },
 }
 
-/// The wait of a job that has not begun for a state from rank 0.
+/// The wait for a state from rank 0, in a job that has not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brought {
     /// The job does not wait for a state.

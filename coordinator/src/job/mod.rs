@@ -165,7 +165,7 @@ impl Job {
         );
     }
 
-    /// Lets these workers take part from round `from` on. Workers that were lost in between do not take part.
+    /// Lets these workers take part from round `from` on. Workers that have been lost by now do not take part.
     pub(crate) fn take_part(&mut self, ranks: &[u32], from: Round) {
         let (mut here, ahead) = (Vec::new(), self.life.ahead(&self.spec, self.first_round));
         for &rank in ranks {

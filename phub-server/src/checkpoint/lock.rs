@@ -63,7 +63,7 @@ impl Lock {
         }
     }
 
-    /// Whether the directory that has this name now is still the locked one.
+    /// Whether the directory that has this name now is still the locked directory.
     pub fn is_of(&self, dir: &Path) -> io::Result<bool> {
         let (locked, named) = (self.directory.metadata()?, dir.metadata()?);
         Ok((locked.dev(), locked.ino()) == (named.dev(), named.ino()))

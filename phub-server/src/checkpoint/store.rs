@@ -76,7 +76,7 @@ impl CheckpointStore {
         Ok(store)
     }
 
-    /// Opens a directory like [`open_for`](Self::open_for), and logs no warning. For a check of the settings.
+    /// Opens a directory like [`open_for`](Self::open_for), but logs no warning. A check of the settings uses it.
     pub fn open_silently(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
         let dir = dir.into();
         let failed = |doing| {

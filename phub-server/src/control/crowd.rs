@@ -58,7 +58,7 @@ struct Open {
     strangers_of: HashMap<IpAddr, BTreeSet<u64>>,
 }
 
-/// The place of one connection, until it is dropped.
+/// The place of one connection, until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     newcomer: Newcomer,

@@ -31,7 +31,7 @@ pub(super) fn routes() -> Router<Desk> {
         .route("/v1/jobs/{job}/peers/{verb}", post(peers))
 }
 
-/// The parts of a path, or the reason why they are not of these types.
+/// The parts of a path, or the reason why they do not have these types.
 type Numbered<T> = Result<Path<T>, PathRejection>;
 
 /// Returns the parts of a path that has numbers.

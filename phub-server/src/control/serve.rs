@@ -46,7 +46,7 @@ fn turned_away(why: &str) -> String {
 
 type Connection = http1::Connection<TokioIo<Box<dyn Stream>>, TowerToHyperService<Router>>;
 
-/// Serves until `stopped` says so, and then until the open requests are answered.
+/// Serves requests until `stopped` is true, and then until the open requests are answered.
 pub(crate) async fn serve(
     socket: TcpListener,
     router: Router,

@@ -20,7 +20,7 @@ use super::Event;
 /// Work for a core thread between two turns.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Do nothing. If the thread takes this command, it does not hang.
+    /// Do nothing. A thread that takes this command does not hang.
     Nothing,
     /// End the thread.
     Stop,

@@ -105,7 +105,7 @@ fn of_environment(command: &Command, arguments: &[OsString]) -> Vec<(String, Str
     command.get_arguments().filter_map(of_arg).collect()
 }
 
-/// Whether a text has this flag, and not only a longer one with the same beginning.
+/// Whether a text has this flag, and not only a longer flag with the same beginning.
 fn names(text: &str, flag: &str) -> bool {
     text.match_indices(flag).any(|(at, _)| {
         let next = text[at + flag.len()..].chars().next();

@@ -32,8 +32,8 @@ fn listed(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The reservation of a name while its job is being made. If it is dropped, the waiting workers of that name
-/// try again.
+/// The reservation of a name while its job is being made. If it is dropped, the workers that wait for the
+/// name try again.
 #[derive(Debug)]
 pub(super) struct Making<'a> {
     registry: &'a Registry,

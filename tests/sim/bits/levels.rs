@@ -446,7 +446,7 @@ fn carries_all(compression: Compression) -> bool {
     matches!(compression, Compression::Codec(codec) if codec.carries_all())
 }
 
-/// Works like [`expected`]. The machines' sums are coded as gradients of workers are.
+/// Works like [`expected`]. The machines' sums are coded like the gradients of workers.
 fn expected_coded(
     layout: &Layout,
     job: &JobTerms,

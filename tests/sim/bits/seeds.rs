@@ -54,7 +54,7 @@ impl Cluster {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let trouble = Trouble::from_seed(seed);
-        // Small keys may form groups. A group steps as one if its keys fill whole lines.
+        // Small keys may form groups. A group steps as one if its keys fill whole cache lines.
         let longest = [16, 80][dice.below(2) as usize];
         let line = [1, 16][dice.below(2) as usize];
         let keys = (0..dice.from(1..=6))

@@ -31,7 +31,7 @@ impl Tree {
         self.job.kill_hub(0);
     }
 
-    /// Ends the hubs at the top: kills them, or stops them in order.
+    /// Ends the hubs at the top: kills them, or stops them cleanly.
     pub fn hubs_above_end(&mut self) {
         if self.dice.below(2) == 0 {
             return self.hubs_above_die(true);
@@ -159,7 +159,7 @@ impl Tree {
         };
         let lost = furthest.map_or(0, |furthest| furthest.0.saturating_sub(first.0));
         for (hub, node) in self.job.nodes.iter().enumerate() {
-            // If machines that step alone begin from zero, each knows only its own rounds.
+            // If machines that step alone begin from zero, each machine knows only its own rounds.
             if hub == 0 || !steps_alone {
                 assert_eq!(node.control.heard().lost, lost, "rounds are lost, hub {hub} says");
             }
@@ -167,7 +167,7 @@ impl Tree {
     }
 }
 
-/// Checks that a session joins again if its job has ended in this way.
+/// Checks that a session joins again if its job has ended because a hub is lost.
 fn check_that_sessions_wait() {
     let mut session = Member::linked(Limits { hubs: 1, links: LIMIT, hub: LIMIT });
     let mut does = |event| session.handle(event, Instant::now());

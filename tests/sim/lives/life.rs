@@ -353,7 +353,7 @@ impl Life {
         count("rates changed", 1);
     }
 
-    /// Whether other workers wait for a worker that only sends heartbeats, and its hub then loses it.
+    /// Whether the hub loses a worker that only sends heartbeats while other workers wait for it.
     fn may_be_late(&self) -> bool {
         self.terms.job.hubs == 1 && matches!(self.ledger, Ledger::Together(_))
     }

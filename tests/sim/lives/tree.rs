@@ -2,7 +2,7 @@
 //! at any moment, also before they take part again. The hubs at the top take snapshots, and may also be
 //! [lost](super::above).
 //!
-//! All workers push the same number, as in [`Life`](super::life::Life). A machine's sum goes up with its
+//! All workers push the same number, as in [`Life`](super::life::Life). A hub sends up a sum with its
 //! count, so the mean is that number for any set of workers. Machines that step alone push ones in their own
 //! elements.
 
@@ -195,7 +195,7 @@ impl Tree {
         }
     }
 
-    /// Runs until all workers take part and have weights. The hubs at the top may be lost again before.
+    /// Runs until all workers take part and have weights. The hubs at the top may be lost again before that.
     /// Returns whether they are alive.
     fn begin(&mut self) -> bool {
         let are_lost_again = self.may_fall && self.dice.below(3) == 0;
@@ -537,7 +537,7 @@ impl Tree {
                     Ledger::Alone(_) => panic!("no machine that steps alone leaves rounds out: {notice:?}"),
                 },
                 Notice::WorkerGone { by_itself: true, .. } | Notice::AboveGone { .. } => {}
-                // The hub at the top has stopped in order.
+                // The hub at the top has stopped cleanly.
                 Notice::JobFailed { .. } | Notice::WorkerGone { .. } if !job.is_hub_alive(0) => {}
                 // The end of the run checks whether the job may end like this.
                 Notice::JobFailed { .. } if *node > 0 => {}

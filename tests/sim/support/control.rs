@@ -205,7 +205,7 @@ impl Control {
         self.join_as(rank, 1 + self.given.len() as u64);
     }
 
-    /// Lets a worker join that has a name at several hubs.
+    /// Lets a worker join that has this number at all hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
         assert!(self.job().members.get(rank).is_none(), "rank {rank} is taken");
         tell!(self, "{} joins", self.job().spec.spoken(rank));
@@ -225,7 +225,7 @@ impl Control {
         self.connect(rank, token);
     }
 
-    /// Returns the join of a worker that has this name at all hubs.
+    /// Returns the join of a worker that has this number at all hubs.
     fn join_of(&self, rank: u32, worker: u64, token: Token) -> Join {
         let job = self.job();
         let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (*job.spec.terms).clone()) };

@@ -139,7 +139,7 @@ impl Hubs {
         self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }
 
-    /// Whether no letter, report, command or write is under way, so that only the time can bring something.
+    /// Whether no letter, report, command or write is under way, so that nothing happens before time passes.
     pub fn only_waits(&self) -> bool {
         self.post.is_empty() && self.hubs.iter().all(|hub| !hub.has_work() && hub.last_due().is_none())
     }

@@ -23,7 +23,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Creates a plan. For every other seed, it has more than gradients.
+    /// Creates a plan. For half of the seeds, workers push more than gradients.
     pub fn new(seed: u64, broadcasts: bool) -> Self {
         let seed = mix(seed ^ 0x706c_616e);
         Plan { seed, plain: seed.is_multiple_of(2), alike: false, broadcasts }
@@ -77,7 +77,7 @@ impl Plan {
     }
 }
 
-/// Gradients of one worker that were sent before their pushes, each with whether it must be written again.
+/// Gradients of one worker that were sent ahead. The flag says whether a gradient must be written again.
 #[derive(Debug, Default)]
 pub struct Drafts(BTreeMap<KeyId, bool>);
 

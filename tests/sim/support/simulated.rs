@@ -419,12 +419,12 @@ impl Simulated {
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
     }
 
-    /// Kills a worker, so that its links end without a goodbye.
+    /// Kills a worker, so that its links end without a message.
     pub fn kill(&mut self, rank: u32) {
         self.ends_for(rank, Harm::Killed);
     }
 
-    /// Ends a worker for this reason, so that its links and its heartbeat end without a goodbye.
+    /// Ends a worker for this reason, so that its links and its heartbeat end without a message.
     pub fn ends_for(&mut self, rank: u32, why: Harm) {
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));

@@ -34,7 +34,7 @@ impl LateLimits {
 }
 
 impl Job {
-    /// Judges a look at all cores of the job. `above` has the workers that delay its rounds at the hubs above. Returns the
+    /// Judges a look at all cores of the job. `above` has the workers that delay the job's rounds at the hubs above. Returns the
     /// effects.
     pub(crate) fn judge(
         &mut self,

@@ -44,7 +44,7 @@ pub struct Member {
     pub(crate) from: Option<Asker>,
     /// The time of the member's last heartbeat.
     pub heard: Instant,
-    /// The late worker below this member, if the member is a hub, from its last report.
+    /// The late worker below this member, from the member's last report, if the member is a hub.
     pub latest: Option<Latest>,
     /// The transport of the member's links, once it has links.
     pub transport: Option<Transport>,
@@ -191,7 +191,7 @@ impl Standing {
         false
     }
 
-    /// Notes that all members of a hub below have joined. Returns false if this was known.
+    /// Notes that all members of a hub below have joined. Returns false if the hub already knew.
     pub(crate) fn make_ready(&mut self) -> bool {
         match self {
             Standing::Joined { is_ready } | Standing::Connecting { is_ready, .. } => {

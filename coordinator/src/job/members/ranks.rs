@@ -136,7 +136,7 @@ impl Ranks {
         is_free
     }
 
-    /// Returns the worker that is late in the last rounds, of all workers below this hub, if one is.
+    /// Returns the late worker of the last rounds, among all workers below this hub, if there is one.
     pub fn latest(&self, last: &LastRounds) -> Option<Latest> {
         latest_below(&last.reply()?, |rank| self.get(rank)?.latest.clone())
     }

@@ -64,7 +64,7 @@ pub(crate) struct Up {
     pub peers: PeerList,
     /// The address of the interface by which hubs of other machines reach this hub, if the settings name an interface.
     pub interface: Option<IpAddr>,
-    /// Time limit of each request to the hubs above. A join has more time for the memory of the job.
+    /// The time limit of each request to the hubs above. A join has more time for the memory of the job.
     pub limit: Duration,
     /// The time that the hubs above may take to start.
     pub start_limit: Duration,

@@ -9,7 +9,7 @@ use pbox_core::AnswersAbove;
 /// A job's links to the hubs above.
 #[derive(Debug, Default)]
 pub(crate) struct RelinksAbove {
-    /// The state machine of the job as a member at the hubs above. Created when a link is first lost.
+    /// The state machine of the job as a member at the hubs above. `None` until a link is first lost.
     member: Option<Member>,
     /// The number of cores that have not dropped the old links yet, and the number of answers that had
     /// arrived over the dropped links.

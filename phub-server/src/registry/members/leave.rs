@@ -42,8 +42,8 @@ impl Registry {
             self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, _))| {
                 // A worker leaves hub 0 first, because hub 0 makes all hubs write a checkpoint.
                 let is_last = state.life.runs() && !state.members.has_others(rank);
-                // A worker that leaves earlier may have ended before the last one leaves. So it gets the
-                // error of the last attempt now.
+                // A worker that leaves earlier may have ended before the last worker leaves. So the
+                // earlier worker gets the error of the last attempt now.
                 let checkpoints = &state.checkpoints;
                 let failed = checkpoints.error.as_ref().filter(|_| !is_last && checkpoints.has_failed);
                 let failed = failed.map(|why| {

@@ -95,7 +95,7 @@ async fn end_of(brought: &mut JoinHandle<Result<Result<(), MemberError>, NoThrea
     brought.await.unwrap_or_else(|error| Err(NoThread(error.to_string())))?.map_err(not_joined)
 }
 
-/// The values, for the thread that brings them.
+/// The values of a state, for the thread that brings them.
 struct Values {
     parts: mpsc::Receiver<Bytes>,
     part: Bytes,

@@ -115,7 +115,7 @@ impl Registry {
         result
     }
 
-    /// Writes the file. On its own thread, because it waits for the disk.
+    /// Writes the file, on its own thread, because it waits for the disk.
     fn write(&self, id: JobId, name: &str, snapshot: &Snapshot) -> Result<CheckpointReply, String> {
         let store = self.store.as_ref().expect("only a hub with a checkpoint directory takes snapshots");
         let writing = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.writing))?;

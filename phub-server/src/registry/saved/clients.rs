@@ -95,7 +95,7 @@ impl Registry {
     }
 
     /// Makes room for a new copy, if clients wait for one. Without an older copy, the newest copy becomes the older one, and the
-    /// waiting clients have their turn. Otherwise the readers of the older copy must be faster. Call it without the lock.
+    /// waiting clients have their turn. Otherwise readers of the older copy must be faster. The caller must not hold the lock.
     fn make_room(&self, id: JobId) {
         let read = self.of_job(id, |_, job| {
             let copies = &mut job.checkpoints.copies;

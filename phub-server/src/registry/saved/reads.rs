@@ -55,7 +55,7 @@ impl Reads {
         self.round.store(before.0, Relaxed);
     }
 
-    /// Counts a reader of the state before a round, until the result is dropped.
+    /// Counts a reader of the state before a round, until the returned value is dropped.
     pub(super) fn begin(self: Arc<Self>, reader: Reader, before: Round) -> Reading {
         self.now.fetch_add(1, Relaxed);
         self.reads.fetch_add(1, Relaxed);

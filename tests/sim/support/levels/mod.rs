@@ -228,7 +228,7 @@ impl Levels {
         control.changes_rate(rate, from, cores.filter_map(|(_, core)| core.as_mut()));
     }
 
-    /// Kills a worker, so that its links end without a goodbye.
+    /// Kills a worker, so that its links end without a message.
     pub fn kill(&mut self, worker: usize) {
         let Worker { node, rank, ref mut alive, ref ends, .. } = self.workers[worker];
         *alive = false;
