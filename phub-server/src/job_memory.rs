@@ -10,8 +10,8 @@ const OF_A_CHUNK: u64 = 192;
 const OF_A_COMPRESSED_CHUNK: u64 = 352;
 /// The bytes for a chunk and a worker: the rings of a worker have room for all chunks, each way.
 const OF_A_CHUNK_AND_WORKER: u64 = 16;
-/// The bytes of a key without its name and shape: 555 bytes were measured, for a name of 7 letters and a
-/// shape of one number.
+/// The bytes of a key without its name and shape. With a name of 7 letters and a shape of one number, 555
+/// bytes were measured.
 const OF_A_KEY: u64 = 640;
 /// The number of copies of a key's name and shape that the hub keeps.
 const COPIES_OF_A_KEY: u64 = 4;

@@ -54,7 +54,7 @@ struct Open {
     by_address: HashMap<IpAddr, usize>,
     /// The channel that notifies each stranger that it has lost its place.
     strangers: HashMap<u64, oneshot::Sender<()>>,
-    /// For each client address, the numbers of its connections that have shown no token yet.
+    /// The numbers of the connections that have shown no token yet, by client address.
     strangers_of: HashMap<IpAddr, BTreeSet<u64>>,
 }
 

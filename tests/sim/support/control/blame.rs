@@ -13,7 +13,7 @@ use coordinator::Cause;
 
 use super::Control;
 
-/// What a story does to a member.
+/// A harm that the test does to a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Harm {
     /// The member is killed. Its links and its heartbeat end.

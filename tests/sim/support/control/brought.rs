@@ -1,4 +1,4 @@
-//! What workers bring to a job: a state before it begins, and hyperparameters while it runs.
+//! The state that rank 0 brings before a job begins, and the hyperparameters that workers change while it runs.
 
 use std::sync::Arc;
 

@@ -82,8 +82,8 @@ impl Control {
         self.last.answers -= 1;
     }
 
-    /// Returns the parts of the last state that are to be written, the lowest round of any chunk here when the job was paused,
-    /// and the round before which the parts have the state.
+    /// Returns the parts of the last state that must be written. Also returns the lowest round of this hub's chunks when the
+    /// job was paused, and the round before which the parts have the state.
     pub fn last_due(&self) -> Option<(&[PartHere], Round, Round)> {
         let request = self.last.writes.as_ref().filter(|_| self.last.answers == 0)?;
         let lowest = self.last.fronts.iter().map(|front| front.lowest).min()?;
