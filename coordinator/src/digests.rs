@@ -1,5 +1,5 @@
 //! The comparison of the members' weights by digests. Every few rounds, each member sends the digest of the weights that it
-//! has. If its program asks for this comparison, a member also sends the digest of the weights that it writes. A hub below
+//! has. A member also sends the digest of the weights that it writes, if its program asks for this digest. A hub below
 //! other hubs sends the digest of its workers.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -31,7 +31,7 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// Records a member's digest. Once all members have sent theirs, returns all digests of the comparison, by rank.
+    /// Records a member's digest. Once the digests of all members have arrived, returns them by rank.
     fn take(
         &mut self,
         rank: u32,

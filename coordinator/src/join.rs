@@ -36,7 +36,7 @@ impl From<&Difference> for Differs {
     }
 }
 
-/// A request: a worker joins the job of this name. The answer has the pass that the worker shows to the job's other hubs.
+/// A request of a worker to join the job of this name. The answer has the pass that the worker shows to the job's other hubs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Join {

@@ -21,7 +21,7 @@
 //! refuses). Time is an argument. The effects of an event are returned to the driver.
 
 #![forbid(unsafe_code)]
-// Tests give the time that they begin at.
+// Tests read the clock for the time at which they begin.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod asker;

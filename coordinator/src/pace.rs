@@ -8,7 +8,7 @@ use pbox_core::{Gauged, GaugedRound, Round, Watched};
 
 /// The time for which an answer of the cores is used for all readers.
 const FRESH: Duration = Duration::from_millis(200);
-/// The time over which rounds per second are averaged. If rounds are slower, the last two changes are used.
+/// The time over which rounds per second are averaged. If rounds are slower, the last two times in `seen` are used.
 const RATE_OVER: Duration = Duration::from_secs(10);
 
 /// The last rounds of a job, as of the last answer of the cores.
@@ -25,7 +25,7 @@ pub struct LastRounds {
 }
 
 impl LastRounds {
-    /// Whether it is time to ask the cores again. If so, counts them as asked.
+    /// Whether it is time to ask the cores again. If so, counts the cores as asked.
     pub fn is_to_be_asked(&mut self, now: Instant) -> bool {
         let is_stale = self.asked.is_none_or(|at| now - at > FRESH);
         self.asked = if is_stale { Some(now) } else { self.asked };

@@ -10,7 +10,7 @@ pub struct Progress {
     done: u64,
     since: Instant,
     round: Round,
-    /// Whether at that look a chunk waited for a push of a worker that has left.
+    /// Whether at the last look a chunk waited for a push of a worker that has left.
     waits_for_left: bool,
 }
 

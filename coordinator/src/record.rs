@@ -2,7 +2,7 @@
 //! inputs to a new hub, and compares the answers.
 //!
 //! ```text
-//!   {"record": "phub-server", "form": 3, "version": "0.1.0", "settings": {..}}
+//!   {"record": "phub-server", "form": 5, "version": "0.1.0", "settings": {..}}
 //!   {"at_ns": 81220417, "input": {"Find": {"name": "job", "owner": null}}, "answer": "Ok(Free(JobId(0)))"}
 //!   ...
 //!   {"ended": "the hub stopped"}
@@ -26,10 +26,10 @@ use crate::job::Event;
 
 /// The name of the format.
 const FORMAT: &str = "phub-server";
-/// The version of the form of inputs and answers. It goes up with each change after which this program cannot read older
+/// The version of the form of inputs and answers. The version goes up with each change after which this program cannot read older
 /// records. `tests/form.rs` replays a record of a known life, and finds such a change.
 const FORM: u32 = 5;
-/// The digits of a token and of a secret.
+/// The number of hexadecimal digits of a token or a secret.
 const SECRET_DIGITS: usize = 32;
 /// The length limit of an answer in a record, in bytes. A longer answer is recorded by its beginning, length and digest.
 const LONGEST: usize = 4096;
@@ -114,7 +114,7 @@ fn shortened(text: &str) -> String {
     if text.len() <= LONGEST {
         return text.to_owned();
     }
-    // FNV-1a, so that a text has the same digest in every version of this program.
+    // The digest is FNV-1a, so that a text has the same digest in every version of this program.
     let digest = text.bytes().fold(0xcbf2_9ce4_8422_2325, |digest: u64, byte| {
         (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -200,8 +200,8 @@ impl fmt::Display for Difference {
 /// Replays the lines of a record, whose first time is `begun`.
 ///
 /// # Errors
-/// Returns an error if the record has another version of the format, if a line cannot be read, or if an answer differs. It
-/// names the first such line.
+/// Returns an error if the record has another version of the format, if a line cannot be read, or if an answer differs. The
+/// error names the first line at fault.
 pub fn replay<E: fmt::Display>(
     lines: impl IntoIterator<Item = Result<String, E>>,
     begun: Instant,
@@ -271,7 +271,7 @@ fn read<E: fmt::Display, T: for<'de> Deserialize<'de>>(
     Err(NotReplayed::Line { line, why, expected })
 }
 
-/// Returns a text with printable characters only, because it goes to a terminal, shortened to the length limit of a report.
+/// Returns a text for a terminal: only its printable characters, up to the length limit of a line in a report.
 fn shown(text: &str) -> String {
     let printable = |letter: char| if letter.is_control() { ' ' } else { letter };
     let shown: String = text.chars().take(SHOWN).map(printable).collect();

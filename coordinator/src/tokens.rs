@@ -52,7 +52,7 @@ type Owner = (JobId, u32);
 #[derive(Debug, Default)]
 pub struct Tokens {
     all: HashMap<Token, State>,
-    /// The tokens that serve a member. The key is the name by which a hello calls a token.
+    /// The tokens that serve a member. The key is the name of the token in a hello, the first message of a connection.
     shown: HashMap<[u8; 16], Token>,
 }
 
@@ -102,7 +102,7 @@ impl Tokens {
         unhex(digits).map_or(Err(Unserved::Unknown), |token| self.owner(Token(token)))
     }
 
-    /// Returns the token that a hello calls by this name.
+    /// Returns the token that has this name in a hello, the first message of a connection.
     pub fn named(&self, name: [u8; 16]) -> Option<Token> {
         self.shown.get(&name).copied()
     }

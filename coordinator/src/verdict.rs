@@ -10,11 +10,11 @@ use pbox_core::control::{
 /// The least share of all round time that the waits for a rank must have. Below this share the verdict does not name the
 /// rank.
 const WORTH_A_WORD: f64 = 0.05;
-/// The verdict names a rank only if the rank was last in at least one of this many rounds.
+/// The verdict names a rank only if the rank was last in at least one of every `OFTEN` rounds.
 const OFTEN: u32 = 10;
 /// The most ranks that a verdict names.
 const NAMED: usize = 8;
-/// The least wait for the round in flight that becomes the verdict itself.
+/// The shortest wait of the round in flight that is itself the verdict.
 const STANDS: Duration = Duration::from_secs(1);
 
 /// Describes the progress of a job in one line.
@@ -63,7 +63,7 @@ fn verdict_of(rounds: &RoundsReply, members: &[MemberReply]) -> String {
     }
 }
 
-/// Returns how long the round in flight has waited, if that is the verdict.
+/// Returns how long the round in flight has waited, if this wait is the verdict.
 fn stands(rounds: &RoundsReply) -> Option<Duration> {
     Some(Duration::from_micros(rounds.waited_us)).filter(|&waited| waited >= STANDS)
 }
@@ -80,8 +80,8 @@ fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
     latest.filter(|rank| share(rank) >= WORTH_A_WORD)
 }
 
-/// Describes which workers are late on the machines of these ranks, as reported by the machines' hubs. At most the first
-/// few.
+/// Describes which workers are late on the machines of these ranks, as reported by the machines' hubs. Describes at most
+/// the first few.
 fn within(ranks: &[u32], members: &[MemberReply]) -> String {
     let said = members.iter().filter(|member| ranks.contains(&member.rank)).filter_map(|member| {
         let latest = member.latest.as_ref()?;

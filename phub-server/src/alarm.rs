@@ -2,7 +2,7 @@
 //! The hub reports the panic, and stops cleanly.
 //!
 //! ```text
-//!   Hub::start: the calling thread belongs to the hub --> threads that it starts, and those that they start
+//!   Hub::start: the calling thread belongs to the hub --> threads that it starts, and the threads of these threads
 //!   panic --> the hook of this process --> the hub of that thread --> phub-alarm: writes checkpoints, notifies workers, stops the hub
 //! ```
 //!
@@ -19,8 +19,7 @@ thread_local! {
     static OF_THREAD: RefCell<Option<Alarm>> = const { RefCell::new(None) };
 }
 
-/// The alarms of all hubs of this process. A panic of `phub-watch` goes to all of them, because it works for
-/// all of them.
+/// The alarms of all hubs of this process. `phub-watch` works for all hubs, so its panic goes to all alarms.
 static ALL: Mutex<Vec<Weak<Sender<Rung>>>> = Mutex::new(Vec::new());
 
 /// A message of an alarm.
@@ -90,7 +89,7 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// Returns a function that a runtime calls at the start of each thread. It assigns the thread to the hub of
+/// Returns a function that a runtime calls at the start of each thread. The function assigns the thread to the hub of
 /// the calling thread.
 pub(crate) fn guards_threads() -> impl Fn() + Send + Sync {
     let alarm = Mutex::new(OF_THREAD.with_borrow(Clone::clone));

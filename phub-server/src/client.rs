@@ -24,9 +24,9 @@ use tokio::net::TcpStream;
 use tokio::sync::{OnceCell, Semaphore, oneshot};
 use tokio_rustls::TlsConnector;
 
-/// The longest answer: the rounds of a job's checkpoints, or all jobs of a hub.
+/// The length limit of an answer. The longest answers have the rounds of a job's checkpoints, or all jobs of a hub.
 const ANSWER_BYTES: usize = 4 << 20;
-/// The number of names of one job that are looked up at the same time.
+/// The most names of one job that are looked up at the same time.
 const LOOKUPS: usize = 4;
 
 /// A hub's control port.
@@ -36,7 +36,7 @@ pub struct Address {
     pub name: String,
     /// The origin of the name.
     named: Named,
-    /// The IP addresses with the port, once they were looked up. `localhost` often has one of IPv6 before that of IPv4.
+    /// The IP addresses with the port, once they were looked up. `localhost` often has an IPv6 address before its IPv4 address.
     found: Arc<OnceCell<Vec<SocketAddr>>>,
     /// The permits to look up an address. All addresses that were named together share them.
     lookups: Arc<Semaphore>,

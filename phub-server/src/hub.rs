@@ -37,8 +37,8 @@ use crate::settings::{HubSettings, interface};
 
 /// The interval at which the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
-/// The delay of the hub's check for silent workers from which on the hub assumes that this process was
-/// suspended, or got no processor. It could not receive heartbeats meanwhile.
+/// The delay of the check for silent workers after which the hub assumes that its process was suspended, or
+/// got no processor. During the delay the hub received no heartbeats.
 const STOOD_STILL: Duration = Duration::from_millis(500);
 /// The time that a stop waits until each worker has got the reason, in the answer to its heartbeat. A dead
 /// worker sends no heartbeat.
@@ -51,14 +51,14 @@ const JOINS_AT_ONCE: usize = 2;
 /// The time for which an idle thread for joins stays alive: the workers of a job join at about the
 /// same time.
 const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
-/// A running hub. Dropping it stops it.
+/// A running hub. Dropping this value stops the hub.
 #[derive(Debug)]
 pub struct Hub {
     address: SocketAddr,
     guard: Arc<Guard>,
     encryption: Arc<Encryption>,
     registry: Option<Arc<Registry>>,
-    /// Closed when the last user of the registry has dropped it. The mutex only makes the receiver shareable
+    /// The channel that closes when the registry is dropped. The mutex only makes the receiver shareable
     /// between threads.
     all_gone: Mutex<Receiver<Infallible>>,
     listeners: Vec<Arc<Listener>>,
@@ -77,7 +77,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Starts all threads; when it returns, workers can join.
+    /// Starts all threads. When this function returns, workers can join.
     pub fn start(settings: &HubSettings) -> Result<Self, HubError> {
         Self::start_with(settings, ControlLimits::default())
     }
@@ -450,7 +450,6 @@ fn open_data_paths(
     Ok((listeners, addresses))
 }
 
-/// Returns the address of a data path as text.
 fn spoken(address: &TransportAddress) -> String {
     match address {
         TransportAddress::Shm { address, .. } => address.clone(),

@@ -3,15 +3,15 @@
 
 use pbox_core::{JobTerms, Key, Wire};
 
-/// The bytes of the hub's tables for a chunk. Measured were 180 bytes: its place, owner, arrivals and spans
-/// in two windows.
+/// The bytes of the hub's tables for a chunk: 180 bytes were measured, for its place, owner, arrivals and
+/// spans in two windows.
 const OF_A_CHUNK: u64 = 192;
 /// The bytes of the hub's tables for a compressed chunk: 324 bytes were measured.
 const OF_A_COMPRESSED_CHUNK: u64 = 352;
 /// The bytes for a chunk and a worker: the rings of a worker have room for all chunks, each way.
 const OF_A_CHUNK_AND_WORKER: u64 = 16;
-/// The bytes of a key without its name and shape. Measured were 555 bytes, for a name of 7 letters and a
-/// shape of one number.
+/// The bytes of a key without its name and shape. With a name of 7 letters and a shape of one number, 555
+/// bytes were measured.
 const OF_A_KEY: u64 = 640;
 /// The number of copies of a key's name and shape that the hub keeps.
 const COPIES_OF_A_KEY: u64 = 4;
@@ -19,7 +19,7 @@ const COPIES_OF_A_KEY: u64 = 4;
 const OF_A_KEY_AND_CORE: u64 = 640;
 /// The most cores that are counted for a key.
 const MOST_CORES: u64 = 64;
-/// The memory of a parsed join and its text, as a multiple of the text. Measured was 4.5, for keys with names
+/// The memory of a parsed join and its text, as a multiple of the text: 4.5 was measured, for keys with names
 /// of one letter.
 const PARSED_PER_TEXT: u64 = 6;
 
@@ -28,8 +28,8 @@ pub(crate) fn parsed_bytes(text_bytes: usize) -> u64 {
     (text_bytes as u64).saturating_mul(PARSED_PER_TEXT)
 }
 
-/// Returns the size of the hub's tables for a job's keys and chunks, in bytes. It depends only on the terms:
-/// a small request can make these tables large.
+/// Returns the size of the hub's tables for a job's keys and chunks, in bytes. The size depends only on the
+/// terms, so a small request can make these tables large.
 pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
     let chunk_bytes = terms.chunk_bytes.max(1) as u64;
     let of_a_core = if terms.optimizer.adapts_keys() { OF_A_KEY_AND_CORE } else { 0 };
@@ -61,7 +61,7 @@ pub struct JobMemory {
     /// The windows that workers, or hubs below, read; and the hub's own weights.
     pub weights: u64,
     /// Master weights, the optimizer's state, and an average. With compression also the values that the
-    /// workers have. 0 if the hub is below other hubs, because they keep all of this.
+    /// workers have. 0 if the hub is below other hubs, which keep these values.
     pub kept: u64,
     /// The former weights, if the hub answers bytes ahead.
     pub former: u64,
@@ -117,7 +117,6 @@ impl JobMemory {
     }
 }
 
-/// Returns the bytes of the mean gradients that a hub keeps.
 fn means_bytes(wire: &Wire, terms: &JobTerms) -> u64 {
     let all = wire.layout().parameters();
     let of_a_core = wire.layout().max_chunk_elements() as u64;

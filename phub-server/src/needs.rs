@@ -85,7 +85,6 @@ fn timeline(settings: &HubSettings) -> Found {
     Ok(Some(format!("{} can be written", path.display())))
 }
 
-/// Returns the directory that contains the path's last part.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -10,7 +10,7 @@ use pbox_core::control::RefusalReply;
 use crate::seldom::Seldom;
 use coordinator::Asker;
 
-/// The number of refusals that are kept; equal ones count once.
+/// The number of refusals that are kept. Equal refusals count once.
 const KEPT: usize = 16;
 /// The number of letters that are kept of a reason, and of a job's name.
 const WHY_LETTERS: usize = 300;

@@ -1,5 +1,5 @@
 //! The rendezvous: accepts connections of the data path, asks the registry for their owners, and gives their
-//! links to the cores. Each handshake has its own thread, so that a slow one delays no other.
+//! links to the cores. Each handshake has its own thread, so that a slow handshake delays no other.
 //!
 //! ```text
 //!   accept -> waiting room: hello -> token proven? -> gathered: all links there? -> welcome -> cores
@@ -34,8 +34,8 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// The time from the first connection of a worker to its last.
 const GATHER_LIMIT: Duration = Duration::from_secs(10);
 
-/// The pause before the next accept when there are no free descriptors. No event says when there is one
-/// again, and accept would fail at once.
+/// The pause before the next accept when there are no free descriptors. No event says when a descriptor
+/// is free again, and accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The most handshake threads of one listener. When there are as many, no more connections are accepted.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// The shortest interval between two log lines about one cause.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
-/// A counter of an event that may happen often. It decides when the log mentions the event. There is one for
-/// each cause.
+/// A counter of an event that may happen often. It decides when the log mentions the event. Each cause
+/// has its own counter.
 #[derive(Debug, Default)]
 pub(crate) struct Seldom(Mutex<(Option<Instant>, u64)>);
 

@@ -56,7 +56,7 @@ fn a_hold_takes_back_what_is_not_whole_and_no_more() {
 }
 
 /// Returns a worker that has pushed all its gradients of round 0 to two hubs with one core each. The hubs
-/// have sent their parts.
+/// have sent their parts of the norm.
 fn told_by_two_hubs() -> Simulated {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms = Terms::new(1, 1, Optimizer::Average).with(|job| (job.clip_norm, job.hubs) = (Some(1.0), 2));
@@ -88,7 +88,7 @@ fn parts_that_are_lost_with_links_are_told_and_passed_on_again() {
     }
 }
 
-/// Returns why the core of hub 0 drops workers that pass on these parts of hub 1.
+/// Returns why the core of hub 0 drops workers that pass on these parts of the norm from hub 1.
 ///
 /// The job has two hubs and two workers. The workers push the only chunk of hub 0 in round 0. Then they pass
 /// on the parts, each with the round and the hub that its post names.

@@ -13,7 +13,7 @@ use pbox_core::{
     ShardSpec, Wire,
 };
 
-/// A port that counts the calls to hand over.
+/// A port that counts the calls to hand answers over.
 struct Counting {
     port: sim::Port,
     flushes: u32,

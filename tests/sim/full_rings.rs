@@ -64,7 +64,7 @@ fn all_workers_whose_rings_are_full_are_named() {
     assert_eq!(gone, [0, 2]);
 }
 
-/// Pushes a chunk by every worker. The core takes the pushes in.
+/// Makes every worker push a chunk. The core takes the pushes in.
 fn push_all(
     core: &mut Core<sim::Port>,
     workers: &mut [(sim::Port, LinkId)],

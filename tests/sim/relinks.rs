@@ -1,6 +1,6 @@
 //! Workers lose their links at any moment of a round, while the network delays and reorders. They make new
 //! links into the same memory. With any terms, all rounds are made, and every weight has the bits of a run
-//! without losses. A failure prints its seed. `lives` has the same for workers that step alone.
+//! without losses. A failure prints its seed. `lives` has the same test for workers that step alone.
 
 use std::sync::Arc;
 
@@ -230,7 +230,7 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
         }
         terms.is_orderly = dice.below(2) == 0;
         terms.job.answers_ahead = dice.below(2) == 0;
-        // No norm reaches this bound. The hubs' parts may be lost with the links, and the bits are those of a
+        // No norm reaches this bound. The hubs' parts of the norm may be lost with the links, and the bits are those of a
         // plain job.
         let clips = terms.is_orderly && terms.job.level.compression.is_none() && dice.below(2) == 0;
         terms.job.clip_norm = clips.then_some(1e30);

@@ -10,7 +10,7 @@
 //! | `end` | ends jobs; forgets what is old |
 //! | `stop` | stops the hub: saves its jobs, then ends them |
 //!
-//! Every change to a hub is made by [`Hub::ask`], which is in `input`. The driver reads the rest.
+//! Every change to a hub is made by [`Hub::ask`], which is in `input`. The driver only reads a hub.
 
 mod end;
 mod join;
@@ -183,7 +183,6 @@ impl Hub {
         })
     }
 
-    /// Returns the job of this number for a change.
     pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
         self.jobs.get_mut(&id)
     }
@@ -209,7 +208,7 @@ impl Hub {
                     }
                 }
                 Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
-                // A connection by this token may be in progress. Its links are lost, too.
+                // A connection by this token may be in progress. The links of that connection are lost, too.
                 Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),
                 _ => {}
             }

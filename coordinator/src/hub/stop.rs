@@ -18,7 +18,7 @@ use super::Hub;
 
 /// The time limit of a stop for checkpoints, and again for last states. Writing a terabyte to a slow disk takes this long.
 pub const SAVED_WITHIN: Duration = Duration::from_secs(3600);
-/// The time limit of a job's last cut for the round in flight, because perhaps no worker pushes any more.
+/// The longest time that a job's last cut waits for the round in flight. Perhaps no worker pushes any more.
 pub const ROUND_AT_STOP: Duration = Duration::from_secs(10);
 
 /// A step of a stop, which the driver takes.

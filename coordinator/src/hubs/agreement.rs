@@ -1,4 +1,4 @@
-//! The agreement of one job's hubs, as plain state. It has the cuts that hold each hub, the workers with links at all hubs,
+//! The agreement of one job's hubs, as plain state. It has the cuts of hub 0, the workers with links at all hubs,
 //! and the checkpoints of which all hubs have files.
 //!
 //! Does not depend on threads, connections or files, so that its tests can try any order of events.
@@ -16,8 +16,8 @@ const GENERATIONS: usize = 2;
 /// of the other hubs must not fill up.
 const UNDECIDED: usize = 4;
 
-/// The limit on the rounds that this hub remembers of another hub's files. It is several times [`GENERATIONS`] and
-/// [`UNDECIDED`].
+/// The limit on the rounds that this hub remembers of another hub's files, several times as many as [`GENERATIONS`]
+/// and [`UNDECIDED`].
 const MOST_FILES: usize = 64;
 
 /// The cuts of hub 0, as another hub of the job sees them.
@@ -25,7 +25,7 @@ const MOST_FILES: usize = 64;
 pub struct Follower {
     /// The highest number of a cut so far.
     last: u64,
-    /// The number of the cut that holds the job now.
+    /// The number of the cut that is in progress, if there is one.
     held: Option<u64>,
 }
 
@@ -40,7 +40,7 @@ pub struct StaleCut {
 }
 
 impl Follower {
-    /// Begins a cut. Each cut has a higher number than the cut before it, so a request that arrives too late holds nothing.
+    /// Begins a cut. Each cut has a higher number than the cut before it, so a request that arrives too late has no effect.
     ///
     /// # Errors
     /// Returns an error if the cut is over.
@@ -55,11 +55,11 @@ impl Follower {
     /// Ends the cut.
     ///
     /// # Errors
-    /// Returns an error if this cut does not hold the job.
+    /// Returns an error if this cut is not in progress.
     pub fn release(&mut self, cut: u64) -> Result<(), StaleCut> {
         let last = self.last;
         if !self.is_held_by(cut) {
-            // A delayed hold may arrive after its release. The new number makes that hold fail.
+            // A delayed request to begin this cut may arrive later. The new number makes that request fail.
             self.last = self.last.max(cut);
             return Err(StaleCut { asked: cut, last });
         }
@@ -241,8 +241,8 @@ mod tests {
     }
 
     proptest! {
-        /// Requests of hub 0 arrive in any order, or not at all. Afterwards a job is held only if the release of a cut was
-        /// lost. Then a timer fails the job.
+        /// Requests of hub 0 arrive in any order, or not at all. Afterwards a job is paused only if the release of a cut
+        /// was lost. Then a timer fails the job.
         #[test]
         fn only_a_lost_release_leaves_a_job_held(
             requests in proptest::sample::subsequence((0..16u64).collect::<Vec<_>>(), 0..=16).prop_shuffle(),
@@ -250,7 +250,7 @@ mod tests {
             let mut follower = Follower::default();
             let (mut held, mut released) = (HashSet::new(), HashSet::new());
             for request in &requests {
-                // Cut 1 is held by request 0 and released by request 1, and so on.
+                // Request 0 begins cut 1, request 1 releases cut 1, and so on.
                 let cut = 1 + request / 2;
                 if request % 2 == 0 {
                     held.extend(follower.hold(cut).ok().map(|()| cut));
@@ -265,9 +265,9 @@ mod tests {
             }
         }
 
-        /// Hubs write, skip and fail in any order. They learn each other's rounds in any order, or not at all. After the first
-        /// round that all hubs have written, there is always a round of which all disks have the files. After the second one
-        /// there are always two. No disk fills up.
+        /// Hubs write, skip and fail in any order. They learn each other's rounds in any order, or not at all. Once all hubs
+        /// have written one round, all disks have the files of at least one round at any time. Once all hubs have written
+        /// two rounds, all disks have the files of at least two. No disk fills up.
         #[test]
         fn a_whole_round_is_never_lost(
             hubs in 2usize..5,

@@ -161,7 +161,7 @@ impl Hubs {
         self.numbered.cuts
     }
 
-    /// Notes that hub 0 holds the job for a cut.
+    /// Notes that hub 0 pauses the job for a cut.
     ///
     /// # Errors
     /// Returns an error if the cut is over, or if this hub is hub 0.

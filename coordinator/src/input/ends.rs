@@ -39,7 +39,7 @@ impl Request for BeginStop {
     }
 }
 
-/// A report that a job has been saved at a cut, because the hub stops, or cannot be saved.
+/// A report, while the hub stops, that a job has been saved at a cut or cannot be saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedAtStop {

@@ -116,7 +116,7 @@ impl Request for EndJoin {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Begin {
-    /// The job. Its number is the one for which its name was reserved.
+    /// The job, with the number for which its name was reserved.
     pub spec: JobSpec,
     /// This hub's number and share, among the job's hubs.
     pub hub: HubOf,
@@ -191,7 +191,7 @@ impl Request for End {
         let job = hub.jobs.remove(&self.job)?;
         hub.names.take(&job.spec.name, self.job);
         hub.end.forget(self.job);
-        // A worker may have connected after the last worker left. Its token is no longer valid.
+        // A worker may have connected after the last leave. The token of that worker is no longer valid.
         hub.tokens.sweep(|job| job != self.job, now);
         Some(Ended(Box::new(job)))
     }

@@ -127,7 +127,7 @@ impl Request for Attach {
 pub struct Ready {
     /// The hub below.
     pub member: MemberOf,
-    /// The round that these members had reached when they lost a hub, if they lost one.
+    /// The round that the members of that hub had reached when they lost a hub, if they lost one.
     pub reached: Option<Round>,
 }
 
@@ -148,7 +148,7 @@ impl Request for Ready {
 }
 
 /// A heartbeat of a member. A hub also reports which of its own workers is late. The answer is the time for which this hub
-/// may hold its answer back while it has no news, or the reason for a refusal.
+/// may delay its reply while there is no news. If the hub refuses, the answer is the reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Heard {
@@ -219,7 +219,7 @@ impl Request for GrantLinks {
     }
 }
 
-/// A request of a member to leave before a round. Its token is no longer valid afterwards.
+/// A request of a member to leave before a round. Afterwards the member's token is no longer valid.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Leave {
@@ -248,7 +248,7 @@ impl Request for Leave {
     }
 }
 
-/// A report that a member is lost. Its job fails, or continues without it.
+/// A report that a member is lost. The job fails, or continues without the member.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lose {

@@ -79,7 +79,7 @@ impl Request for ChangeNumbers {
         let job = hub.job_mut(self.job).ok_or(JobEnded)?;
         let now = (&job.numbers, &*job.spec.terms);
         let numbers = self.change.checked(now, self.from, &self.reset)?;
-        // In a job below other hubs, the hubs above keep the numbers.
+        // In a job below other hubs, the hubs above keep the hyperparameters.
         if !job.spec.made.is_below {
             job.numbers.change(self.from, numbers.clone());
         }
@@ -87,7 +87,7 @@ impl Request for ChangeNumbers {
     }
 }
 
-/// A report that rounds before the oldest round in flight are over. Their numbers are forgotten.
+/// A report that rounds before the oldest round in flight are over. Their hyperparameters are forgotten.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForgetNumbers {

@@ -150,7 +150,7 @@ impl Request for HasFiles {
     }
 }
 
-/// A request for a job's state. The answer has the number of the want.
+/// A request for a job's state. The answer has the request's number.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WantState {
@@ -158,7 +158,7 @@ pub struct WantState {
     pub job: JobId,
     /// The use of the state.
     pub purpose: Use,
-    /// The round of the cut, and the hubs that are cut.
+    /// The round of the cut, and the hubs that take part in the cut.
     pub at: CutAt,
     /// The time limit for the round in flight to end.
     pub limit: Duration,
@@ -200,7 +200,7 @@ impl Request for AskForWritten {
 }
 
 /// A request to write a file. The answer has the rounds of complete checkpoints: files of other rounds are no longer
-/// needed. Or it is the reason why this hub has too many files.
+/// needed. If this hub has too many files, the answer is a refusal, in words.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginFile {

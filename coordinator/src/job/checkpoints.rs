@@ -5,7 +5,7 @@
 //!   a cut, of this hub or of hub 0 -+--> cores take their parts --> all have answered --> a file --> written, or failed
 //!                                             |
 //!                                             v a core has no part
-//!                                          skipped, or tried again for a want (`wants`)
+//!                                          skipped, or tried again for a request for the state (`wants`)
 //! ```
 //!
 //! The driver holds the parts, and writes the files. No core waits for the disk: while a core's part is being written, the
@@ -26,8 +26,8 @@ use crate::hubs::{Hubs, may_write};
 
 /// The limit on the parts of checkpoints whose state is remembered.
 const PARTS: usize = 8;
-/// The limit on the reports of rounds without a snapshot that are kept for each core. No core is more rounds behind another
-/// core, so older reports are not needed.
+/// The limit on the kept reports of each core about rounds without a snapshot. Older reports are not needed, because no core
+/// is this many rounds behind another core.
 const PASSED: usize = 64;
 
 /// The checkpoints of a job.
@@ -38,11 +38,11 @@ pub struct Checkpoints {
     collecting: Vec<Collecting>,
     /// The rounds that each core has passed without snapshots, from its last reports, in any order.
     passed: BTreeMap<usize, VecDeque<RangeInclusive<Round>>>,
-    /// The state of the last parts of this hub, by round, for the questions of hub 0. A part may end after a later part.
+    /// The state of the last parts of this hub, by round, for the questions of hub 0. Parts may be complete in any order.
     parts: BTreeMap<Round, PartState>,
     /// The requests for the job's state.
     pub(super) wants: Wants,
-    /// The snapshots that are being written or will be written. Each may serve a want, until the want's time is over.
+    /// The snapshots that are or will be written. Each may serve a request for the state, until the request's time is over.
     pub(super) writing: Vec<(Occasion, Option<(WantId, Instant)>)>,
     /// The parts of other hubs that hub 0 follows, and hub 0's questions about this hub's part.
     pub(super) followed: Followed,
@@ -61,11 +61,11 @@ struct Collecting {
     before: Round,
     /// The number of cores that have answered.
     answers: usize,
-    /// The reason why a core has no part, if one has none.
+    /// The reason why a core has no part; `None` if no core has lacked its part so far.
     refused: Option<String>,
     /// The cores that have no part, and whose memory for parts is still in use.
     lacks: BTreeSet<usize>,
-    /// The want that the snapshot serves, if any.
+    /// The request for the state that the snapshot serves, if any.
     want: Option<WantId>,
 }
 
@@ -110,7 +110,7 @@ impl Checkpoints {
         }
     }
 
-    /// Whether another client may share the state for which this want of a client waits.
+    /// Whether another client may share the state for which this request of a client waits.
     pub fn may_share(&self, want: WantId) -> bool {
         self.wants.may_share(want)
     }
@@ -132,13 +132,13 @@ impl Checkpoints {
         }
     }
 
-    /// Forgets all wants and questions, because the job has failed.
+    /// Forgets all requests for the state and all questions of hub 0, because the job has failed.
     pub(super) fn end(&mut self) {
         self.wants = Wants::default();
         self.followed.end();
     }
 
-    /// Begins a snapshot after a cut. Hub 0 gets its result if nobody at this hub wants the snapshot: a part of a checkpoint.
+    /// Begins a snapshot after a cut. Without `want`, the snapshot is a part of a checkpoint, and hub 0 gets the result.
     pub(super) fn begin(
         &mut self,
         before: Round,
@@ -182,7 +182,7 @@ impl Checkpoints {
                 .collect();
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
-            // A core that has already passed the round sends no other answer about it.
+            // A core that has already passed the round sends no other answer about this round.
             let has_passed =
                 |of_core: &&VecDeque<_>| of_core.iter().any(|rounds| is_due_in(occasion, rounds));
             let answers = passed.values().filter(has_passed).count();
@@ -281,14 +281,14 @@ impl Job {
     pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
         self.life.runs()
             && match self.spec.made.is_below {
-                // In a mesh, the job above is also a job of this hub.
+                // In a mesh, the job above is also a job of this hub, and is saved itself.
                 true => self.spec.made.mesh.is_none() && !self.spec.goes_on(),
                 false => has_files && !self.spec.made.trial,
             }
     }
 }
 
-/// Whether a snapshot is a due one, before one of `rounds`.
+/// Whether a snapshot was due before one of `rounds`.
 fn is_due_in(occasion: Occasion, rounds: &RangeInclusive<Round>) -> bool {
     matches!(occasion, Occasion::Due(round) if rounds.contains(&round))
 }

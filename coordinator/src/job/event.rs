@@ -9,7 +9,7 @@
 //! | time passes | the sweep | silent members, and dead ones without links, are lost; waits for hub 0 and for states end at their limits |
 //! | a step of a cut is done | the driver | the cut's next step, see [`cut`](super::cut) |
 //! | a core has a part of a snapshot, or none | that core | after the last core's answer, the snapshot is complete or has failed |
-//! | a core has the memory of its part again | that core | wants that wait for this memory try again |
+//! | a core has the memory of its part again | that core | requests for the state that wait for this memory try again |
 //! | another hub reports its part of a checkpoint | the driver | hub 0 asks again, or the checkpoint is complete or has failed |
 //! | a client has read the state | the driver | the next client gets the state |
 //! | a step of saving the last state is done | the driver | the next step, see [`last`](super::last) |
@@ -94,11 +94,11 @@ pub enum Event {
 pub enum Effect {
     /// The driver must take a step of a cut.
     Cut(CutId, Step),
-    /// This hub is held for a cut of hub 0. The round is that of the furthest chunk; `None` if this hub has no chunks.
+    /// The job is paused at this hub for a cut of hub 0. The round is that of the furthest chunk; `None` without chunks.
     CutHeld(CutId, Option<Round>),
     /// A cut is over. The result is the round before which the job was cut, or the reason for a failure.
     CutOver(CutId, Result<Round, NotCut>),
-    /// Hub 0 has held the job for longer than this time. It may be gone.
+    /// Hub 0 has kept the job paused for longer than this time, and may be gone.
     HeldTooLong(Duration),
     /// Ranks take part from this round on.
     TookPart(Arc<[u32]>, Round),
@@ -130,7 +130,7 @@ pub enum Effect {
     HeldUp,
     /// The job fails.
     Fail(String, Blame),
-    /// Every core has answered for a snapshot before a round. The driver uses the parts in this way.
+    /// Every core has answered for a snapshot before a round. [`Parts`] says how the driver uses the parts.
     Snapshot(Occasion, Round, Parts),
     /// Hub 0 must ask another hub for its part of a checkpoint before a round.
     FollowPart {
@@ -147,7 +147,7 @@ pub enum Effect {
     Part(AskedId, WrittenReply),
     /// A checkpoint before this round is not complete, because a hub has no part of it. The log reports the reason.
     NotWhole(Round, String),
-    /// A want ends: with a file, or with the reason why there is none.
+    /// A request for the state ends: with a file, or with the reason why there is none.
     Wanted(WantId, Result<CheckpointReply, NoState>),
     /// Requests that wait for the job check its state again.
     Wake,

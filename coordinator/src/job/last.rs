@@ -3,14 +3,14 @@
 //!
 //! ```text
 //!   hub 1 --failed: why--> hub 0                          the job fails at hub 0, too
-//!   hub 0 --failed: why--> hub 1, hub 2, ...              each hub holds its cores, and answers with the rounds of its chunks
+//!   hub 0 --failed: why--> hub 1, hub 2, ...              each hub pauses its cores, and answers with the rounds of its chunks
 //!   hub 0 --last: the highest round--> hub 1, hub 2, ...  each hub ends its rounds before this round, and writes its part
 //! ```
 //!
 //! | a hub | waits until | and then |
 //! | --- | --- | --- |
-//! | any hub | its cores hold the job | hub 0 sends `failed` to the other hubs; another hub sends it to hub 0; a job's only hub writes |
-//! | hub 0 | the other hubs have answered | asks those that hold the job to write their parts, or to write nothing |
+//! | any hub | its cores have paused the job | hub 0 sends `failed` to the other hubs; another hub sends it to hub 0; a job's only hub writes |
+//! | hub 0 | the other hubs have answered | asks the hubs that have the job to write their parts, or to write nothing |
 //! | hub 0 | the other hubs have written | writes its own part, if all other hubs have written theirs |
 //! | another hub | hub 0 has answered | answers hub 0, if hub 0 saves the state |
 //! | another hub | hub 0 asks for its part | writes its part; writes nothing if hub 0 does not ask within a time limit |
@@ -49,7 +49,7 @@ pub enum LastStep {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum LastStepped {
-    /// All cores hold the job. Each core that has chunks reports their rounds.
+    /// All cores have paused the job. Each core with chunks reports the rounds of its chunks.
     Held(Result<Vec<Front>, String>),
     /// The other hubs have answered, in their order.
     OthersTold(Vec<Result<FailedReply, String>>),
@@ -126,7 +126,7 @@ impl LastState {
     }
 
     /// Answers another hub, at which the job has failed, whether this hub still has the job. The answer waits until this
-    /// hub's cores hold the job and hub 0 has answered this hub.
+    /// hub's cores have paused the job and hub 0 has answered this hub.
     pub(crate) fn asked_to_hold(&mut self, hubs: &Hubs, now: Instant) -> Vec<Effect> {
         let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
         let Some(last) = &mut self.0 else { return holds(false, None) };
@@ -193,7 +193,7 @@ impl LastState {
 
     /// Ends, at another hub, the wait for hub 0's request, if it has taken too long.
     pub(super) fn overdue(&mut self, hubs: &Hubs, limit: Duration, now: Instant) -> Vec<Effect> {
-        // Hub 0 asks all hubs for their rounds first. It waits for each hub at most `limit`.
+        // Hub 0 asks all hubs for their rounds first. Hub 0 waits for each hub at most `limit`.
         let limit = 3 * limit;
         let is_late = |last: &Last| matches!(last.waits_for, WaitsFor::Order(since) if now - since > limit);
         let Some(last) = self.0.take_if(|last| is_late(last)) else { return Vec::new() };
@@ -206,8 +206,8 @@ impl LastState {
         vec![Effect::Last(step)]
     }
 
-    /// Decides, as hub 0, which state all hubs save: the one before the highest round of any chunk. It must be newer than
-    /// the last checkpoint.
+    /// Decides, as hub 0, which state all hubs save: the state before the highest round of any chunk. This state must be
+    /// newer than the last checkpoint.
     fn others_hold(
         &mut self,
         hubs: &Hubs,
@@ -215,7 +215,7 @@ impl LastState {
         replies: Vec<Result<FailedReply, String>>,
     ) -> Vec<Effect> {
         let holds = |reply: &Result<FailedReply, String>| reply.as_ref().is_ok_and(|reply| reply.saves);
-        // Hub 0 asks only the hubs that hold the job: it does not wait again for a hub that is gone.
+        // Hub 0 asks only the hubs that still have the job. So hub 0 does not wait again for a hub that is gone.
         let there = (1..).zip(&replies).filter(|(_, reply)| holds(reply)).map(|(hub, _)| hub).collect();
         let rounds = last.of_all(hubs, replies);
         let (mut before, mut ended) = (Round(0), last.ended.clone());
@@ -321,8 +321,8 @@ impl Last {
     }
 }
 
-/// Returns the effects of the end. Other hubs that wait for an answer get it: this hub no longer has the job, and its part
-/// has this result.
+/// Returns the effects of the end. Other hubs that wait for an answer learn that this hub no longer has the job, and the
+/// result of its part.
 fn over(saved: Saved) -> Vec<Effect> {
     let bytes = |saved: &Option<CheckpointReply>| saved.as_ref().map_or(0, |reply| reply.bytes);
     let part = saved.as_ref().map(|saved| LastReply { bytes: bytes(saved) }).map_err(Clone::clone);

@@ -3,7 +3,7 @@
 //! | state | event | next state |
 //! | --- | --- | --- |
 //! | (a free name) | a worker's join makes the job | `Gathering` |
-//! | `Gathering` | rank 0 offers a state; the state is wanted, or not, and comes | `Gathering`, see [`Brought`] |
+//! | `Gathering` | rank 0 offers a state; the job wants the state, or not; a wanted state arrives | `Gathering`, see [`Brought`] |
 //! | `Gathering` | a member has all that it needs to take part | `Gathering`, with fewer ranks missing |
 //! | `Gathering` | the hubs above name machines that are missing | `Gathering`, with these machines missing |
 //! | `Gathering` | a cut lets all members take part | `Running` |
@@ -11,7 +11,7 @@
 //! | `Gathering`, `Running` | the job fails, or its hub stops | `Failed` |
 //! | `Failed` | a minute is over, or too many jobs have failed since | (forgotten) |
 //!
-//! A hold for a cut is not a state here: a job may be held while it gathers, when it begins, and while it runs. The news
+//! A pause for a cut is not a state: a job may pause while it gathers, when it begins, and while it runs. The news
 //! shows the state to the workers.
 
 use std::time::Instant;
@@ -37,7 +37,7 @@ pub enum Life {
     },
 }
 
-/// The wait of a job that has not begun for a state from rank 0.
+/// The wait for a state from rank 0, in a job that has not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brought {
     /// The job does not wait for a state.

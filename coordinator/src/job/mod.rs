@@ -16,7 +16,7 @@
 //! | `parts` | follows, as hub 0, the parts of other hubs, and reports the state of this hub's part |
 //! | `offered` | has the state that rank 0 brings |
 //! | `numbers` | has the hyperparameters of the optimizer |
-//! | `last` | requests that the last state is saved |
+//! | `last` | directs the saving of the last state of a failed job |
 //! | `news` | has the news for the members |
 
 mod checkpoints;
@@ -67,8 +67,7 @@ use crate::refused::Refused;
 /// A job's terms, which have its keys, and the pieces of keys that this hub owns.
 pub type Model = (Arc<JobTerms>, Vec<Piece>);
 
-/// A job. The driver of a hub reads the parts of its jobs. Only requests to the hub change a job: the hub lends no job for
-/// a change.
+/// A job. The driver of a hub reads the parts of its jobs. Only requests to the hub change a job.
 #[derive(Debug)]
 pub struct Job {
     /// The parts that do not change after the job begins.
@@ -166,7 +165,7 @@ impl Job {
         );
     }
 
-    /// Lets these workers take part from round `from` on. Workers that were lost in between do not take part.
+    /// Lets these workers take part from round `from` on. Workers that have been lost by now do not take part.
     pub(crate) fn take_part(&mut self, ranks: &[u32], from: Round) {
         let (mut here, ahead) = (Vec::new(), self.life.ahead(&self.spec, self.first_round));
         for &rank in ranks {

@@ -12,7 +12,7 @@ use crate::asker::Asker;
 #[derive(Debug)]
 pub struct News {
     told: HeartbeatReply,
-    /// The number of all changes, also of those without a new version.
+    /// The number of all changes, including changes without a new version.
     edition: u64,
 }
 

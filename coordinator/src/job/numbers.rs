@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 /// needs the hyperparameters of its own round. The checkpoint fails if these hyperparameters have been forgotten.
 const KEPT_ROUNDS: u32 = 1024;
 
-/// The limit on the list of hyperparameters of a job with few keys, as [`NumbersByRound::size`]. Without a limit,
-/// members could make the list grow by naming many rounds.
+/// The limit on [`NumbersByRound::size`] of a job with few keys. Without a limit, members could make the list of
+/// hyperparameters grow by naming many rounds.
 const MOST: usize = 1 << 22;
 
 /// A change that a member asks for.
@@ -30,7 +30,7 @@ impl Change {
         }
     }
 
-    /// Returns a job's list of hyperparameters by round after this change from a round on. The change also sets the
+    /// Returns a job's list of hyperparameters by round, with this change from round `from` on. The change also sets the
     /// optimizer's state of some keys to zero.
     ///
     /// # Errors

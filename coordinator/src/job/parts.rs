@@ -1,10 +1,10 @@
 //! The parts of checkpoints, in a job over several hubs. Each other hub reports the state of its part to hub 0, which
-//! follows them.
+//! follows all parts.
 //!
 //! ```text
 //!   hub 0 --how is your part before round 7?--> hub 1     answers when the part is written or failed, or after some time
 //!   hub 0 <--written, failed, or not yet------- hub 1
-//!     '--not yet: hub 0 asks again. If not all chunks have reached the round, it asks only until a time limit
+//!     '--not yet: hub 0 asks again. If not all chunks have reached the round, hub 0 asks only until a time limit
 //! ```
 //!
 //! A checkpoint is complete when all parts are written. In a question, round 0 stands for the part that is being written
@@ -52,9 +52,9 @@ struct Follow {
 /// The step that follows when every other hub has written its part or failed.
 #[derive(Debug)]
 pub(super) enum Then {
-    /// The job is cut for this want.
+    /// The job is cut for this request for the state.
     Cut(WantId),
-    /// The checkpoint is complete or has failed, and its want, if there is one, is answered.
+    /// The checkpoint is complete or has failed, and the request that it serves, if any, is answered.
     Told(CheckpointReply, Option<WantId>),
 }
 

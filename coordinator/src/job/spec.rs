@@ -14,7 +14,7 @@ use crate::join::{Differs, Join};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
-    /// The number of the job at this hub. The job's name was reserved for it.
+    /// The number of the job at this hub. The job's name was reserved for this number.
     pub id: JobId,
     /// The name.
     pub name: String,

@@ -28,7 +28,7 @@ fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> J
     Job::new(spec, hubs, from, Instant::now())
 }
 
-/// Returns such a job after two members have joined.
+/// Returns a job of one core after two members have joined.
 fn of_two(on_loss: OnLoss, members: Members) -> Job {
     let mut job = gathering(2, on_loss, members, 1);
     join(&mut job, 0);
@@ -479,7 +479,7 @@ fn a_leave_that_cannot_be_is_refused_and_the_member_stays() {
     assert_eq!(job.news.now().left, [Left { rank: 1, at }]);
 }
 
-/// A hub below has no session that compares rounds. A worker of an older version leaves before one round of all its keys.
+/// A hub below has no session that compares rounds. A worker of an older version names one round for all its keys when it leaves.
 #[test]
 fn a_push_that_waits_for_a_member_that_has_left_fails_the_job_at_the_second_look() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
@@ -546,7 +546,7 @@ fn a_worker_has_other_links_when_all_cores_have_dropped_the_former_ones() {
         job.members.connect(1, Token([1; 16]), "job").is_err()
             && job.members.connect(1, Token([2; 16]), "job").is_ok()
     );
-    // The worker was admitted, and says that these links are lost, too.
+    // The worker was admitted, and says that its new links are lost, too.
     assert_eq!(job.ask_for_links(1, "again", now), Ok(Some(Effect::DropLinks(1, Some(Token([2; 16]))))));
     job.lose(1, Cause::Link, "it died");
     assert_eq!(job.members.grant_links(1, Token([3; 16]), "job").unwrap_err().code, RefusalCode::JobFailed);

@@ -111,12 +111,12 @@ enum WaitsFor {
     Cut(CutId),
     /// All cores give their parts of the state before this round.
     Cores(Round),
-    /// Memory on these cores. They had no memory for their part of the state, for the reason in the text.
+    /// Memory on these cores, which had none for their part of the state. The text has the reason.
     Memory(BTreeSet<usize>, String),
 }
 
 impl Wants {
-    /// Whether another client may share the state for which the client of this want waits. It may before the
+    /// Whether another client may share the state for which the client of this want waits. Sharing is allowed before the
     /// cut is taken, and always if both clients name the same round. So no client gets a state that is older than its request.
     pub fn may_share(&self, id: WantId) -> bool {
         let is_ahead = |want: &Want| match want.waits_for {
@@ -266,7 +266,7 @@ impl Saving<'_> {
         [Effect::Snapshot(occasion, before, parts)].into_iter().chain(next).collect()
     }
 
-    /// Makes a want wait until these cores have their memory again. If they already have it, tries again at once.
+    /// Makes a want wait until these cores have their memory again. If no core lacks its memory, tries again at once.
     fn lacks_memory(&mut self, id: WantId, cores: BTreeSet<usize>, why: String) -> Vec<Effect> {
         match self.wants().get(id) {
             Some(want) if !cores.is_empty() => {

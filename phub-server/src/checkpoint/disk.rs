@@ -1,4 +1,4 @@
-//! Changes of files and directories: every write, rename and removal of the checkpoints goes through here.
+//! Changes of files and directories: every write, rename and removal of the checkpoints goes through this file.
 //!
 //! In tests each change is noted in the [`journal`](super::crash::journal), which may make the change fail.
 //! After a simulated loss of power nothing changes any more. The shipped program contains no part of the
@@ -40,7 +40,7 @@ impl NewFile {
         #[cfg(test)]
         note(Change::Reserve(&self.0, bytes))?;
         match retry_on_intr(|| fallocate(&self.0, FallocateFlags::empty(), 0, bytes)) {
-            // Some file systems cannot reserve space. On these, a full disk gives an error only while the
+            // Some file systems cannot reserve space. There, a full disk gives an error only while the
             // file is written.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             result => Ok(result?),

@@ -39,7 +39,7 @@ pub struct Loaded {
 pub(super) fn generation(job: &str, file: &str) -> Option<Round> {
     let round = file.strip_prefix(job)?.strip_prefix('@')?.strip_suffix(".safetensors")?;
     let round = Round(round.parse().ok()?);
-    // The number may have only one spelling, without leading zeros for example.
+    // Each number has one accepted spelling, for example without leading zeros.
     (generation_name(job, round) == file).then_some(round)
 }
 
@@ -120,8 +120,8 @@ impl CheckpointStore {
         damage.or(damage_of_older).map_or(Ok(None), Err)
     }
 
-    /// Renames a damaged newest file, so that it never counts as an older generation. Returns the reason, for
-    /// the log.
+    /// Renames a damaged newest file, so that it never counts as an older generation. Returns the error and the
+    /// new name, for the log.
     fn put_aside(&self, job: &str, newest: &Path, error: &CheckpointError) -> String {
         let aside = self.file(&damaged_name(job, Share::WHOLE));
         match disk::rename(newest, &aside) {
@@ -158,8 +158,8 @@ impl CheckpointStore {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // Some file systems have no hard links. There the file is renamed, and if the hub is killed right
-        // afterwards, only older generations are left.
+        // On a file system without hard links, the file is renamed. If the hub is killed right afterwards,
+        // only older generations are left.
         disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 

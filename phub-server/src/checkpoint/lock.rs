@@ -63,7 +63,7 @@ impl Lock {
         }
     }
 
-    /// Whether the directory that has this name now is still the locked one.
+    /// Whether the directory that has this name now is still the locked directory.
     pub fn is_of(&self, dir: &Path) -> io::Result<bool> {
         let (locked, named) = (self.directory.metadata()?, dir.metadata()?);
         Ok((locked.dev(), locked.ino()) == (named.dev(), named.ino()))
@@ -72,7 +72,7 @@ impl Lock {
 
 impl Drop for Lock {
     /// Unlocks both files before closing them. A child process that another thread has just forked still has
-    /// them open, so closing alone would not unlock them.
+    /// the files open, so closing alone would not unlock them.
     fn drop(&mut self) {
         let _ = flock(&self.file, FlockOperation::Unlock);
         let _ = flock(&self.directory, FlockOperation::Unlock);
@@ -88,7 +88,7 @@ impl AsFd for Lock {
 
 /// Opens or makes the lock file, which other users cannot open.
 fn own_file(dir: &Path) -> io::Result<File> {
-    // Without the flag, opening a FIFO with this name would block.
+    // Without `NONBLOCK`, opening a FIFO with this name would block.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let open = OpenOptions::new()
         .read(true)

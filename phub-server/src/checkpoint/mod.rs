@@ -9,7 +9,7 @@
 //! loss of power leaves. `docs/formats.md` has the format, `docs/decisions/0010-checkpoint-files.md` the
 //! reasons.
 //!
-//! Called from any thread that may wait for a disk, never from a core's. Must not depend on cores, workers,
+//! Called from any thread that may wait for a disk, never from a core's thread. Must not depend on cores, workers,
 //! or on how a snapshot was made.
 
 #[cfg(test)]

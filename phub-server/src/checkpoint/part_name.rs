@@ -36,7 +36,7 @@ impl PartName {
             hub: number(hub)?,
             hubs: number(hubs)?,
         };
-        // The numbers may have only one spelling, without leading zeros for example.
+        // Each number has one accepted spelling, for example without leading zeros.
         (check_job_name(job).is_ok() && name.file() == file).then_some(name)
     }
 

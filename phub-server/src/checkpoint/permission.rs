@@ -1,6 +1,6 @@
 //! The permission to read checkpoints. By default only the hub's user may read them.
 //!
-//! Plain values; any thread.
+//! Plain values, used on any thread.
 
 use std::fmt;
 use std::io;

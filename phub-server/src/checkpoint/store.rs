@@ -4,7 +4,7 @@
 //!   <job>.safetensors                 the newest whole checkpoint; `generations` has the older ones
 //!   <job>@<round>.hub<h>of<n>.safetensors   this hub's part of a job over several hubs (`parts`)
 //!   .<job>.<16 hex digits>.phub-tmp   a file that is being written; removed at the next start
-//!   .phub-lock                        held, as the directory itself is, while a hub uses it (`lock`)
+//!   .phub-lock                        locked, as the directory itself is, while a hub uses the directory (`lock`)
 //! ```
 //!
 //! A job's name cannot lead out of the directory: it has no slash, and the file always has an ending. The
@@ -51,7 +51,7 @@ pub struct CheckpointStore {
     mode: FileMode,
     /// The lock, which is taken again if the directory was replaced.
     lock: Mutex<Lock>,
-    /// Counts the removals of old files for lack of room, so that the log mentions them now and then.
+    /// The count of removals of old files for lack of room. The log mentions only some removals.
     pub(super) made_room: Seldom,
 }
 
@@ -76,7 +76,7 @@ impl CheckpointStore {
         Ok(store)
     }
 
-    /// Opens a directory like [`open_for`](Self::open_for), and logs no warning. For a check of the settings.
+    /// Opens a directory like [`open_for`](Self::open_for), but logs no warning. A check of the settings uses it.
     pub fn open_silently(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
         let dir = dir.into();
         let failed = |doing| {
@@ -104,7 +104,7 @@ impl CheckpointStore {
             lock,
             made_room: Seldom::default(),
         };
-        // The lock file may be older than the permissions of the directory.
+        // The lock file may exist in a directory in which this hub can make no files.
         store.probe().map_err(failed("making a file in it"))?;
         Ok(store)
     }
@@ -135,7 +135,7 @@ impl CheckpointStore {
         Ok(self.dir.join(format!("{job}.safetensors")))
     }
 
-    /// Loads a file. If the file must be a part, `part` names which.
+    /// Loads a file. If the file must be a part, `part` names the part.
     pub(super) fn load_file(
         &self,
         path: PathBuf,
@@ -176,7 +176,7 @@ impl CheckpointStore {
 
     /// Saves `snapshot` as the newest checkpoint of a job. In a job over several hubs, saves it as this hub's
     /// part for its round. Returns the length of the file. On return, the file is on the disk. An error says
-    /// whether the previous file was replaced: only the very last step can fail after that. A state that is
+    /// whether the previous file was replaced: only the last step can fail after the replacement. A state that is
     /// not finite replaces no file, and is kept under another name.
     pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
         let path = self.file_of(job, share, snapshot.round())?;
@@ -231,8 +231,8 @@ impl CheckpointStore {
         disk::remove(&path)
     }
 
-    /// Returns a warning if the directory's mode allows other users more than the files' mode. It says what
-    /// they can do, and how to stop them. The mode is not changed: an administrator may have chosen it, and
+    /// Returns a warning if the directory's mode allows other users more than the files' mode. The warning
+    /// says what other users can do, and how to prevent it. The mode is not changed: an administrator may have chosen it, and
     /// other programs may need it.
     fn is_open_to_others(&self) -> io::Result<Option<String>> {
         let (mode, wanted, dir) = (self.dir.metadata()?.mode(), self.mode.of_directory(), self.dir.display());

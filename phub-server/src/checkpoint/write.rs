@@ -55,8 +55,8 @@ pub(super) struct Names<'a> {
 }
 
 /// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path` right after
-/// `keep`. If the disk is full, it tries again as long as `make_room` removes a file. It does not make room
-/// for a state that is not finite.
+/// `keep`. If the disk is full, tries again as long as `make_room` removes a file. Makes no room for a
+/// state that is not finite.
 pub(super) fn replace(
     names: Names<'_>,
     plan: &Plan,
@@ -106,7 +106,7 @@ pub(super) fn replace(
 fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
     let mut temporary = Temporary::make(path, mode).doing("making a temporary file next to it")?;
-    // With this, a full disk is an error before the long write begins.
+    // The reservation makes a full disk an error before the long write begins.
     temporary.file.reserve(plan.file_bytes).doing("reserving its space")?;
     temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;
     temporary.file.sync().doing("bringing it to the disk (fsync)")?;
@@ -144,7 +144,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Checks the limit on file sizes first. A write beyond the limit would raise a signal that ends the hub.
+/// Checks the limit on file sizes before a write. A write beyond the limit would raise a signal that ends the hub.
 fn check_size_limit(bytes: u64) -> Result<(), Errno> {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if limit < bytes => Err(Errno::FBIG),

@@ -23,7 +23,7 @@ use crate::registry::{Because, Refusal};
 /// control thread for a second.
 const TURN_BYTES: usize = 256 << 10;
 
-/// A body that was read. Its bytes count against the limit of all bodies until it is dropped.
+/// A body that was read. Its bytes count against the limit of all bodies until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Received {
     pub bytes: Vec<u8>,

@@ -1,5 +1,5 @@
 //! Counts the connections of each client to the control port. Neither one address nor all clients without a
-//! token can take all of them.
+//! token can take all connections.
 //!
 //! The end of a connection frees its place. Runs on the control thread.
 
@@ -54,11 +54,11 @@ struct Open {
     by_address: HashMap<IpAddr, usize>,
     /// The channel that notifies each stranger that it has lost its place.
     strangers: HashMap<u64, oneshot::Sender<()>>,
-    /// For each client address, the numbers of its connections that have shown no token yet.
+    /// The numbers of the connections that have shown no token yet, by client address.
     strangers_of: HashMap<IpAddr, BTreeSet<u64>>,
 }
 
-/// The place of one connection, until it is dropped.
+/// The place of one connection, until this value is dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     newcomer: Newcomer,
@@ -93,7 +93,7 @@ impl Place {
 }
 
 impl Crowd {
-    /// Returns a place for a connection from this address. Also returns whether a stranger has lost its place for it.
+    /// Returns a place for a connection from this address. Also returns whether a stranger has lost its place for this one.
     ///
     /// # Errors
     /// Returns the name of the client or group that already has all the connections that it can have.
@@ -250,7 +250,7 @@ mod tests {
         let (crowd, limits) = (Crowd::default(), ControlLimits::of_connections(4096));
         let stranger = |from: &str| crowd.enter(from.parse().unwrap(), &limits).unwrap().0;
         let gone = |place: &mut Place| place.gone.try_recv().is_ok();
-        // The limit allows 2000 bytes a second. All bytes of the client arrive in a third of a second.
+        // The limit is 2048 strangers. So a client keeps its place while 2000 newer connections arrive.
         let mut slow = stranger("10.0.0.1:1");
         let mut others = Vec::from_iter((0..2000).map(|_| stranger("10.0.0.1:2")));
         assert!(!gone(&mut slow) && !others.iter_mut().any(gone));

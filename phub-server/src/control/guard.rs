@@ -45,7 +45,7 @@ pub(crate) struct Guard {
     /// The secrets of the tokens that the hub accepts; `None` if it accepts everybody.
     accepted: RwLock<Option<Secrets>>,
     credential: Option<Credential>,
-    /// Whether only this machine can reach the hub. Then only a web page can send requests for somebody else.
+    /// Whether only this machine can reach the hub. Then an attacker needs a web page in this machine's browser.
     local: bool,
     /// The requests that the guard refused.
     pub refusals: Arc<Refusals>,
@@ -171,7 +171,7 @@ impl Guard {
             let why = format!("a web page of {origin:?} may not ask this hub, which is {host:?}");
             return Err(RefusalCode::WebPage.because(why));
         }
-        // Somebody else may own a name and let it resolve to this machine's address.
+        // The owner of a web page may let the page's host name resolve to this machine's address.
         if self.local && self.settings.insecure && !names_this_machine(host) {
             let why = format!(
                 "this hub listens only on this machine, and is not {host:?}; ask 127.0.0.1 or localhost"

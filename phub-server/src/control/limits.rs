@@ -12,13 +12,13 @@ pub struct ControlLimits {
     pub join_bytes: usize,
     /// The longest other request in bytes.
     pub small_bytes: usize,
-    /// The bytes for each key, in a request that has hyperparameters for each key of a job.
+    /// The most bytes for each key, in a request that has hyperparameters for each key of a job.
     pub key_bytes: usize,
-    /// Bytes of all bodies that are being read.
+    /// The most bytes of all bodies that are being read.
     pub bodies_bytes: usize,
     /// The time within which a request's headers must arrive; also how long a connection may be idle.
     pub headers: Duration,
-    /// The time between two parts of a body.
+    /// The longest time between two parts of a body.
     pub body_stall: Duration,
     /// The least average rate of a body. Only a body that has stalled is checked.
     pub body_bytes_per_s: u64,
@@ -28,8 +28,8 @@ pub struct ControlLimits {
     pub connections: usize,
     /// The most connections of one address.
     pub of_an_address: usize,
-    /// The most connections that have shown no token yet. If there are more, the oldest one of the address
-    /// with the most loses its place to a new one.
+    /// The most connections that have shown no token yet. If there are more, the address with the most such
+    /// connections loses its oldest one.
     pub strangers: usize,
 }
 
@@ -47,13 +47,13 @@ impl ControlLimits {
     /// Returns the limits of a hub that may have this number of connections.
     pub(super) fn of_connections(connections: usize) -> Self {
         ControlLimits {
-            // A manifest of the most keys, with 256 bytes for each.
+            // Enough for a manifest of the most keys, with 256 bytes for each key.
             join_bytes: 64 << 20,
             // A token and a few numbers.
             small_bytes: 64 << 10,
             // Two numbers as text, with their punctuation.
             key_bytes: 64,
-            // A thousand workers that join at once with manifests of ten thousand keys.
+            // Enough for a thousand workers that join at once with manifests of ten thousand keys.
             bodies_bytes: 1 << 30,
             // A worker's client closes a connection that was idle for 15 s. The hub waits longer, so that it
             // never closes a connection while a request is on its way.

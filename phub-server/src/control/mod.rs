@@ -196,7 +196,7 @@ fn no_such_method() -> Response {
     )
 }
 
-/// Carries out a request to its end, even if the client hangs up. Otherwise a job could stay held.
+/// Carries out a request to its end, even if the client hangs up. Otherwise a job could stay paused.
 async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {

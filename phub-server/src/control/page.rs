@@ -34,7 +34,7 @@ const PAGE: &str = include_str!("page.html");
 /// The placeholder in the page for a random word. The policy allows only scripts and styles with that word.
 const NONCE: &str = "NONCE";
 
-/// The number of listeners at the same time. For each, the hub makes a description of itself every second.
+/// The most listeners at the same time. For each listener, the hub makes a description of itself every second.
 pub(super) const LISTENERS: usize = 32;
 /// The time between two events.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -108,8 +108,8 @@ async fn tell_hub(registry: &Weak<Registry>, listener: &Sender<Bytes>, Seen { se
     for _ in 0..EVENTS {
         ticks.tick().await;
         let hub = {
-            // The registry is not held while this task waits for the listener: a hub that stops needs the
-            // last reference.
+            // This task has no reference to the registry while it waits for the listener: a hub that stops
+            // needs the last reference.
             let Some(registry) = registry.upgrade() else { return };
             registry.look_at_waits().await;
             let mut hub = registry.describe();

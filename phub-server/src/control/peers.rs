@@ -1,7 +1,7 @@
 //! The requests between hubs of one job over the control port.
 //!
 //! Each request is carried out on a task of its own, to its end, even if its client hangs up. Otherwise a job
-//! could stay held forever.
+//! could stay paused forever.
 
 use axum::Router;
 use axum::extract::rejection::PathRejection;
@@ -31,12 +31,12 @@ pub(super) fn routes() -> Router<Desk> {
         .route("/v1/jobs/{job}/peers/{verb}", post(peers))
 }
 
-/// The parts of a path, or the reason why they are not of these types.
+/// The parts of a path, or the reason why they do not have these types.
 type Numbered<T> = Result<Path<T>, PathRejection>;
 
 /// Returns the parts of a path that has numbers.
 fn numbered<T>(parts: Numbered<T>) -> Result<T, Refusal> {
-    // The path comes from outside. The error does not repeat it.
+    // The path comes from outside, so the error does not repeat the path.
     let wrong =
         |_| Refusal::bad("the path: expected whole numbers below 2^32; see docs/protocol/control-port.md");
     parts.map(|Path(parts)| parts).map_err(wrong)

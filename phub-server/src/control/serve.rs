@@ -23,8 +23,8 @@ use crate::seldom::Seldom;
 
 /// The bytes of a connection's buffer. Headers take some hundred bytes.
 const BUFFER_BYTES: usize = 64 << 10;
-/// The pause before the next accept when the process has no free descriptors. No event says when there is one
-/// again.
+/// The pause before the next accept when the process has no free descriptors. No event says when a descriptor
+/// is free again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The time that a stop waits for open requests.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
@@ -46,7 +46,7 @@ fn turned_away(why: &str) -> String {
 
 type Connection = http1::Connection<TokioIo<Box<dyn Stream>>, TowerToHyperService<Router>>;
 
-/// Serves until `stopped` says so, and then until the open requests are answered.
+/// Serves requests until `stopped` is true, and then until the open requests are answered.
 pub(crate) async fn serve(
     socket: TcpListener,
     router: Router,

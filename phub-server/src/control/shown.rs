@@ -60,8 +60,8 @@ pub(super) fn check_member(shown: Option<&Shown>, job: &str, registry: &Registry
     }
 }
 
-/// Whether only a member may send the request. It then needs the token of a join, even if the hub accepts
-/// everybody.
+/// Whether only a member may send the request. The request then needs the token of a join, even if the hub
+/// accepts everybody.
 pub(super) fn is_of_a_member(method: &Method, page: &str) -> bool {
     let verb = page.strip_prefix("/v1/jobs/{job}/");
     let verbs = [

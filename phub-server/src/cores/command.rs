@@ -20,7 +20,7 @@ use super::Event;
 /// Work for a core thread between two turns.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Do nothing. If the thread takes this command, it does not hang.
+    /// Do nothing. A thread that takes this command does not hang.
     Nothing,
     /// End the thread.
     Stop,
@@ -48,19 +48,19 @@ pub(crate) enum Command {
     UnlinkAbove { job: JobId },
     /// Begin with the round that the hubs above have begun with.
     BeginBelow { job: JobId, first: Round, reply: Reply<()> },
-    /// Hold a job: finish no more rounds, and return the rounds in flight.
+    /// Pause a job: finish no more rounds, and return the rounds in flight.
     Hold { job: JobId, reply: Reply<Option<Front>> },
-    /// Return the round that each worker has reached in a held job.
+    /// Return the round that each worker has reached in a paused job.
     Lines { job: JobId, reply: Reply<Vec<Option<Round>>> },
-    /// End a held job: let no chunk pass the round `before`. If workers step alone, let no worker pass its own line
-    /// instead.
+    /// End a paused job: let no chunk pass the round `before`. If workers step alone, let no worker pass its own round
+    /// in `lines` instead.
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
-    /// Copy the state that a held job has before a round.
+    /// Copy the state that a paused job has before a round.
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
     /// Take back the memory of a snapshot's part, unless it is lost. After that, the next snapshot may be
     /// taken.
     GiveBack { job: JobId, values: Option<Slab> },
-    /// Let a held job continue. The admitted ranks take part from the round `from` on. `ahead` is added to
+    /// Let a paused job continue. The admitted ranks take part from the round `from` on. `ahead` is added to
     /// `from`, by rank.
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
     /// Change the optimizer's hyperparameters from a round on, and set the state of keys to zero. Return the oldest
@@ -72,8 +72,8 @@ pub(crate) enum Command {
     Look { job: JobId, reply: Reply<Look> },
     /// Return the measurements of the last rounds.
     Measure { job: JobId, reply: Reply<Measured> },
-    /// Return the last state of a job that has failed while it was held; `None` if the core has no chunks of
-    /// it.
+    /// Return the last state of a job that has failed while it was paused; `None` if the core has no chunks of
+    /// the job.
     LastState { job: JobId, before: Round, reply: Reply<Option<Result<SnapshotPart, String>>> },
     /// End a job.
     RemoveJob { job: JobId },
@@ -82,11 +82,11 @@ pub(crate) enum Command {
     Test(fn()),
 }
 
-/// A core's links to the hubs above. A link has the window that the hub writes, unless the workers read that
+/// A core's links to the hubs above. A link has the window that the hub above writes, unless the workers read that
 /// window.
 pub(crate) type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
 
-/// The last events of a core: its number, the events, and the number of earlier events. Empty without a
+/// A core's number, its last events, and the number of earlier events. There are no events without a
 /// timeline.
 pub(crate) type LastEvents = (usize, (Vec<Event>, u64));
 

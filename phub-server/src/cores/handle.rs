@@ -50,7 +50,7 @@ impl Unheard {
         }
     }
 
-    /// Notes that the thread takes its commands. It will also see a command that arrives at this moment.
+    /// Notes that the thread takes its commands. The thread will also see a command that arrives at this moment.
     pub fn heard(&self) {
         self.since.store(0, Ordering::Relaxed);
     }
@@ -89,7 +89,7 @@ pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
 }
 
 impl CoreHandle {
-    /// Starts the thread of core `number` on a lane. The thread owns `port`. It records its work if there is
+    /// Starts the thread of core `number` on a lane. The thread owns `port`, and records its work if there is
     /// a timeline.
     #[allow(clippy::too_many_arguments)] // the parts of a core
     pub fn start(

@@ -7,8 +7,8 @@
 //!
 //! A core that has several NICs in the plan becomes several lanes, so that every NIC carries its share. In
 //! the plan a NIC is a device; the device's cores share its ports. Lanes are chosen once, before any thread
-//! starts. Later this module also decides which of them a new job can use. It depends on nothing of a
-//! transport except its NICs.
+//! starts. Later this module also decides which lanes a new job can use. Of a transport, it knows only the
+//! NICs.
 
 use std::collections::HashMap;
 
@@ -211,7 +211,7 @@ pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)
 }
 
 /// Whether a new job can use each lane: the lane has no NIC, or its NIC is open and has a link. If no lane is
-/// left, the job can use all of them, because its workers use other transports. Called once for each job:
+/// left, the job can use all lanes, because its workers use other transports. Called once for each job:
 /// each open NIC costs a system call.
 pub(crate) fn of_use(lanes: &[&Lane], rdma: Option<&verbs::Group>) -> Vec<bool> {
     let Some(rdma) = rdma else { return vec![true; lanes.len()] };

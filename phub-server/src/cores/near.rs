@@ -72,7 +72,6 @@ fn by_node<N: PartialEq>(
     nodes.into_iter().map(|(_, cpu, spans)| (cpu, spans.into_iter().collect())).collect()
 }
 
-/// Returns the cpus of the node to which a cpu belongs.
 fn of_node(cpu: u32) -> Vec<usize> {
     let Ok(entries) = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")) else {
         return Vec::new();

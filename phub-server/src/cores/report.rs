@@ -2,8 +2,8 @@
 
 use pbox_core::{AnswersAbove, JobId, Taken};
 
-/// A report of a core thread. Each worker and each job causes only a few, which bounds the length of the
-/// channel.
+/// A report of a core thread. Each worker and each job causes only a few reports, so the length of the
+/// channel has a bound.
 #[derive(Debug)]
 pub(crate) enum Report {
     /// This core has the worker's link.

@@ -32,7 +32,7 @@ pub(crate) struct CoreTimeline {
     ring: Ring<Event>,
     /// The time up to which events are recorded.
     since: Instant,
-    /// The time of the first post since then.
+    /// The time of the first post after `since`.
     posted: Option<Instant>,
 }
 

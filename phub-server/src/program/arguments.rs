@@ -1,5 +1,5 @@
 //! Command lines, the environment and a configuration file. Only this file makes settings of programs from
-//! the three.
+//! these three sources.
 //!
 //! A variable that is empty is not set. An error names the variable or file that a value came from.
 
@@ -15,8 +15,8 @@ use super::config::{self, Config, flag, is_given};
 #[derive(Debug)]
 pub struct Unusable {
     error: clap::Error,
-    /// A sentence for each setting that the error names and that comes from the environment or a file. It
-    /// names the origin of the value.
+    /// A sentence for each setting that the error names and that comes from the environment or a file. The
+    /// sentence names the origin of the value.
     notes: Vec<String>,
 }
 
@@ -105,7 +105,7 @@ fn of_environment(command: &Command, arguments: &[OsString]) -> Vec<(String, Str
     command.get_arguments().filter_map(of_arg).collect()
 }
 
-/// Whether a text has this flag, and not only a longer one with the same beginning.
+/// Whether a text has this flag, and not only a longer flag with the same beginning.
 fn names(text: &str, flag: &str) -> bool {
     text.match_indices(flag).any(|(at, _)| {
         let next = text[at + flag.len()..].chars().next();

@@ -75,7 +75,7 @@ pub(super) fn is_given(flag: &str, arguments: &[OsString]) -> bool {
     arguments.iter().any(|given| rest(flag, given).is_some())
 }
 
-/// Returns the flag of an argument that has one: `--cores`.
+/// Returns the flag of an argument, such as `--cores`, if it has one.
 pub(super) fn flag(arg: &Arg) -> Option<String> {
     arg.get_long().map(|long| format!("--{long}"))
 }

@@ -14,7 +14,7 @@ pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
     if succeeds(program, result) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints an error with its causes to stderr. It ignores `RUST_BACKTRACE`: the message is for users, not for programmers.
+/// Prints an error with its causes to stderr. Ignores `RUST_BACKTRACE`: the message is for users, not for programmers.
 /// Returns whether there was no error.
 pub fn succeeds(program: &str, result: anyhow::Result<()>) -> bool {
     let Err(error) = result else { return true };

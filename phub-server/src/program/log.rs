@@ -45,6 +45,6 @@ pub fn log(levels: &str, format: Option<LogFormat>) -> anyhow::Result<()> {
 pub enum LogFormat {
     /// A sentence and its facts, for people.
     Text,
-    /// A JSON object a line, with the facts as fields.
+    /// A JSON object on each line, with the facts as fields.
     Json,
 }

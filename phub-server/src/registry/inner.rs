@@ -80,12 +80,10 @@ impl Inner {
         self.ask(Release { name: name.to_owned() });
     }
 
-    /// Adds this hub's part of a new job.
     pub fn add(&mut self, job: Job) {
         self.jobs.insert(job.id, job);
     }
 
-    /// Removes this hub's part of an ended job, and returns it.
     pub fn remove(&mut self, id: JobId) -> Option<Job> {
         self.jobs.remove(&id)
     }

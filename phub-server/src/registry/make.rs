@@ -28,13 +28,12 @@ use crate::cores::near::Near;
 use crate::cores::{Carried, Command, CoreHandle};
 use crate::job_memory::{self, JobMemory};
 
-/// Returns numbers as text, with commas between them.
 fn listed(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The reservation of a name while its job is being made. If it is dropped, the waiting workers of that name
-/// try again.
+/// The reservation of a name while its job is being made. If it is dropped, the workers that wait for the
+/// name try again.
 #[derive(Debug)]
 pub(super) struct Making<'a> {
     registry: &'a Registry,
@@ -128,7 +127,7 @@ impl Registry {
             Some(below) => below.placement.clone(),
         };
         let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
-        // Each joining worker puts its own port here.
+        // Each joining worker puts its own port in the place of port 0.
         let links = placement.links(&wire, self.cores.len(), numbers.iter().copied(), &[PortId(0)]);
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
@@ -176,7 +175,7 @@ impl Registry {
         numbers: &[usize],
         placement: &Placement,
     ) -> Result<Windows, Refusal> {
-        // This must run before other threads touch the pages.
+        // `huge_pages` must run before other threads touch the pages.
         let huge_pages = |shards: &[ShardSpec]| self.huge_pages(numbers, shards);
         if let Some((let_in, below)) = above {
             let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
@@ -251,7 +250,6 @@ impl Registry {
         })
     }
 
-    /// Returns the weights of the job of this name.
     fn weights_of(&self, name: &str) -> Result<Arc<SendWindow>, Refusal> {
         let mut inner = self.lock();
         let id = inner.hub().id(name)?;
@@ -280,7 +278,6 @@ impl Registry {
         inner.add(job);
     }
 
-    /// Sends a job's cores their links to the hubs above.
     pub(super) fn add_above(&self, job: &Job, level: LevelTerms, ways: WaysUp) {
         for (&core, ways) in job.cores.numbers.iter().zip(ways) {
             self.cores[core].tell(Command::AddAbove { job: job.id, level, ways: Carried(ways) });

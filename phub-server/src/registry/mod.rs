@@ -126,11 +126,11 @@ pub(crate) struct Registry {
     /// The meetings at this hub, in which hubs of meshes learn each other's addresses.
     meetings: Meetings,
     inner: Mutex<Inner>,
-    /// Signalled when a worker, or the hubs above, have got the reason of the stop.
+    /// The signal that a worker, or the hubs above, have got the reason of the stop.
     told: Condvar,
-    /// Wakes all waiting tasks when a rank, a name or a snapshot's memory becomes free. Also wakes them when a
-    /// job was made or could not be made. A task creates its `notified` future before it checks the state. So
-    /// it misses no wake-up between the check and the wait.
+    /// The signal that a rank, a name or a snapshot's memory is free, or that a job was made or could not be
+    /// made. It wakes all waiting tasks. A task creates its `notified` future before it checks the state. So
+    /// the task misses no wake-up between the check and the wait.
     pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
@@ -158,8 +158,8 @@ pub(crate) struct Registry {
     timeline: Option<Timeline>,
     /// The runtime, which only the control thread uses.
     pub(crate) runtime: Handle,
-    /// Closes its channel when the registry is dropped, so that the hub knows that nobody uses the directory
-    /// of checkpoints. It is the last field, so it is dropped last.
+    /// The sender whose channel closes when the registry is dropped. So the hub knows that nobody uses the
+    /// directory of checkpoints. As the last field, it is dropped last.
     _gone: Sender<Infallible>,
 }
 

@@ -49,7 +49,7 @@ impl Registry {
     }
 
     /// Checks that the hub still admits workers, and that every core reads its commands. Workers that join
-    /// would wait for a core that does not. A core may leave its commands unread for as long as [`DEAF`].
+    /// would wait for a core that reads no commands. A core may leave its commands unread for as long as [`DEAF`].
     pub fn check_health(&self, now: Instant) -> Result<(), Refusal> {
         self.check_open()?;
         match self.cores.iter().map(|core| (core.deaf_for(now), core.lane.cpu)).max() {

@@ -23,7 +23,6 @@ impl Drop for Promise<'_> {
 }
 
 impl Registry {
-    /// Returns the memory of this process, if it is known.
     pub(super) fn memory(&self) -> Option<Memory> {
         let used = fabric::resident_bytes().unwrap_or(0).saturating_sub(self.resident_at_start);
         fabric::memory_room().map(|room| Memory::new(&room, used))

@@ -36,7 +36,7 @@ pub(crate) struct Recorder {
     lines: Option<Sender<String>>,
     /// The number of bytes that may still be written to the file.
     left: u64,
-    /// Closed when the thread has ended.
+    /// The channel that closes when the thread has ended.
     written: Receiver<Infallible>,
 }
 
@@ -160,7 +160,7 @@ mod tests {
             recorder.queue(line.clone());
             recorder.lines.is_some()
         });
-        // The disk has taken no line. One line is being written, and the others wait.
+        // The disk has taken no line. One line is being written, and the other lines wait.
         let queued = queued.count();
         assert!((most - 1..=most).contains(&queued), "{queued} lines");
         recorder.note(&coordinator::input::Sweep.into(), Instant::now(), &());

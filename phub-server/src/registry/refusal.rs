@@ -11,7 +11,7 @@ pub(crate) struct Refusal {
     pub code: RefusalCode,
     /// The text for the person who made the request.
     pub why: String,
-    /// The round that the job has reached, if the request named another one.
+    /// The round that the job has reached, if the request named another round.
     pub round: Option<Round>,
 }
 

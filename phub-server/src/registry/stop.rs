@@ -73,8 +73,8 @@ impl Registry {
         }
     }
 
-    /// Returns the file of a job's checkpoints, for an error. The hubs above have the file of a job below them. The rounds of a
-    /// part of a file are in its name.
+    /// Returns the file of a job's checkpoints, for an error. The hubs above have the file of a job below them. In the
+    /// name of a hub's part, `*` stands for the round and the hub.
     pub(super) fn file_of(&self, job: &Job) -> Option<String> {
         let store = self.store.as_ref().filter(|_| job.above.is_none())?;
         let part = if job.peers.addresses.is_empty() { "" } else { "@*" };
@@ -87,8 +87,8 @@ impl Registry {
         reasons.insert(job.to_owned(), (file, why.to_owned()));
     }
 
-    /// Returns an error for each job that the stop could not save in a file of this hub. It names the job, the file and the
-    /// reason.
+    /// Returns an error for each job that the stop could not save in a file of this hub. Each error names the job, the file
+    /// and the reason.
     pub fn lost_states(&self) -> Vec<String> {
         let unsaved = self.lock().hub().end().unsaved();
         let reasons = self.unsaved_because.lock().unwrap_or_else(PoisonError::into_inner);

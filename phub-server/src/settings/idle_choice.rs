@@ -5,7 +5,7 @@ use fabric::IdlePolicy;
 /// The way in which a core waits when nothing arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum IdleChoice {
-    /// Spin if the hub leaves cpus to others; otherwise sleep.
+    /// Spin if the hub leaves cpus to other programs; otherwise sleep.
     #[default]
     Auto,
     /// Spin for some microseconds, then sleep.

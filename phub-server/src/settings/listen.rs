@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// The port of a hub's control port without a setting.
 pub(super) const CONTROL_PORT: u16 = 7077;
-/// The port of the data path over TCP, next to the control port. The next one is for RDMA's handshake.
+/// The port of the data path over TCP, next to the control port. The port after it is for RDMA's handshake.
 pub(super) const DATA_PORT: u16 = 7078;
 
 /// Returns an address and a port: `10.0.0.1:7077`, `[::1]:7077`, `localhost:7077`, and `:7077` or `*:7077` for all

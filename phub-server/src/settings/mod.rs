@@ -49,7 +49,7 @@ pub struct HubSettings {
     pub insecure: bool,
 
     /// File with the certificate of the control port, in PEM, and after it the certificates that sign it. The port then
-    /// speaks only TLS. SIGHUP reads it and the key again. `phub-server certificate` makes a pair. Default: no TLS.
+    /// speaks only TLS. SIGHUP reads certificate and key again. `phub-server certificate` makes a pair. Default: no TLS.
     #[arg(long, env = "PHUB_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
 
@@ -92,7 +92,7 @@ pub struct HubSettings {
 
     /// RDMA NICs, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign). A name selects all
     /// NICs that begin with it. With = before the list names are exact, with ^ before it the list is excluded.
-    /// NCCL_IB_HCA and NCCL_IB_GID_INDEX are read if this is not given. Default: every NIC with a link, except those
+    /// NCCL_IB_HCA and NCCL_IB_GID_INDEX are read if this flag is not given. Default: every NIC with a link, except those
     /// that have at most an eighth of the speed of the fastest.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
@@ -114,7 +114,7 @@ pub struct HubSettings {
 
     /// How a core waits when nothing arrives. `sleep` leaves the core at once, `spin` stays some microseconds
     /// and then sleeps, `busy-poll` never sleeps (for dedicated cores). `auto` spins if the hub leaves cpus
-    /// to others, and sleeps if it uses them all.
+    /// to other programs, and sleeps if it uses all cpus.
     #[arg(long, env = "PHUB_IDLE", default_value = "auto", value_enum)]
     pub idle: IdleChoice,
 
@@ -141,8 +141,8 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINTS", value_name = "DIRECTORY")]
     pub checkpoints: Option<PathBuf>,
 
-    /// Write a checkpoint each time this number of rounds has passed, while the job runs. This needs as much memory
-    /// again as the weights and the optimizer's state.
+    /// Write a checkpoint each time this number of rounds has passed, while the job runs. The checkpoints need more
+    /// memory: as much as the weights and the optimizer's state.
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
 
@@ -158,7 +158,7 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_JOBS", value_name = "COUNT", requires = "checkpoints")]
     pub checkpoint_jobs: Option<NonZeroU32>,
 
-    /// The mode of checkpoint files, like 640 if a group may read them; the directory gets the same if the hub makes it.
+    /// The mode of checkpoint files, like 640 if a group may read them. Readers may also list a directory that the hub makes.
     #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
     pub checkpoint_mode: FileMode,
 
@@ -179,7 +179,7 @@ pub struct HubSettings {
     pub machine: Option<Machine>,
 
     /// The network interface by which the hubs of other machines of a mesh reach this hub, such as eth1, in the form of
-    /// --nics. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME are read if this is not given. Default: the address of --listen;
+    /// --nics. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME are read if it is not given. Default: the address of --listen;
     /// if that is 0.0.0.0, the interface that leads to the first machine.
     #[arg(long, env = "PHUB_INTERFACE", value_name = "NAME")]
     pub interface: Option<NicList>,
@@ -220,16 +220,16 @@ pub struct HubSettings {
     pub trace: Option<PathBuf>,
 
     /// Write all inputs that decide about jobs and workers into this file, for `phub-server replay FILE`: each request and
-    /// event, with its time and its answer. It has names and addresses, and no tokens. Default: nothing is written.
+    /// event, with its time and its answer. The file has names and addresses, and no tokens. Default: nothing is written.
     #[arg(long, env = "PHUB_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
 
-    /// The most bytes of the record, in megabytes. It then ends with a line that says so, and the hub continues.
+    /// The size limit of the record, in megabytes. At the limit, the record ends with a line that says so; the hub continues.
     #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000, requires = "record",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub record_mb: u32,
 
-    /// Form of log lines: text for people, or json for programs, an object a line with its facts as fields
+    /// Form of log lines: text for people, or json for programs, one object for each line, with its facts as fields
     /// [default: text] [env: PHUB_LOG_FORMAT=]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,

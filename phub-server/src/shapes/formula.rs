@@ -16,8 +16,8 @@ pub struct RackSpeeds {
 
 impl Shape {
     /// Returns the loads with a hub on each machine, which owns one of these shares. Each worker sends its
-    /// gradient of the shares of the other machines' hubs, and each hub answers all workers. A machine
-    /// carries 2 W (n-1)/n of the model, each way.
+    /// gradient of the shares of the other machines' hubs, and each hub answers all workers. Each of n
+    /// machines with W workers carries 2 W (n-1)/n of the model, each way.
     pub fn flat(shares: &[Volume], workers: u32, gbps: Option<f64>) -> Self {
         let workers = u64::from(workers);
         Self::on_machines(Kind::Flat, shares, gbps, |own, others, beside| {
@@ -27,8 +27,8 @@ impl Shape {
         })
     }
 
-    /// Returns the loads with the same hubs, if each hub sends one sum for its workers: 2 (n-1)/n of the
-    /// model, each way.
+    /// Returns the loads with a hub on each of n machines, if each hub sends one sum for its workers. A machine
+    /// carries 2 (n-1)/n of the model, each way.
     pub fn mesh(shares: &[Volume], gbps: Option<f64>) -> Self {
         Self::on_machines(Kind::Mesh, shares, gbps, |own, others, beside| {
             let sends = others.sum + beside * own.weights;
@@ -52,8 +52,8 @@ impl Shape {
     }
 
     /// Returns the loads of racks with one hub for all workers, in one of the racks (PHub's full paper,
-    /// SoCC'18, section 3.4). The time is the largest of M/worker, R W M/hub and W M/uplink. There is a
-    /// rack for each share, and the hub owns all shares.
+    /// SoCC'18, section 3.4). There are R racks of W workers, a rack for each share. The hub owns all shares,
+    /// of M bytes together. The time is the largest of M/worker, R W M/hub and W M/uplink.
     pub fn flat_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
         let model = Volume::over(shares);
         let racks = shares.len() as u64;
@@ -62,8 +62,9 @@ impl Shape {
         Shape { kind: Kind::Flat, loads: loads.into_iter().chain([uplink]).collect() }
     }
 
-    /// Returns the loads of racks whose hubs form a mesh. There is one hub a rack, which owns one of these
-    /// shares. The time is the largest of M/worker, W M/hub and 2 (R-1)/R M/min(hub, uplink).
+    /// Returns the loads of R racks of W workers whose hubs form a mesh. Each rack has one hub, which owns one of
+    /// these shares, of M bytes together. The time is the largest of M/worker, W M/hub and
+    /// 2 (R-1)/R M/min(hub, uplink).
     pub fn mesh_of_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
         let between = Self::mesh(shares, Some(speeds.hub.min(speeds.uplink))).bottleneck();
         let loads = Self::in_a_rack(workers.into(), Volume::over(shares), speeds);

@@ -8,12 +8,12 @@
 //!   above    every machine sends one sum to the owner of each chunk; the owners are dedicated hubs
 //! ```
 //!
-//! A link carries both ways at once, and all links at the same time. So a round takes as long as its busiest link, in one
+//! A link carries both ways at once, and all links work at the same time. So a round takes as long as its busiest link, in one
 //! direction (PHub's full paper, SoCC'18, section 3.4). Work on shared memory is not counted: a hub may be slower than its
 //! links.
 //!
-//! `docs/figures/levels.md` has measured rates: 0.98 to 1.00 of the rates that these formulas give. A test
-//! below has the rows.
+//! `docs/figures/levels.md` has measured rates: 0.98 to 1.00 of the rates that these formulas give. `tests.rs`
+//! has the rows.
 
 mod formula;
 mod level;
@@ -97,7 +97,7 @@ pub enum Kind {
     Flat,
     /// Workers push to the hub of their machine or rack; these hubs own a share each.
     Mesh,
-    /// Workers push to the hub of their machine, and it pushes to dedicated upper hubs.
+    /// Workers push to the hub of their machine, which pushes to dedicated upper hubs.
     Above,
 }
 

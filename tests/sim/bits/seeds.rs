@@ -3,7 +3,7 @@
 //!
 //! A seed decides everything: the model, workers, hubs, cores, shards of a core, optimizer and compression.
 //! It also decides the network's faults, and when workers die and come back. The compression is bf16, which
-//! codes each element separately; for other codecs see `bits::sim_compressed`. A failure prints its seed.
+//! codes each element separately; for other codecs see `bits::compressed`. A failure prints its seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Cluster {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let trouble = Trouble::from_seed(seed);
-        // Small keys may form groups. A group steps as one if its keys fill whole lines.
+        // Small keys may form groups. A group steps as one if its keys fill whole cache lines.
         let longest = [16, 80][dice.below(2) as usize];
         let line = [1, 16][dice.below(2) as usize];
         let keys = (0..dice.from(1..=6))
@@ -91,7 +91,7 @@ impl Cluster {
             }
             _ => {}
         }
-        // The network must keep the order: a core's part is sent before its answers.
+        // The network must keep the order: a core's part of the norm is sent before its answers.
         faults.reorder &= !terms.job.finds_norms();
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
         terms.job.answers_ahead = dice.below(2) == 0;
@@ -344,7 +344,7 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
     if terms.job.on_loss == OnLoss::Continue { whole } else { whole / 37.0 }
 }
 
-/// Returns the oracle's weights after each round. These chunks had no step in these rounds.
+/// Returns the oracle's weights after each round. `skipped` has the chunks and rounds without a step.
 fn expected(
     layout: &Layout,
     terms: &Terms,

@@ -44,8 +44,8 @@ struct Model {
     chunks: Vec<Chunk>,
     /// The set that was selected after the previous round, by chunk.
     selected: Option<Vec<Vec<u64>>>,
-    /// The number of chunks that were pushed as significant set and explorer. The next number is that of
-    /// chunks that were pushed again.
+    /// The number of chunks that were pushed as significant set and explorer. `mended` counts the chunks that
+    /// were pushed again.
     sets: usize,
     mended: usize,
 }
@@ -248,7 +248,7 @@ fn every_weight_is_the_models() {
     }
 }
 
-/// The sum is the part that is left out: the sum of the other workers' pushes. The hub steps as if they had
+/// The part that is left out is the sum of the other workers' pushes. The hub steps as if they had
 /// pushed zeros, and rank 0 gets the same weights.
 #[test]
 fn without_the_sum_only_the_first_push_counts() {

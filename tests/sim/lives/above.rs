@@ -20,8 +20,8 @@ use super::tree::{ABANDONED, Tree};
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Tree {
-    /// Kills the hubs at the top. `have_begun`: whether all workers had weights. If they had not, they have
-    /// still reached the same rounds as before.
+    /// Kills the hubs at the top. `have_begun`: whether all workers had weights. Workers without
+    /// weights have still reached the same rounds as before.
     pub fn hubs_above_die(&mut self, have_begun: bool) {
         if have_begun {
             self.note_reached();
@@ -31,7 +31,7 @@ impl Tree {
         self.job.kill_hub(0);
     }
 
-    /// Ends the hubs at the top: kills them, or stops them in order.
+    /// Ends the hubs at the top: kills them, or stops them cleanly.
     pub fn hubs_above_end(&mut self) {
         if self.dice.below(2) == 0 {
             return self.hubs_above_die(true);
@@ -159,7 +159,7 @@ impl Tree {
         };
         let lost = furthest.map_or(0, |furthest| furthest.0.saturating_sub(first.0));
         for (hub, node) in self.job.nodes.iter().enumerate() {
-            // If machines that step alone begin from zero, each knows only its own rounds.
+            // If machines that step alone begin from zero, each machine knows only its own rounds.
             if hub == 0 || !steps_alone {
                 assert_eq!(node.control.heard().lost, lost, "rounds are lost, hub {hub} says");
             }
@@ -167,7 +167,7 @@ impl Tree {
     }
 }
 
-/// Checks that a session joins again if its job has ended in this way.
+/// Checks that a session joins again if its job has ended because a hub is lost.
 fn check_that_sessions_wait() {
     let mut session = Member::linked(Limits { hubs: 1, links: LIMIT, hub: LIMIT });
     let mut does = |event| session.handle(event, Instant::now());

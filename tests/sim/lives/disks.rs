@@ -38,8 +38,8 @@ pub struct Disks {
     files: BTreeMap<u32, BTreeMap<Round, Part>>,
     /// The parts of snapshots that were collected, by hub.
     collected: HashMap<(u32, Occasion), Part>,
-    /// The sum of squares of the last round, in each snapshot that is collected and then in each file. For a
-    /// job with one hub.
+    /// The sum of squares of the last round, in each snapshot that is collected and then in each file. Only in
+    /// a job with one hub.
     squares: HashMap<Occasion, ExactSum>,
     of_files: HashMap<Round, ExactSum>,
     /// The optimizer's hyperparameters in each file.
@@ -130,7 +130,7 @@ impl Disks {
         self.write((hub, LAST), of, whole, dice).map(drop)
     }
 
-    /// Checks that a checkpoint that is not whole names a hub whose disk has failed, if a disk is to blame.
+    /// Checks that an incomplete checkpoint names a hub whose disk has failed, if a disk is to blame.
     pub fn check_blamed(&self, before: Round, why: &str) {
         if let Some(hub) = why.strip_suffix(FULL) {
             let is_named = |failed: &u32| hub == format!("hub {failed} of the job has no part of it: ");
@@ -167,7 +167,7 @@ impl Disks {
             Ok::<_, Infallible>(hubs)
         };
         let Ok(last) = files.go_on(&mut damaged);
-        // If no round is whole, an operator moves the files away, and the job begins from zero.
+        // If no round is complete, an operator moves the files away, and the job begins from zero.
         self.files.values_mut().for_each(|files| files.retain(|&round, _| Some(round) <= last));
         let left = Files::new(self.files.iter().map(|(&hub, files)| (hub, rounds(files))));
         let Some(before) = last else { return (None, left, is_damaged) };

@@ -73,7 +73,7 @@ pub struct Life {
     pub job: Simulated,
     pub ledger: Ledger,
     pub disks: Disks,
-    /// The slowness of each hub's disk. In each step, it writes a file with a chance of one in this number.
+    /// The slowness of each hub's disk. In each step, the disk writes a file with a chance of one in this number.
     pub writes_one_in: Vec<u64>,
     /// The last state that all hubs have reported as written, or from which the job has continued.
     pub floor: Option<Round>,
@@ -89,11 +89,10 @@ pub struct Life {
     pub came_back: Vec<u32>,
     /// The round that each worker had reached when it lost a hub, by rank.
     pub reached: Vec<Option<Round>>,
-    /// The last round before which each worker has compared its weights with those of others, by rank.
+    /// The last round before which each worker has compared its weights with those of other workers, by rank.
     pub compared: Vec<u32>,
-    /// The last look at the cores, the stages at that time, and the first step with both.
+    /// The last look at the cores, the stages at that time, and the first step with this look and these stages.
     looked: Option<(Look, Vec<Stage>, u32)>,
-    /// The number of steps so far.
     steps: u32,
     /// The step in which living members were silent last.
     silent: u32,
@@ -191,7 +190,6 @@ impl Life {
         self.job.workers.iter().flat_map(|worker| self.keys().map(|key| worker.round(key).0))
     }
 
-    /// Whether the job has failed at a hub.
     pub fn fails(&self) -> bool {
         self.job.hubs.has_failed().0
     }
@@ -329,7 +327,7 @@ impl Life {
 
     /// Makes living members silent for a time that is not too long. A member that hangs is then lost.
     fn is_silent(&mut self) {
-        // No cut lasts as long as many silences one after another.
+        // Many silences one after another would last longer than a cut may.
         if self.steps - self.silent < STANDS / 2 {
             return;
         }
@@ -355,7 +353,7 @@ impl Life {
         count("rates changed", 1);
     }
 
-    /// Whether other workers wait for a worker that only sends heartbeats, and its hub then loses it.
+    /// Whether the hub loses a worker that only sends heartbeats while other workers wait for it.
     fn may_be_late(&self) -> bool {
         self.terms.job.hubs == 1 && matches!(self.ledger, Ledger::Together(_))
     }
@@ -486,8 +484,7 @@ impl Life {
                     Ledger::Alone(_) => panic!("nobody who steps alone leaves rounds out: {notice:?}"),
                 },
                 Notice::WorkerGone { by_itself: true, .. } => {}
-                // A hub was lost again before all workers had weights.
-                // Or a push came after the last state.
+                // A hub was lost again before all workers had weights, or a push came after the last state.
                 Notice::JobFailed { .. } | Notice::WorkerGone { .. } if job.hubs.has_failed().0 => {}
                 notice => panic!("{notice:?}, {stages:?}"),
             }
@@ -564,7 +561,7 @@ fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
     level.compression = (dice.below(4) == 0).then_some(Compression::Codec(Codec::F16));
     let may_wait = level.consistency == Consistency::Bsp && level.compression.is_none();
     let by_key = may_wait && dice.below(5) == 1;
-    // With several hubs, the last state may lack a round that another hub has found.
+    // With several hubs, the last state may lack a round whose norm another hub has found.
     let may_wait = may_wait && !by_key && terms.job.hubs == 1;
     match dice.below(5) {
         0 if may_wait => terms.job.clip_norm = Some(Together::bound(layout, false, dice)),

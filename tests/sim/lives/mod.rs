@@ -20,9 +20,9 @@
 //! | no event is lost: each waiting task is woken, and gets news by their version | simulated members, which use nothing else |
 //! | every wait ends | [`Life::until`], at any moment of a life |
 //! | a job that fails at a hub fails at all hubs, closes all links, and leaves nothing on a core | [`Life::end`] |
-//! | a lost member is one that the story has harmed in this way, and a job fails in the words of this loss | `blame` of the control |
+//! | a lost member is one that the test has harmed in this way, and a job fails in the words of this loss | `blame` of the control |
 //! | an incomplete checkpoint names the hub whose disk has failed | [`disks::Disks`] |
-//! | a worker that only sends heartbeats is lost when all others wait for it, and nobody else is | [`Life::is_held_up`] |
+//! | a worker that only sends heartbeats is lost when all other workers wait for it, and no other worker is lost | [`Life::is_held_up`] |
 //! | a hub that was suspended blames nobody for that | the control of a hub |
 //! | a new learning rate is used from its round on, also in a job that comes back and below other hubs | [`ledger::Together`] |
 //! | a job begins with the state that rank 0 brings | [`ledger`], [`Life::come_back`] |
@@ -55,11 +55,11 @@ use life::Life;
 use sim_tests::counts;
 use tree::Tree;
 
-/// The inputs of a hub below others, and about it.
+/// The inputs that occur only in jobs with a hub below other hubs.
 const BELOW_OTHERS: [&str; 6] =
     ["Reserve", "Ready", "MissMachines", "MachinesReached", "TellAbove", "ToldAbove"];
 
-/// Checks that each of these things has happened more often than this. Does nothing if one seed is replayed.
+/// Checks that each event in `least` has happened more often than its number. Does nothing if one seed is replayed.
 fn check_counts(least: impl IntoIterator<Item = (&'static str, usize)>) {
     let counts = counts::take();
     eprintln!("{counts:?}");

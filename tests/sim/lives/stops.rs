@@ -37,8 +37,7 @@ impl Life {
         self.job.hubs.hubs.iter().any(|hub| hub.stopping.state == Stopping::Saves)
     }
 
-    /// Disturbs a stop. Stops this hub or another one at once, or cleanly; or kills one; or lets the disk
-    /// take too long.
+    /// Disturbs a stop. Stops any hub at once or cleanly, kills a hub, or lets the disk take too long.
     pub fn breaks_stop(&mut self) {
         count("stops broken", 1);
         match self.dice.below(5) {

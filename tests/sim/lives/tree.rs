@@ -2,7 +2,7 @@
 //! at any moment, also before they take part again. The hubs at the top take snapshots, and may also be
 //! [lost](super::above).
 //!
-//! All workers push the same number, as in [`Life`](super::life::Life). A machine's sum goes up with its
+//! All workers push the same number, as in [`Life`](super::life::Life). A hub sends up a sum with its
 //! count, so the mean is that number for any set of workers. Machines that step alone push ones in their own
 //! elements.
 
@@ -94,8 +94,8 @@ fn above(layout: &Layout, machines: u32, dice: &mut Dice) -> JobTerms {
     }
 }
 
-/// Replaces terms that the hubs refuse together, with an error that names each of them. Returns whether there
-/// were such terms.
+/// Replaces terms that the hubs refuse in combination. The error must name each of these terms. Returns
+/// whether any term was replaced.
 fn leave_out_refused(job: &mut JobTerms, is_deep: bool) -> bool {
     let mut are_refused = false;
     loop {
@@ -147,7 +147,7 @@ impl Tree {
         };
         let levels = vec![level(job.level), level(LevelTerms::default()), level(LevelTerms::default())];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
-        // The network must keep the order: a core's part is sent before its answers.
+        // The network must keep the order: a core's part of the norm is sent before its answers.
         let reorder = dice.below(2) == 0 && !job.finds_norms();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
         let ledger = Ledger::new(&layout, &job);
@@ -195,7 +195,7 @@ impl Tree {
         }
     }
 
-    /// Runs until all workers take part and have weights. The hubs at the top may be lost again before.
+    /// Runs until all workers take part and have weights. The hubs at the top may be lost again before that.
     /// Returns whether they are alive.
     fn begin(&mut self) -> bool {
         let are_lost_again = self.may_fall && self.dice.below(3) == 0;
@@ -360,8 +360,8 @@ impl Tree {
         }
     }
 
-    /// Whether a worker or a hub must stay, so that the job continues. Worker 0 and the hubs above it must stay; in a mesh a
-    /// worker of each machine must.
+    /// Whether a worker or a hub must stay, so that the job continues. Worker 0 and the hubs above it must stay. In a mesh, a
+    /// worker of each machine must stay.
     fn stays(&self, worker: usize) -> bool {
         worker == 0 || self.terms.mesh && self.job.workers[worker].rank == 0
     }
@@ -408,7 +408,7 @@ impl Tree {
         }
     }
 
-    /// Ends the links of all hubs at once. A part that a hub has passed on then helps no other hub.
+    /// Ends the links of all hubs at once. A part of the norm that a hub has passed on then helps no other hub.
     fn loses_network(&mut self) {
         let linked = (1..self.job.nodes.len()).filter(|&hub| self.is_linked_above(hub));
         linked.collect::<Vec<_>>().into_iter().for_each(|hub| self.loses_links(hub));
@@ -448,14 +448,14 @@ impl Tree {
         }
     }
 
-    /// Makes new links for a worker that makes some, if that is possible.
+    /// Makes new links for a worker that has lost its links, if that is possible.
     pub fn relink(&mut self, worker: usize) {
         if self.unlinked.contains(&worker) && self.job.relink(worker).unwrap() {
             self.unlinked.remove(&worker);
         }
     }
 
-    /// Makes new links for a hub that makes some, if that is possible.
+    /// Makes new links for a hub that has lost its links, if that is possible.
     pub fn relink_hub(&mut self, hub: usize) {
         if self.unlinked_hubs.contains(&hub) && self.job.relink_hub(hub).unwrap() {
             self.unlinked_hubs.remove(&hub);
@@ -537,7 +537,7 @@ impl Tree {
                     Ledger::Alone(_) => panic!("no machine that steps alone leaves rounds out: {notice:?}"),
                 },
                 Notice::WorkerGone { by_itself: true, .. } | Notice::AboveGone { .. } => {}
-                // The hub at the top has stopped in order.
+                // The hub at the top has stopped cleanly.
                 Notice::JobFailed { .. } | Notice::WorkerGone { .. } if !job.is_hub_alive(0) => {}
                 // The end of the run checks whether the job may end like this.
                 Notice::JobFailed { .. } if *node > 0 => {}

@@ -21,7 +21,7 @@ const PATIENCE: u32 = 200;
 /// A number of steps that no run needs.
 const MANY: u32 = 20_000;
 
-/// Codecs that hold the pushed numbers, and their differences, exactly.
+/// Codecs that keep the pushed numbers, and their differences, exactly.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
 
 struct Tree {

@@ -7,9 +7,9 @@
 //!
 //! The driver of a real hub does the same with threads. Both queues keep their order, and the caller decides
 //! when something leaves a queue. After each event the control checks the invariants. If one seed is
-//! replayed, the control prints the story.
+//! replayed, the control prints a line for each event.
 
-/// Prints a line of the story, if the story is printed.
+/// Prints a line about an event, if one seed is replayed.
 macro_rules! tell {
     ($control:expr, $($words:tt)*) => {
         if $control.is_told {
@@ -87,7 +87,7 @@ pub struct Control {
     begun: Vec<(u32, Round)>,
     /// The requests and messages to other hubs.
     pub letters: Vec<Letter>,
-    /// The cut of hub 0 that each cut here answers, and whether hub 0 has released it. Hub 0 itself has none.
+    /// The cut of hub 0 that each cut of this hub follows, and whether hub 0 has released it. Empty at hub 0.
     follows: HashMap<CutId, (CutId, bool)>,
     /// The snapshots and checkpoint files.
     pub files: FilesHere,
@@ -103,24 +103,22 @@ pub struct Control {
     waits_above: Option<CutId>,
     /// The number of cores that have lost links to the hubs above, until there are new links.
     unlinked_above: Option<usize>,
-    /// The reason why the job has failed.
     pub failed: Option<String>,
     /// Whether cores forget a failed job, as the cores of a real hub do. Otherwise the caller can look at the failed job's
     /// state on the cores.
     pub forgets: bool,
     /// Whether the hub checks the time now and then, as a real hub does. Otherwise the caller makes it check.
     pub is_swept: bool,
-    /// Whether the hub has died.
     is_dead: bool,
     now: Instant,
     ticks: u32,
-    /// Whether the story is printed as it happens, because one seed is replayed.
+    /// Whether each event is printed as it happens, because one seed is replayed.
     pub is_told: bool,
     /// The tokens that the hub has given, each with its rank.
     given: Vec<(Token, u32)>,
     /// The rounds that members had reached when they lost their hubs, by rank.
     reached: Vec<Option<Round>>,
-    /// What the story has done to the member of each rank, by rank.
+    /// The harms that the test has done to the member of each rank, by rank.
     harms: Vec<Vec<Harm>>,
     /// The reason for the last loss of a member.
     lost: Option<String>,
@@ -207,7 +205,7 @@ impl Control {
         self.join_as(rank, 1 + self.given.len() as u64);
     }
 
-    /// Lets a worker join that has a name at several hubs.
+    /// Lets a worker join that has this number at all hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
         assert!(self.job().members.get(rank).is_none(), "rank {rank} is taken");
         tell!(self, "{} joins", self.job().spec.spoken(rank));
@@ -227,7 +225,7 @@ impl Control {
         self.connect(rank, token);
     }
 
-    /// Returns the join of a worker that has this name at all hubs.
+    /// Returns the join of a worker that has this number at all hubs.
     fn join_of(&self, rank: u32, worker: u64, token: Token) -> Join {
         let job = self.job();
         let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (*job.spec.terms).clone()) };
@@ -259,7 +257,6 @@ impl Control {
         self.unlinked_above = Some(self.commands.len());
     }
 
-    /// Whether all cores have dropped the links to hubs above.
     pub fn is_unlinked_above(&self) -> bool {
         self.unlinked_above == Some(0)
     }
@@ -288,7 +285,7 @@ impl Control {
         self.first_round(rank)
     }
 
-    /// Notes which machines are missing at the hubs above, whose news are these.
+    /// Notes which machines are missing at the hubs above. `above` is the state in their news.
     pub fn misses_machines(&mut self, above: &JobState) {
         let machines = match above {
             JobState::Gathering { missing, .. } => missing.clone(),
@@ -452,7 +449,7 @@ impl Control {
         &self.heard
     }
 
-    /// Whether commands, reports or letters are on their way.
+    /// Whether commands or reports are on their way, or a state is being brought or saved.
     pub fn is_busy(&self) -> bool {
         self.brings.is_some() || self.saves_last() || self.has_work()
     }
@@ -575,7 +572,7 @@ impl Control {
                 Some(member) => {
                     let waits =
                         member.standing.waits_for_cut(self.commands.len()) && !self.job().life.gathers();
-                    // A newcomer may not yet be at all of several hubs.
+                    // A newcomer may not yet have joined all hubs.
                     let waits = waits && self.job().hubs.share.is_whole();
                     // Nobody begins to take part in a job that ends.
                     let waits = waits && !self.is_closed();

@@ -7,7 +7,6 @@ thread_local! {
     static COUNTS: RefCell<BTreeMap<&'static str, usize>> = RefCell::default();
 }
 
-/// Counts something that happens this number of times.
 pub fn count(what: &'static str, times: usize) {
     COUNTS.with_borrow_mut(|counts| *counts.entry(what).or_default() += times);
 }

@@ -19,11 +19,11 @@ use crate::trouble::Dice;
 /// A request to another hub, or its answer.
 #[derive(Clone, Debug)]
 pub enum Letter {
-    /// Hub 0 holds the job for its cut.
+    /// Hub 0 asks to pause the job for its cut.
     Hold(CutId, HoldRequest),
     /// Hub 0 releases the job.
     Release(CutId, ReleaseRequest),
-    /// The other hub holds the job, or cannot hold it.
+    /// The other hub has paused the job, or cannot pause it.
     Held(CutId, Result<Option<Round>, String>),
     /// The other hub has released the job, or has not.
     Released(CutId, Result<(), String>),
@@ -45,10 +45,10 @@ pub enum Letter {
     End(usize, Duration),
     /// The job has ended at a cut for this hub. The flag says whether it is saved.
     Ended(usize, bool),
-    /// Hub 0 asks this hub for its part of the checkpoint before a round, and sends the whole rounds.
+    /// Hub 0 asks this hub for its part of the checkpoint before a round, and sends the rounds of complete checkpoints.
     HasPart(FollowId, u32, Round, WholeRounds),
-    /// The other hub has files of these rounds, and this is the state of its part. An error means that nobody
-    /// knows.
+    /// The other hub has files of these rounds, and this is the state of its part. An error means that the
+    /// state is unknown.
     Part(FollowId, u32, Result<(Vec<Round>, PartState), String>),
 }
 
@@ -139,7 +139,7 @@ impl Hubs {
         self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }
 
-    /// Whether no letter, report, command or write is under way, so that only the time can bring something.
+    /// Whether no letter, report, command or write is under way, so that nothing happens before time passes.
     pub fn only_waits(&self) -> bool {
         self.post.is_empty() && self.hubs.iter().all(|hub| !hub.has_work() && hub.last_due().is_none())
     }
@@ -149,8 +149,8 @@ impl Hubs {
         self.post.has_disturbed_last || self.hubs.iter().any(|hub| hub.last.has_trouble)
     }
 
-    /// Lets every control take in its next report, and delivers every letter. With dice, only some of both
-    /// happen.
+    /// Lets every control take in its next report, and delivers every letter. With dice, only some reports and
+    /// letters are handled.
     pub fn work(&mut self, mut dice: Option<&mut Dice>) {
         let mut is_due = |one_in: u64| dice.as_deref_mut().is_none_or(|dice| dice.below(one_in) == 0);
         for hub in &mut self.hubs {

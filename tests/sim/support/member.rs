@@ -56,7 +56,7 @@ struct Asked {
 struct Simulation {
     machine: Member,
     asked: Option<Asked>,
-    /// The numbers of the hubs that wait for its links.
+    /// The numbers of the hubs that have granted new links.
     granted: Vec<usize>,
     /// The end of a pause.
     pause: Option<Instant>,

@@ -221,7 +221,6 @@ impl Model {
         squares.into_iter().map(|(key, blocks)| (key, oracle::quotient(blocks.into_iter()))).collect()
     }
 
-    /// Returns the optimizer of a chunk and its next step with these numbers.
     fn step_of<'a>(&self, numbers: &'a Numbers, id: usize) -> (&'a Optimizer, Step) {
         let (key, ..) = self.place(id);
         let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];

@@ -1,5 +1,5 @@
-//! The pushes of each worker, for each key in each round: a gradient, nothing, or weights. Also the bytes
-//! that a worker sends ahead.
+//! The pushes of each worker, for each key in each round: a gradient, nothing, or weights. [`Drafts`] are
+//! the gradients that a worker sends ahead.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Creates a plan. For every other seed, it has more than gradients.
+    /// Creates a plan. For half of the seeds, workers push more than gradients.
     pub fn new(seed: u64, broadcasts: bool) -> Self {
         let seed = mix(seed ^ 0x706c_616e);
         Plan { seed, plain: seed.is_multiple_of(2), alike: false, broadcasts }
@@ -40,8 +40,8 @@ impl Plan {
         Plan { alike, ..self }
     }
 
-    /// Returns the content of a worker's push. In the broadcast, most ranks above the lowest leave the
-    /// weights to others.
+    /// Returns the content of a worker's push. In the broadcast, most ranks other than the lowest push
+    /// no weights.
     pub fn content(&self, worker: u32, round: Round, key: KeyId) -> Content {
         self.content_at_hub(worker, worker, round, key)
     }
@@ -77,7 +77,7 @@ impl Plan {
     }
 }
 
-/// Gradients of one worker that were sent before their pushes, each with whether it must be written again.
+/// Gradients of one worker that were sent ahead. The flag says whether a gradient must be written again.
 #[derive(Debug, Default)]
 pub struct Drafts(BTreeMap<KeyId, bool>);
 

@@ -1,5 +1,5 @@
-//! The letters between the hubs of a job. They are late and come in any order. A test can also have them lost
-//! or given up.
+//! The letters between the hubs of a job. A letter is a request or an answer. Letters are late and come in any
+//! order. A test can also lose them or give them up.
 //!
 //! ```text
 //!   ask --letter--> other hub --answer--> ask      each hub answers once; later answers are ignored
@@ -21,7 +21,7 @@ use crate::trouble::Dice;
 /// A question of a hub, which waits for the answers of other hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Hub 0: hold the job for a cut.
+    /// Hub 0: pause the job for a cut.
     Hold(CutId),
     /// Hub 0: release the job after a cut.
     Release(CutId),
@@ -66,7 +66,7 @@ impl Said {
 }
 
 type Answer = Result<Said, String>;
-/// What a hub of this number gets, if it gets something.
+/// The number of a hub and the thing that the hub gets, if there is one.
 type OfHub<T> = Option<(usize, T)>;
 
 /// A letter on its way.
@@ -75,7 +75,7 @@ struct Sent {
     from: usize,
     to: usize,
     letter: Letter,
-    /// Whether the sender has given it up. Such a letter comes much later.
+    /// Whether the sender has given the letter up. The letter then comes much later.
     is_late: bool,
 }
 
@@ -131,7 +131,7 @@ impl Post {
         self.sent.extend(to.into_iter().map(sent));
     }
 
-    /// Returns the letters that arrive now, each with its hubs.
+    /// Returns the letters that arrive now, each with its sender and its receiver.
     pub fn due(&mut self, mut is_due: impl FnMut() -> bool) -> Vec<(usize, usize, Letter)> {
         let due = self.sent.extract_if(.., |sent| is_due() && (!sent.is_late || is_due() && is_due()));
         due.map(|Sent { from, to, letter, .. }| (from, to, letter)).collect()

@@ -102,7 +102,7 @@ impl Race {
     }
 
     /// Pushes a key in the worker's next round, unless a push of the key is in flight. The push leaves in the
-    /// worker's next turn. If the key has a group, the push leaves with those of the other keys in it.
+    /// worker's next turn. If the key has a group, the push leaves with the pushes of the group's other keys.
     pub fn push(&mut self, rank: usize, key: KeyId) -> bool {
         self.try_push(rank, key).unwrap()
     }
@@ -183,7 +183,6 @@ impl<J: Job> Race<J> {
         of_member.map(|worker| self.pushed[worker][key]).min()
     }
 
-    /// Returns the number of elements in a chunk.
     fn chunk(&self) -> usize {
         self.layout.chunk_bytes() / size_of::<f32>()
     }
@@ -322,7 +321,6 @@ impl<J: Job> Race<J> {
 }
 
 impl Race<Levels> {
-    /// Brings back a worker of a machine that continues.
     pub fn rejoin_worker(&mut self, worker: usize) {
         self.job.rejoin(worker).unwrap();
         self.has_come_back(worker);

@@ -30,8 +30,8 @@ pub struct Terms {
     pub cores: usize,
     /// The number of shards on each core to which the job's keys are dealt.
     pub shards: usize,
-    /// The number of keys in a batch of rank 0 with pulls, from the last key on. Each rank has one key more
-    /// than the previous rank.
+    /// The number of keys that rank 0 pulls in a batch, from the last key on. Each rank pulls one key more than
+    /// the previous rank.
     pub batch_keys: Option<usize>,
     /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
     pub worker_credit: Option<usize>,
@@ -372,13 +372,12 @@ impl Simulated {
         Ok(())
     }
 
-    /// Lets a core carry out its next command.
     fn obey(&mut self, place: usize) -> Result<()> {
         let (hub, core) = (place / self.terms.cores, place % self.terms.cores);
         Ok(self.hubs.hubs[hub].obey(core, self.cores.get_mut(place), &mut self.notices)?)
     }
 
-    /// Holds the job. Returns the round that no chunk has passed.
+    /// Pauses the job. Returns the round that no chunk has passed.
     pub fn hold(&mut self) -> Round {
         let fronts = self.cores.iter_mut().filter_map(|core| core.hold(JOB));
         fronts.map(|front| front.highest).max().unwrap_or_default()
@@ -420,12 +419,12 @@ impl Simulated {
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
     }
 
-    /// Kills a worker, so that its links end without a goodbye.
+    /// Kills a worker, so that its links end without a message.
     pub fn kill(&mut self, rank: u32) {
         self.ends_for(rank, Harm::Killed);
     }
 
-    /// Ends a worker for this reason, so that its links and its heartbeat end without a goodbye.
+    /// Ends a worker for this reason, so that its links and its heartbeat end without a message.
     pub fn ends_for(&mut self, rank: u32, why: Harm) {
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
@@ -508,7 +507,6 @@ impl Simulated {
         &self.placement
     }
 
-    /// Returns the network, in which tests cause faults.
     pub fn net(&self) -> &Net {
         &self.net
     }

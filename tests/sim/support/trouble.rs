@@ -69,7 +69,7 @@ pub enum Strike {
     Rejoin(u32),
 }
 
-/// The number of ends that [`Trouble::name_end`] tells apart.
+/// The number of ends that [`Trouble::name_end`] distinguishes.
 pub const ENDS: usize = 6;
 
 impl Trouble {

@@ -8,7 +8,7 @@ use pbox_core::oracle::{self, Step};
 use pbox_core::{Dtype, Key, KeyId, Numbers, Optimizer, Round};
 use worker_shim::State;
 
-/// The value in the place of a rank that gives the first weights.
+/// The value of `rank` that stands for the first weights.
 const BROADCAST: u32 = u32::MAX;
 
 /// A gradient that is so large that the norm of its round is a spike. All types can hold it.
@@ -51,7 +51,6 @@ pub fn weight(seed: u64, key: KeyId, element: usize) -> f32 {
     value(seed, BROADCAST, 0, key.index(), element)
 }
 
-/// Returns a number rounded to a key's type.
 pub fn rounded(dtype: Dtype, value: f32) -> f32 {
     match dtype {
         Dtype::F32 => value,

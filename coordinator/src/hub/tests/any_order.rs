@@ -79,14 +79,14 @@ fn event() -> impl Strategy<Value = Event> {
 /// A job that is being made, with its owner and its promise.
 type Making = (JobId, Option<IpAddr>, u64);
 
-/// A hub, and what its driver knows of it.
+/// A hub, and its driver's knowledge of the hub.
 struct Driven {
     hub: Hub,
     begun: Instant,
     now: Instant,
     /// The record of all inputs.
     record: Vec<String>,
-    /// The reserved names. If there is no job that is being made, the last state of a failed job is being saved.
+    /// The reserved names, each with the job that is being made. Without such a job, a failed job's last state is being saved.
     reserved: BTreeMap<&'static str, Option<Making>>,
     /// All tokens, each with the name of its job, and its member.
     given: Vec<(Token, &'static str, MemberOf)>,
@@ -243,7 +243,7 @@ impl Driven {
         }
     }
 
-    /// Frees a reserved name. If a last state was to be saved, it could not be saved.
+    /// Frees a reserved name. If the name belongs to a failed job, saving the last state of that job fails first.
     fn release(&mut self, name: &'static str) {
         if self.reserved.remove(name) == Some(None) {
             let saved = self

@@ -22,7 +22,7 @@ impl Job {
     /// Notes that hub 0 releases the job.
     ///
     /// # Errors
-    /// Returns an error if the cut does not hold the job, or if hub 0's round for the cut is impossible.
+    /// Returns an error if the cut is not in progress, or if hub 0's round for the cut is impossible.
     pub(crate) fn released_by_lead(
         &mut self,
         request: ReleaseRequest,
@@ -34,7 +34,7 @@ impl Job {
             return Err(StaleCut { asked, last: asked }.into());
         };
         let (id, is_held) = (cut.id, cut.waits_for == WaitsFor::Lead);
-        // Hub 0 has given up its hold before this hub held the job. Such a release must ask for no snapshot, no end and no new
+        // If hub 0 releases the job before this hub has paused it, the release must ask for no snapshot, no end and no new
         // worker.
         let may = if is_held {
             self.hubs.check_release(&request)
@@ -84,7 +84,7 @@ impl Job {
                         moved.held_everywhere()
                     }
                     Err(why) => {
-                        // A hub that did not answer may still hold the job. So it is released together with the other hubs.
+                        // A hub that did not answer may have paused the job. So the release goes to that hub, too.
                         (cut.failed, cut.before) = (Some(NotCut::Hub(why)), cut.front.unwrap_or_default());
                         moved.release()
                     }
@@ -93,8 +93,8 @@ impl Job {
             (WaitsFor::Lines, Stepped::Lines(lines)) => moved.take_snapshot(lines),
             (WaitsFor::End, Stepped::Ends) => moved.end_with_snapshot(),
             (WaitsFor::OthersRelease, Stepped::OthersReleased(released)) => {
-                // A hub that did not answer the hold may not answer the release either. A missing answer to the release does
-                // not fail the job then.
+                // A hub that did not answer the request to pause may not answer the release either. If so, the missing answer
+                // to the release does not fail the job.
                 cut.unreleased = released.err().filter(|_| !matches!(cut.failed, Some(NotCut::Hub(_))));
                 moved.release_here()
             }
@@ -108,10 +108,10 @@ impl Job {
 }
 
 impl Cuts {
-    /// Returns an effect if hub 0 has held the job for longer than a cut can take.
+    /// Returns an effect if hub 0 has kept the job paused for longer than a cut can take.
     pub(in crate::job) fn held_too_long(&self, limit: Duration, now: Instant) -> Option<Effect> {
         let cut = self.now.as_ref().filter(|cut| cut.waits_for == WaitsFor::Lead)?;
-        // In a cut, hub 0 asks all hubs to hold, and later to release. It waits for each answer at most `limit`.
+        // In a cut, hub 0 asks all hubs to pause and later to release. Hub 0 waits for each answer at most `limit`.
         let limit = 3 * limit;
         (now - cut.since > limit).then_some(Effect::HeldTooLong(limit))
     }

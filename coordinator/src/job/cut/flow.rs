@@ -27,7 +27,7 @@ impl Cut {
         }
     }
 
-    /// Returns the release for the other hubs, if hub 0 has asked them to hold the job for this cut.
+    /// Returns the release for the other hubs, if hub 0 has asked these hubs to pause the job for this cut.
     pub(super) fn release_of_others(&self, hubs: &Hubs, members: &Ranks) -> Option<ReleaseRequest> {
         let (number, secret, (snapshot, ends)) = (self.others?, hubs.secret.show(), self.snapshot());
         let admitted = self.admitted(members).iter().filter_map(|&rank| members.worker(rank)).collect();
@@ -89,7 +89,7 @@ impl Cuts {
         effects
     }
 
-    /// Ends all cuts of a failed job. Releases the other hubs that hold the job for a cut.
+    /// Ends all cuts of a failed job. Releases the job at other hubs that have paused it.
     pub(in crate::job) fn end(&mut self, hubs: &Hubs, members: &Ranks) -> Vec<Effect> {
         self.waiting.clear();
         let Some(mut cut) = self.now.take() else { return Vec::new() };
@@ -138,7 +138,7 @@ impl Moved<'_> {
         self.goes_on_with(effects)
     }
 
-    /// Continues after all cores of this hub hold the job.
+    /// Continues after all cores of this hub have paused the job.
     pub fn held(mut self, front: Option<Round>, now: Instant) -> Vec<Effect> {
         let (cut, hubs) = (&mut self.cut, &mut self.job.hubs);
         cut.front = front;
@@ -151,14 +151,14 @@ impl Moved<'_> {
                         let held = vec![Effect::CutHeld(cut.id, front)];
                         self.goes_on_with(held)
                     }
-                    // The release has already arrived: hub 0 does not wait for this hub's hold any more.
+                    // The release has already arrived: hub 0 no longer waits until this hub has paused the job.
                     Some(_) => {
                         cut.before = front.unwrap_or_default();
                         self.release()
                     }
                 }
             }
-            // Other hubs need not hold: all hubs begin with the same round, and no worker pushes before it takes part at
+            // Other hubs need not pause: all hubs begin with the same round, and no worker pushes before it takes part at
             // all hubs.
             Purpose::Admit(_) if cut.begins => self.held_everywhere(),
             Purpose::Snapshot(CutAt::ThisHub | CutAt::Before(_)) => self.held_everywhere(),
@@ -171,12 +171,12 @@ impl Moved<'_> {
         }
     }
 
-    /// Continues after all hubs that take part in the cut hold the job.
+    /// Continues after all hubs that take part in the cut have paused the job.
     pub fn held_everywhere(mut self) -> Vec<Effect> {
         let (cut, job) = (&mut self.cut, &self.job);
         match cut.purpose {
-            // With several hubs, each hub would need the lines of the workers at all hubs. So the workers continue to step
-            // after the cut, and their later rounds are lost, as if the hub had been killed after the cut.
+            // With several hubs, no hub knows each worker's rounds at all hubs. So the workers continue to step after the
+            // cut, and their later rounds are lost, as if the hub had been killed after the cut.
             Purpose::Snapshot(CutAt::LastRound) if job.hubs.share.is_whole() => {
                 self.waits(WaitsFor::Lines, Step::Lines)
             }
@@ -203,7 +203,7 @@ impl Moved<'_> {
             }
         }
         match cut.snapshot() {
-            // A worker may have pushed the round after the end. It pushes that round again when the job continues.
+            // A worker that has pushed the round after the end pushes that round again when the job continues.
             (_, true) => {
                 self.job.cuts.are_over = true;
                 let step = Step::EndBefore(cut.before, lines);
@@ -226,7 +226,7 @@ impl Moved<'_> {
         effects
     }
 
-    /// Releases the job, first at the other hubs, if they hold it.
+    /// Releases the job, first at the other hubs if the job is paused there.
     pub fn release(self) -> Vec<Effect> {
         match self.cut.release_of_others(&self.job.hubs, &self.job.members) {
             Some(request) => self.waits(WaitsFor::OthersRelease, Step::ReleaseOthers(request)),
@@ -246,8 +246,8 @@ impl Moved<'_> {
     pub fn over(self, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (self, Vec::new());
         if let Some(why) = cut.unreleased {
-            // The job fails: if another hub still holds it, that hub's workers and the workers of this hub would wait for each
-            // other.
+            // The job fails: if it is still paused at another hub, that hub's workers and the workers of this hub would wait
+            // for each other.
             let reason = format!("a cut did not end: {why}");
             return vec![Effect::CutOver(cut.id, Err(NotCut::Hub(why))), Effect::Fail(reason, Blame::Hub)];
         }

@@ -1,10 +1,10 @@
-//! Cuts: a running job is held between two rounds, for new members and for snapshots.
+//! Cuts: a running job pauses between two rounds, for new members and for snapshots. The pause is called a hold.
 //!
 //! | a cut | its steps |
 //! | --- | --- |
 //! | lets all members of a job begin | the hubs above begin, if there are any; hold; release |
 //! | lets a newcomer take part | hold; the other hubs hold; release of the other hubs; release |
-//! | takes a snapshot | the same, and the cores take the snapshot before a release |
+//! | takes a snapshot | hold; the other hubs hold; the cores take the snapshot; release of the other hubs; release |
 //! | takes a snapshot of this hub alone, now or before a later round | hold; the cores take the snapshot; release |
 //! | follows a cut of hub 0 | hold; wait until hub 0 releases; the cores take a snapshot, if hub 0 requests one; release |
 //!
@@ -51,19 +51,19 @@ pub enum Purpose {
     Follow(u64),
 }
 
-/// The round of a cut for a snapshot, and the hubs that are cut.
+/// The round of a cut for a snapshot, and the hubs that take part in the cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum CutAt {
-    /// All hubs of the job are cut before the same round. Hub 0 leads the cut.
+    /// All hubs of the job take part, before the same round. Hub 0 leads the cut.
     AllHubs,
-    /// This hub alone is cut, before the round of its furthest chunk. The other hubs do not take part.
+    /// This hub alone takes part, before the round of its furthest chunk.
     ThisHub,
     /// This hub alone takes the snapshot before this round, which may be in the future. A reader asks each hub for the same
     /// round.
     Before(Round),
-    /// All hubs of the job are cut, because the job is about to end. The job's workers make no round after the cut: it
-    /// would be lost.
+    /// All hubs of the job take part, because the job is about to end. The job's workers make no round after the cut: that
+    /// round would be lost.
     LastRound,
 }
 
@@ -76,12 +76,11 @@ pub enum Step {
     BeginBelow(Round),
     /// Hold the job on all cores.
     Hold,
-    /// Ask the other hubs to hold the job.
+    /// Ask the other hubs to pause the job.
     HoldOthers(HoldRequest),
-    /// Ask all cores for each worker's line.
+    /// Ask all cores for each worker's line: the first round for which no chunk has a stepped push of the worker.
     Lines,
-    /// Let no chunk pass this round. If workers step alone, let no worker pass its own line instead: the round at
-    /// which the job ends for that worker.
+    /// Let no chunk pass this round. If workers step alone, let no worker pass its own round in the list instead.
     EndBefore(Round, Arc<[Option<Round>]>),
     /// Let all cores take a snapshot before this round.
     TakeSnapshot(Occasion, Round),
@@ -106,9 +105,9 @@ pub enum Stepped {
     Above(Result<Option<Round>, String>),
     /// All cores begin with the round of the hubs above.
     Below,
-    /// All cores hold the job. The round is that of the furthest chunk; `None` without chunks.
+    /// All cores have paused the job. The round is that of the furthest chunk; `None` without chunks.
     Held(Option<Round>),
-    /// The other hubs hold the job. Each reports the round of its furthest chunk.
+    /// The other hubs have paused the job. Each reports the round of its furthest chunk.
     OthersHeld(Result<Vec<Option<Round>>, String>),
     /// The line of each worker.
     Lines(Arc<[Option<Round>]>),
@@ -203,7 +202,7 @@ pub struct Cuts {
     last: u64,
     waiting: VecDeque<(CutId, Purpose)>,
     now: Option<Cut>,
-    /// Whether the job has ended at a cut. No newcomer takes part after it: its rounds would be lost.
+    /// Whether the job has ended at a cut. No newcomer takes part after this cut, because the newcomer's rounds would be lost.
     are_over: bool,
 }
 
@@ -217,7 +216,7 @@ struct Cut {
     begins: bool,
     /// The round of the furthest chunk.
     front: Option<Round>,
-    /// Hub 0's number of the cut, once the other hubs are asked to hold.
+    /// Hub 0's number of the cut, once the other hubs are asked to pause the job.
     others: Option<u64>,
     /// The round before which the job is cut, once it is decided.
     before: Round,
@@ -227,7 +226,7 @@ struct Cut {
     release: Option<ReleaseRequest>,
     /// The reason why the cut failed, if it did. The job is then released unchanged.
     failed: Option<NotCut>,
-    /// The reason why another hub may hold the job forever, if its release failed.
+    /// The reason why the job may stay paused at another hub, if the release there failed.
     unreleased: Option<String>,
 }
 

@@ -11,7 +11,7 @@ use crate::job::{Brought, Effect, Gathering, Job, Life, News, Purpose};
 /// The consequence of a new link at a core.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// No effect: other members are missing, or other links of this member.
+    /// No effect: another member, or another link of this member, is missing.
     Waiting,
     /// All workers have joined this hub, and the job can begin.
     Complete(Arc<[u32]>),

@@ -34,7 +34,7 @@ impl LateLimits {
 }
 
 impl Job {
-    /// Judges a look at all cores of the job. `above` has the workers that delay its rounds at the hubs above. Returns the
+    /// Judges a look at all cores of the job. `above` has the workers that delay the job's rounds at the hubs above. Returns the
     /// effects.
     pub(crate) fn judge(
         &mut self,
@@ -108,8 +108,8 @@ fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Lat
     late.collect()
 }
 
-/// Names the worker for which a rank's round waits. On another machine it is the late worker that the machine's hub
-/// reports, if it reports one.
+/// Names the worker for which a rank's round waits. If the rank is a hub below that reports a late worker, names that
+/// worker.
 fn awaited(rank: u32, members: &Ranks, spec: &JobSpec) -> String {
     let latest = members.get(rank).and_then(|member| member.latest.as_ref());
     match latest.filter(|latest| latest.waited_us > 0) {

@@ -13,13 +13,13 @@ use crate::job::{Effect, Gathering, Job, Life, Model, Standing};
 pub enum Leave {
     /// No effect, because the job has failed. Another job may have its name by now.
     Nothing,
-    /// Refused: no member of the job can have left at this round.
+    /// The leave is refused: no member of the job can have left at this round.
     Refused(String),
     /// The job fails for this reason: it cannot begin without the worker.
     Fails(String),
     /// All cores must remove the worker. The job has other members.
     Left,
-    /// The worker was the last, and the job ends.
+    /// The worker was the last member, and the job ends.
     Last,
 }
 

@@ -31,8 +31,8 @@ use crate::tokens::Token;
 
 /// The time within which a living worker without links sends a heartbeat, after the hub's news.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
-/// The time within which the heartbeat of a dying worker ends after its links. The hub sends no news before, because news
-/// would answer the heartbeat.
+/// The longest time from the end of a dying worker's links to the end of its heartbeat request. The hub sends no news
+/// within this time, because news would answer the heartbeat.
 const DIES_WITHIN: Duration = Duration::from_millis(100);
 
 /// A worker, or a hub below, that has joined.
@@ -44,7 +44,7 @@ pub struct Member {
     pub(crate) from: Option<Asker>,
     /// The time of the member's last heartbeat.
     pub heard: Instant,
-    /// The late worker below this member, if the member is a hub, from its last report.
+    /// The late worker below this member, from the member's last report, if the member is a hub.
     pub latest: Option<Latest>,
     /// The transport of the member's links, once it has links.
     pub transport: Option<Transport>,
@@ -135,8 +135,8 @@ impl Member {
 
     /// Whether a member of a running job may reconnect after a link ended by itself, and so is not lost yet.
     pub(crate) fn waits_for_links(&self) -> bool {
-        // A link on shared memory ends only if the worker dies or closes it. A worker that has reconnected may close it
-        // itself: it closes its links to this hub if it gets none to another hub.
+        // A link on shared memory ends only if the worker dies or closes the link. A worker that has reconnected closes its
+        // links to this hub if it gets no links to another hub.
         let lives = self.transport != Some(Transport::Shm) || self.standing.has_relinked();
         lives && self.may_relink()
     }
@@ -191,7 +191,7 @@ impl Standing {
         false
     }
 
-    /// Notes that all members of a hub below have joined. Returns false if this was known.
+    /// Notes that all members of a hub below have joined. Returns false if the hub already knew.
     pub(crate) fn make_ready(&mut self) -> bool {
         match self {
             Standing::Joined { is_ready } | Standing::Connecting { is_ready, .. } => {
@@ -206,7 +206,7 @@ impl Standing {
         matches!(self, Standing::Connecting { is_ready: true, attached } if *attached >= cores)
     }
 
-    /// Lets the member take part. Returns false if the member was not waiting for that.
+    /// Lets the member take part. Returns false if the member did not wait to take part.
     pub(crate) fn take_part(&mut self) -> bool {
         let waits = matches!(self, Standing::Connecting { .. });
         if waits {
@@ -243,7 +243,6 @@ impl Standing {
         token
     }
 
-    /// Notes that a core has dropped its lost link.
     pub(crate) fn dropped(&mut self) {
         if let Standing::Unlinked(Unlinked { relink: Relink::Dropping { cores }, .. }) = self {
             *cores = cores.saturating_sub(1);

@@ -34,7 +34,6 @@ impl Ranks {
         self.all.get(rank as usize)?.as_ref()
     }
 
-    /// Returns the member of a rank, for a change.
     pub(crate) fn get_mut(&mut self, rank: u32) -> Option<&mut Member> {
         self.all.get_mut(rank as usize)?.as_mut()
     }
@@ -110,7 +109,7 @@ impl Ranks {
         self.standing(rank).is_some_and(|standing| standing.attach(cores))
     }
 
-    /// Notes that a worker has lost its links. Its job waits until it reconnects.
+    /// Notes that a worker has lost its links. The job waits until the worker reconnects.
     pub(crate) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
         let cores = self.cores;
         let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
@@ -137,7 +136,7 @@ impl Ranks {
         is_free
     }
 
-    /// Returns the worker that is late in the last rounds, of all workers below this hub, if one is.
+    /// Returns the late worker of the last rounds, among all workers below this hub, if there is one.
     pub fn latest(&self, last: &LastRounds) -> Option<Latest> {
         latest_below(&last.reply()?, |rank| self.get(rank)?.latest.clone())
     }

@@ -7,8 +7,8 @@ use crate::job::{JobSpec, Life, News};
 use crate::refused::Refused;
 
 impl Life {
-    /// Notes that a worker of some machine had reached this round when it lost a hub. Ignored if machines step alone,
-    /// because they have no common round.
+    /// Notes that a worker of some machine had reached this round when it lost a hub. Ignores the round if machines
+    /// step alone, because then there is no common round.
     pub(crate) fn machines_have_reached(&self, round: Round, spec: &JobSpec, news: &mut News) {
         if spec.terms.level.consistency == Consistency::Bsp {
             news.has_reached(self, round);
@@ -23,8 +23,8 @@ impl Life {
         news.has_reached(self, round);
     }
 
-    /// Checks the round that a member of this hub had reached when it lost the hub, as the member reports it. With SSP all
-    /// members' rounds are within the staleness.
+    /// Checks the round that a member of this hub had reached when it lost the hub, as the member reports it. With SSP, the
+    /// members' rounds differ by at most the staleness.
     ///
     /// # Errors
     /// Returns an error if the member cannot have reached this round.
@@ -56,8 +56,8 @@ impl Life {
     }
 
     /// Returns each worker's lead over the slowest worker, by rank, in a job that begins again and whose workers step
-    /// alone. Each worker keeps its lead, so that all workers have made equally many steps at the end. Empty for other
-    /// jobs.
+    /// alone. Each worker keeps its lead, so that all workers have made equally many steps at the end. Returns an
+    /// empty list for other jobs.
     pub(crate) fn ahead(&self, spec: &JobSpec, first_round: Round) -> Vec<u32> {
         let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
         let slowest = reached.iter().flatten().min();

@@ -27,7 +27,7 @@ pub enum Grant {
 
 impl Member {
     /// Notes a heartbeat of a member. If the member is a hub, also notes its report about its own workers. Returns how long
-    /// this hub may hold the answer back while it has no news.
+    /// this hub may delay the answer while there is no news.
     ///
     /// # Errors
     /// Returns the fault of the report, in words.

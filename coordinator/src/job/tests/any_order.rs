@@ -12,7 +12,7 @@ use crate::{Tokens, job};
 const WORKERS: u32 = 3;
 const CORES: usize = 2;
 
-/// A command about a rank that a core has received and not carried out yet.
+/// A command about a rank. A core has received the command, and has not carried it out yet.
 #[derive(Clone, Copy, Debug)]
 enum Command {
     Add,

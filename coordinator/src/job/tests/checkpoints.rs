@@ -198,7 +198,7 @@ fn a_want_ends_with_its_time_and_says_why() {
     assert_eq!(wanted.happens(crate::Event::Freed(0)), []);
 }
 
-/// The end of a job once waited only two seconds for the file before it. With a slower disk, there was no last checkpoint.
+/// A job's last checkpoint once waited only two seconds for the file before. With a slower disk, it was not written.
 #[test]
 fn a_file_waits_for_the_file_before_it_as_long_as_the_disk_takes() {
     let mut wanted = Wanted::new(1);
@@ -340,7 +340,6 @@ fn a_checkpoint_is_not_whole_if_a_hub_does_not_answer() {
     assert_eq!(told, [Effect::NotWhole(Round(7), why()), Effect::Wanted(id, Err(NoState::Other(why())))]);
 }
 
-/// Makes a reader want the state before a round.
 fn wants_before(wanted: &mut Wanted, before: u32) -> (WantId, Vec<Effect>) {
     wanted.saving().want(Use::Client(Selection::All), CutAt::Before(Round(before)), LIMIT)
 }
@@ -399,7 +398,7 @@ fn a_reader_whose_round_does_not_come_ends_with_its_time_and_holds_up_no_cut() {
     let mut wanted = Wanted::new(1);
     let (id, effects) = wants_before(&mut wanted, 100);
     cut_at(&mut wanted, effects, 7);
-    // Meanwhile, other wants get their cuts. Here it is the want of a file.
+    // Meanwhile, other requests for the state get their cuts: here a request for a file.
     let (_, effects) = wanted.want(Use::File);
     let occasion = wanted.cut(effects, 8);
     assert_eq!(wanted.taken(0, occasion, None).len(), 1);
@@ -443,7 +442,7 @@ fn a_time_is_never_longer_than_a_year() {
     assert_eq!(wanted.passes(Duration::from_secs(366 * 86_400)), [answer]);
 }
 
-/// A hub that had been killed once refused its first checkpoint, because hub 0 had not told it yet which rounds are whole.
+/// Once, a hub refused its first checkpoint after a kill, because hub 0 had not yet sent it the complete rounds.
 #[test]
 fn a_hub_that_begins_with_a_checkpoint_writes_the_next_one_and_keeps_two() {
     let rounds = [10, 20, 30, 40].map(Round);

@@ -10,7 +10,7 @@ use crate::job;
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A hub cuts the job for a snapshot: at all hubs, which hub 0 leads, or only at itself.
+    /// A hub cuts the job for a snapshot: at all hubs, which hub 0 leads, or at this hub alone.
     Snapshot(usize),
     /// Hub 0 makes a cut from which on rank 1 takes part.
     Admit,
@@ -50,7 +50,7 @@ struct Hub {
     job: Job,
     steps: VecDeque<(CutId, Step)>,
     is_held: bool,
-    /// The round that its chunks had reached at the last hold.
+    /// The round that the hub's chunks had reached when the job was last paused.
     front: Round,
     failed: bool,
     /// The cuts for which a caller waits.
@@ -65,7 +65,7 @@ struct Hub {
 struct Hubs {
     hubs: [Hub; 2],
     asks: Vec<Ask>,
-    /// The request of hub 0 to answer at the end of each of the other hub's cuts.
+    /// The request of hub 0 that each cut of the other hub answers.
     answers: HashMap<CutId, usize>,
     has_given_up: bool,
 }
@@ -264,7 +264,7 @@ proptest! {
         prop_assert!(lead.failed || !lead.is_held, "hub 0 is held");
         if other.is_held && !other.failed {
             prop_assert!(hubs.has_given_up, "hub 0 ends what it has begun");
-            // Hub 0 does not know that it holds the other hub. The hold must end nevertheless.
+            // Hub 0 does not know that the job is paused at the other hub. The pause must end nevertheless.
             let limit = Duration::from_secs(1);
             let later = Instant::now() + 4 * limit;
             let overdue = hubs.hubs[1].job.cuts.held_too_long(limit, later);

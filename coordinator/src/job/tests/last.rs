@@ -22,7 +22,6 @@ enum Event {
     Deliver(usize),
     /// A hub gives up a request. The flag says whether the request is lost.
     GiveUp(usize, bool),
-    /// A hub dies.
     Die(usize),
     /// Twice the limit passes, and a hub notices it.
     Sweep(usize),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// The variable with which the test writes the record again.
+/// The environment variable that makes the test write the record again.
 const MAKE: &str = "PHUB_MAKE_RECORD";
 
 fn path() -> PathBuf {

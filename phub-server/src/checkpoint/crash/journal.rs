@@ -3,7 +3,7 @@
 //! | changed since the last sync | after a loss of power |
 //! | --- | --- |
 //! | contents of a file | as synced, as changed, cut short, or with blocks of zeros |
-//! | names in a directory | any of the changes, but none without an earlier change of the same name |
+//! | names in a directory | some of the changes; of each name, the earlier changes before the later ones |
 //! | the directory itself | present, with files as above, or gone, until its parent is synced |
 //!
 //! A rename is one change of two names, as on every journaling file system. On ext4 and XFS the order is kept: if
@@ -40,7 +40,7 @@ pub(crate) enum Change<'a> {
 /// Faults for the next changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trouble {
-    /// The process dies before this change. The next change has number 0.
+    /// The number of the change before which the process dies. The next change has number 0.
     pub death: Option<u64>,
     /// The change with this number fails.
     pub failure: Option<u64>,

@@ -9,10 +9,10 @@
 //! - The state is never older than the last state that was reported as written, or from which the job has
 //!   continued.
 //! - So a job begins from zero only if none of its states was reported as written, or its files were removed.
-//!   While they are being removed, it never continues from a state older than its newest.
+//!   While the files are being removed, the job never continues from an older state than its newest.
 //! - If a disk damages a file that was written, the state may be older. It is still one complete state, and
 //!   no job begins from zero silently.
-//! - After all this the next checkpoint is written.
+//! - After all faults, the next checkpoint is written.
 //!
 //! The test drives hubs of one job as the registry does, with the coordinator's [`Files`], [`may_write`] and
 //! [`is_needed`].

@@ -1,5 +1,5 @@
 //! A job below other hubs: the meeting of a mesh, the news from the hubs above, and the beginning of the job
-//! there.
+//! at these hubs.
 
 use std::pin::pin;
 
@@ -48,8 +48,8 @@ impl Registry {
         }
     }
 
-    /// Returns the hubs of a mesh whose job above still waits for this machine. They have met before, and
-    /// this machine's hub has not joined them since.
+    /// Returns the hubs of a mesh whose job above still waits for this machine. The hubs have met before, and
+    /// this machine's hub has not joined the job since.
     fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
         let mut inner = self.lock();
         let (state, job) = inner.named(&name_above(name))?;
@@ -97,8 +97,8 @@ impl Registry {
         end.is_none()
     }
 
-    /// Reports to the hubs above that all workers have joined here, and waits until this hub takes part
-    /// there. Returns its first round there; `None` if there are no hubs above.
+    /// Reports to the hubs above that all workers have joined here, and waits until this hub takes part.
+    /// Returns this hub's first round at the hubs above; `None` if there are none.
     pub(crate) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
         let of_job =
             self.of_job(id, |state, job| job.above.clone().map(|above| (above, state.news.now().reached)))?;

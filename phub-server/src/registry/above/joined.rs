@@ -27,7 +27,7 @@ pub(crate) struct JoinedAbove {
     pub(super) links: LinksAbove,
     /// Whether links may end while both ends are alive.
     pub(super) may_break: bool,
-    /// Changes whenever there is news from the hubs above.
+    /// The channel that signals news from the hubs above.
     pub news: watch::Receiver<()>,
 }
 
@@ -42,13 +42,13 @@ impl JoinedAbove {
         membership::takes_part(&self.hubs, self.machine.number)
     }
 
-    /// Whether this hub passes weights that are brought to it on to the hubs above. Rank 0 of the first
+    /// Whether this hub passes the weights of its rank 0 on to the hubs above. Rank 0 of the first
     /// machine brings the weights for all machines, as in a broadcast.
     pub fn speaks_for_all(&self) -> bool {
         self.machine.number == 0
     }
 
-    /// Offers a state to the hubs above. Returns the number of its bytes if they want it. May wait for them.
+    /// Offers a state to the hubs above. If they want the state, returns its length in bytes. May wait for the hubs.
     pub fn offer(&self, before: Round, steps: Option<Vec<u32>>) -> Result<Option<u64>, MemberError> {
         membership::all_of(self.hubs.iter().map(|hub| hub.offer(before, steps.clone())))
     }
@@ -109,7 +109,7 @@ impl JoinedAbove {
         self.hubs.iter().any(|hub| hub.end().is_none())
     }
 
-    /// Notifies the hubs above that the job failed here, unless they know that already. May wait for the
+    /// Notifies the hubs above that the job failed here, unless they already know. May wait for the
     /// hubs.
     pub fn fail(&self, reason: &str, blame: Blame) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
@@ -123,7 +123,7 @@ impl JoinedAbove {
         }
     }
 
-    /// Notifies the hubs above that this hub stops. The job ends there between two rounds. May wait for the hubs.
+    /// Notifies the hubs above that this hub stops. Their job ends between two rounds. May wait for the hubs.
     pub fn stop(&self, why: &str, limit: Duration) -> Result<(), MemberError> {
         self.hubs[0].stop(why, limit) // hub 0 notifies the other hubs
     }

@@ -22,7 +22,7 @@ pub(super) struct LinksAbove {
     pub sums: Arc<SendWindow>,
     /// The window that the workers read.
     pub shown: Arc<RecvWindow>,
-    /// Whether frames cross these links. Then each hub above writes a window of its own.
+    /// Whether frames cross these links. If they do, each hub above writes its own window.
     pub is_coded: bool,
     /// The number of this hub among the hubs above, in a mesh.
     pub own: Option<usize>,

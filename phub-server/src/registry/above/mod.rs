@@ -64,7 +64,7 @@ pub(crate) struct Up {
     pub peers: PeerList,
     /// The address of the interface by which hubs of other machines reach this hub, if the settings name an interface.
     pub interface: Option<IpAddr>,
-    /// Time limit of each request to the hubs above. A join has more time for the memory of the job.
+    /// The time limit of each request to the hubs above. A join has more time for the memory of the job.
     pub limit: Duration,
     /// The time that the hubs above may take to start.
     pub start_limit: Duration,
@@ -80,7 +80,7 @@ pub(crate) struct HubsAbove {
     pub hubs: Vec<String>,
     /// The number of this hub's machine at the hubs above, and the number of machines.
     pub machine: Machine,
-    /// The number of this hub among the hubs above, in a mesh. There, this hub owns a share itself.
+    /// The number of this hub among the hubs above, in a mesh, where this hub owns a share itself.
     pub own: Option<usize>,
 }
 
@@ -112,7 +112,7 @@ impl Wake for Bell {
 }
 
 impl Up {
-    /// Returns the origin to give for the addresses in a join, which are those of other hubs, of the mesh or of the job.
+    /// Returns the origin of the addresses in a join, which are those of other hubs of the mesh or of the job.
     pub(super) fn outside(&self) -> Named {
         Named::Outside(self.peers.clone())
     }
@@ -155,7 +155,7 @@ impl Up {
         let meet = || {
             let connect = || {
                 let mut found = look_up(&mesh.meet, &self.outside(), LOOKUP_LIMIT)?;
-                // The other hubs use the own address of this connection. A hub at 0.0.0.0 has no address of IPv6.
+                // The other hubs will use the local address of this connection. A hub at 0.0.0.0 has no IPv6 address.
                 found.sort_by_key(|each| self.control.is_ipv4() && each.is_ipv6());
                 let mut tried = found.iter().map(|each| TcpStream::connect_timeout(each, self.limit));
                 let first = tried.next().expect("a lookup finds an address, or fails");
@@ -287,7 +287,7 @@ impl LetInAbove {
         self.above.own.is_some()
     }
 
-    /// Returns the wire format of the links to this hub's own members: `wire` with the lines of the top hubs.
+    /// Returns the wire format of the links to this hub's own members: `wire` with the norm lines of the top hubs.
     pub fn wire(&self, wire: Wire) -> Result<Wire, Refusal> {
         wire.below(&self.placed)
             .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))

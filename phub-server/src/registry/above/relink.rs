@@ -57,7 +57,7 @@ impl Registry {
         });
     }
 
-    /// Carries out the steps that replace a job's links to the hubs above. Returns an error if they are not
+    /// Carries out the steps that replace a job's links to the hubs above. Returns an error if the links are not
     /// replaced. The error has the reason, or is empty if no attempt was made.
     async fn mend_links_above(
         &self,

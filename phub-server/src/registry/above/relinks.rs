@@ -9,7 +9,7 @@ use pbox_core::AnswersAbove;
 /// A job's links to the hubs above.
 #[derive(Debug, Default)]
 pub(crate) struct RelinksAbove {
-    /// The state machine of the job as a member at the hubs above. Created when a link is first lost.
+    /// The state machine of the job as a member at the hubs above. `None` until a link is first lost.
     member: Option<Member>,
     /// The number of cores that have not dropped the old links yet, and the number of answers that had
     /// arrived over the dropped links.
@@ -26,18 +26,17 @@ impl RelinksAbove {
         member.handle(Event::LinkEnded { may_relink }, Instant::now())
     }
 
-    /// Notes the end of a step. Returns the next one.
+    /// Notes the end of a step. Returns the next step.
     pub fn handle(&mut self, event: Event) -> Step {
         let member = self.member.as_mut().expect("a link was lost before");
         member.handle(event, Instant::now()).expect("the end of a step")
     }
 
-    /// Notes that `cores` cores have been told to drop their links.
+    /// Notes that `cores` cores must drop their links.
     pub fn unlink(&mut self, cores: usize) {
         self.unlinked = (cores, AnswersAbove::default());
     }
 
-    /// Notes that a core has dropped its links.
     pub fn core_unlinked(&mut self, of_core: AnswersAbove) {
         let (cores, answers) = &mut self.unlinked;
         *cores -= 1;

@@ -42,7 +42,6 @@ pub(crate) struct Peers {
     pub addresses: Vec<Address>,
     /// Whether each hub owns chunks. A hub without chunks has no part of a checkpoint.
     pub owners: Vec<bool>,
-    /// The time limit of an answer.
     pub limit: Duration,
 }
 
@@ -80,7 +79,7 @@ impl Peers {
         self.ask_for_parts(hub, "", self.limit).await
     }
 
-    /// Asks another hub for its checkpoints, after it has read its part of a round, which may take long.
+    /// Asks another hub for its checkpoints. That hub first reads its part of a round, which may take long.
     pub async fn check_part(self: Arc<Self>, hub: u32, round: Round) -> Result<PartsReply, String> {
         self.ask_for_parts(hub, &format!("/{}", round.0), SAVED_WITHIN).await
     }

@@ -3,17 +3,17 @@
 //!
 //! | request | from | to |
 //! | --- | --- | --- |
-//! | hold, release: a cut | hub 0 | the others |
-//! | written: is your part of a checkpoint on the disk? | hub 0 | the others |
-//! | arrived: a newcomer's links are here | the others | hub 0 |
-//! | begins: does the job begin with this round? | the others | hub 0 |
-//! | lost: the job continues without a worker | any hub, hub 0 tells all | hub 0, then the others |
-//! | checkpoint: cut the job and have all write | the others | hub 0 |
-//! | failed: the job has failed | any hub, hub 0 tells all | hub 0, then the others (`last`) |
-//! | last: save its last state | hub 0 | the others (`last`) |
+//! | hold, release: a cut | hub 0 | other hubs |
+//! | written: is your part of a checkpoint on the disk? | hub 0 | other hubs |
+//! | arrived: a newcomer's links are here | other hubs | hub 0 |
+//! | begins: does the job begin with this round? | other hubs | hub 0 |
+//! | lost: the job continues without a worker | any hub, hub 0 tells all | hub 0, then other hubs |
+//! | checkpoint: cut the job, and make all hubs write | other hubs | hub 0 |
+//! | failed: the job has failed | any hub, hub 0 tells all | hub 0, then other hubs (`last`) |
+//! | last: save the job's last state | hub 0 | other hubs (`last`) |
 //!
 //! Runs on the control thread. A request is carried out even if the client hangs up meanwhile. Otherwise a
-//! job could stay held forever.
+//! job could stay paused forever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn not_released(why: NotReleased) -> Refusal {
     }
 }
 
-/// Returns the error that hub 0 has held a job for too long.
+/// Returns the error that hub 0 has kept a job paused for too long.
 pub(crate) fn held_too_long(job: &Job, limit: Duration) -> String {
     format!(
         "hub 0 of the job, at {}, holds its rounds and did not let them continue within {:.1} s: it hangs, was stopped, or was \
@@ -66,7 +66,7 @@ impl Registry {
     }
 
     /// Returns which checkpoints this hub has of its share of a job, and whether its part of the round to
-    /// check is whole.
+    /// check is undamaged.
     pub async fn parts(
         self: &Arc<Self>,
         name: String,
@@ -78,7 +78,7 @@ impl Registry {
             return Err(Refusal::bad(format!("{share}: expected 1 to {MAX_HUBS} hubs, numbered from 0")));
         }
         let registry = Arc::clone(self);
-        // A thread for joins must not do this work: at each of the hubs, all of them may be busy with joins that wait
+        // A thread for joins must not do this work: at each hub, all such threads may be busy with joins that wait
         // for this answer.
         let look = move || {
             let Some(store) = &registry.store else { return Ok((None, None)) };
@@ -122,7 +122,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Tells hub 0 this hub's part of a checkpoint, once the part is written.
+    /// Reports this hub's part of a checkpoint to hub 0, once the part is written.
     pub async fn written(&self, id: JobId, request: WrittenRequest) -> Result<WrittenReply, Refusal> {
         let WrittenRequest { before, whole, wait_ms, .. } = request;
         let wait = Duration::from_millis(wait_ms).min(self.heartbeat_hold());

@@ -32,7 +32,7 @@ struct Bed {
     on_loss: OnLoss,
     members: Members,
     consistency: Consistency,
-    /// The tokens of its joins, in the order of the joins.
+    /// The tokens of the members' joins, in the order of the joins.
     tokens: Vec<Token>,
 }
 
@@ -279,7 +279,7 @@ fn members_with_a_bound_of_staleness_are_not_further_apart() {
     assert_eq!(code, RefusalCode::ReachedDiffers);
     assert!(why.contains("round 25000") && why.contains("at most 67 rounds apart"), "{why}");
     join(1, 68, "job", ssp).unwrap();
-    // With ASP nothing bounds the distance of workers, so the hub accepts the rounds that they report.
+    // With ASP, workers may be any number of rounds apart, so the hub accepts the rounds that they report.
     join(0, 1, "another", Consistency::Asp).unwrap();
     join(1, Round::LIMIT.0, "another", Consistency::Asp).unwrap();
 }

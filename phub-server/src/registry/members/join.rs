@@ -77,8 +77,8 @@ impl Registry {
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, asked.2.as_ref());
             let answer = match waits_for_hubs {
-                // There are few threads for joins. This join waits for answers of other hubs, and they may
-                // need such a thread here. So it gets a thread of its own.
+                // There are few threads for joins. This join waits for answers of other hubs, which may
+                // need a thread for joins here. So this join gets its own thread.
                 true => on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(why.into())),
                 false => {
                     tokio::task::spawn_blocking(joining).await.unwrap_or_else(|_| Err(Refusal::internal()))

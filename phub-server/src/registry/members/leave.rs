@@ -14,14 +14,14 @@ use crate::cores::Command;
 use crate::registry::above::JoinedAbove;
 use crate::registry::{Inner, Refusal, Registry, on_thread};
 
-/// The time that the end of a job waits for a round in flight. All workers have left, so there is such a
-/// round only if a worker left during it. Writing a file has no time limit.
+/// The time that the end of a job waits for a round in flight. All workers have left, so a round is in
+/// flight only if a worker left during it. Writing a file has no time limit.
 const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 impl Registry {
     /// Lets a worker leave. When the last worker leaves, the hub writes the job's checkpoint, unless the run
-    /// was a trial. The reply then gives the reason if that failed. The reply to an earlier leave gives the
-    /// reason if the last attempt failed. A second leave changes nothing.
+    /// was a trial. If the write fails, the reply gives the reason. The reply to an earlier leave gives the reason
+    /// if the last attempt failed. A second leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
         let token = request.token.clone();
         let left = self.leave_once(job, request).await;
@@ -42,8 +42,8 @@ impl Registry {
             self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, _))| {
                 // A worker leaves hub 0 first, because hub 0 makes all hubs write a checkpoint.
                 let is_last = state.life.runs() && !state.members.has_others(rank);
-                // A worker that leaves earlier may have ended before the last one leaves. So it gets the
-                // error of the last attempt now.
+                // A worker that leaves earlier may have ended before the last worker leaves. So the
+                // earlier worker gets the error of the last attempt now.
                 let checkpoints = &state.checkpoints;
                 let failed = checkpoints.error.as_ref().filter(|_| !is_last && checkpoints.has_failed);
                 let failed = failed.map(|why| {
@@ -102,7 +102,7 @@ impl Registry {
         Ok(LeaveReply::default())
     }
 
-    /// Carries a leave out. Returns the job if this was its last worker and the job is below other hubs. Such a job
+    /// Carries a leave out. Returns the job if this was its last worker and the job is below other hubs. That job
     /// ends when this hub has left the hubs above.
     fn leave_now(
         &self,
@@ -183,7 +183,7 @@ impl Registry {
         }
     }
 
-    /// Passes memory to the thread that frees it. The control thread must not do it, because it answers all
+    /// Passes memory to the thread that frees it. The control thread must not free it, because it answers all
     /// heartbeats.
     pub(in crate::registry) fn free(&self, memory: Discarded) {
         let _ = self.discard.send(memory);

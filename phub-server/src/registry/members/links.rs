@@ -3,7 +3,7 @@
 use fabric::any::{self, Device};
 use if_addrs::get_if_addrs;
 
-/// Returns the interface or RDMA device of each link, from before any byte has crossed.
+/// Returns the interface or RDMA device of each link. It is known before any byte has crossed.
 pub(in crate::registry) fn links_by(endpoints: &[any::Endpoint]) -> Vec<String> {
     let devices: Vec<Option<Device>> = endpoints.iter().map(any::Endpoint::device).collect();
     let needs_names = devices.iter().flatten().any(|device| matches!(device, Device::At(_)));

@@ -1,5 +1,5 @@
 //! Comparisons of the members' weights. The [`coordinator`] compares, and a job fails if its members differ.
-//! A hub below others passes the digest of its workers on.
+//! A hub below other hubs passes the digest of its workers on.
 
 use coordinator::Compared;
 use coordinator::input::Compare;

@@ -18,7 +18,7 @@ use crate::registry::job::Job;
 use crate::registry::rounds::waits::{Came, answers};
 
 impl Registry {
-    /// Begins the cut that hub 0 has ordered. Waits until the job is held, or until the cut is over.
+    /// Begins the cut that hub 0 has ordered. Waits until the job is paused, or until the cut is over.
     pub(in crate::registry) async fn cut_for_lead(&self, id: JobId, cut: u64) -> Result<Came, JobEnded> {
         let came = {
             let mut inner = self.lock();
@@ -122,7 +122,6 @@ impl Registry {
         answers(asked).await
     }
 
-    /// Sends a question to the cores with these numbers.
     pub(in crate::registry) fn ask_cores<T>(
         &self,
         cores: &[usize],

@@ -32,7 +32,7 @@ impl Registry {
         self.set_numbers(job, &token, from_round, Change::Rate(learning_rate), Vec::new()).await
     }
 
-    /// Changes the hyperparameters of a job's optimizer. Returns when every core has them.
+    /// Changes the hyperparameters of a job's optimizer. Returns when every core has the change.
     pub async fn set_optimizer(&self, job: &str, request: OptimizerRequest) -> Result<(), Refusal> {
         let OptimizerRequest { token, optimizer, keys: multipliers, groups, from_round, reset } = request;
         let (seen, most) = (reset.len(), self.keys_of(job));

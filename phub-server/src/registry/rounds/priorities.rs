@@ -15,7 +15,7 @@ use crate::registry::rounds::waits::answers;
 use crate::registry::{Refusal, Registry, on_thread};
 
 impl Registry {
-    /// Sets the order of the answers to a member. Returns when every core has it.
+    /// Sets the order of the answers to a member. Returns when every core has the order.
     pub async fn set_priorities(&self, job: &str, request: PrioritiesRequest) -> Result<(), Refusal> {
         let PrioritiesRequest { token, keys } = request;
         let priorities: Arc<[u32]> = keys.into();

@@ -116,7 +116,7 @@ struct Track<'a> {
 
 impl Track<'_> {
     fn write(&mut self, events: &[Event]) {
-        // An arrival has only eight bits of its round. The full round is the nearest one with these bits.
+        // An arrival has only six bits of its round. The full round is the nearest one with these bits.
         let mut rounds: HashMap<JobId, Round> = HashMap::new();
         for event in events.iter().rev() {
             if let Event::Stepped { job, round, .. } = event {

@@ -8,11 +8,11 @@ use pbox_core::Round;
 use pbox_core::control::{FailedReply, LastReply};
 use tokio::sync::oneshot;
 
-/// The result of a cut: the round before which the cut is, or the round that the chunks of a held job have
+/// The result of a cut: the round before which the cut is, or the round that the chunks of a paused job have
 /// reached. An error says why there is no cut.
 pub(crate) type Came = Result<Option<Round>, NotCut>;
 
-/// The requests that wait for the end of a cut, or until the job is held for hub 0.
+/// The requests that wait for the end of a cut, or until the job is paused for hub 0.
 pub(crate) type WaitForCuts = Waiting<CutId, Came>;
 
 /// Requests that wait for an answer of the coordinator, by number.
@@ -45,14 +45,14 @@ impl<K: Eq + Hash, T> Waiting<K, T> {
 /// The hubs that wait for this hub's answer about the last state.
 #[derive(Debug, Default)]
 pub(crate) struct WaitForLast {
-    /// The hubs that ask whether this hub holds the job.
+    /// The hubs that ask whether this hub still has the job.
     pub holds: Vec<oneshot::Sender<FailedReply>>,
     /// The request that waits until this hub's part is saved.
     pub part: Option<oneshot::Sender<Result<LastReply, String>>>,
 }
 
 impl WaitForLast {
-    /// Answers all hubs that have asked whether this hub holds the job.
+    /// Answers all hubs that have asked whether this hub still has the job.
     pub fn tell_holds(&mut self, holds: &FailedReply) {
         self.holds.drain(..).for_each(|done| drop(done.send(holds.clone()))); // a request may have ended
     }

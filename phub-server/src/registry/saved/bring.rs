@@ -27,7 +27,7 @@ use crate::cores::{Carried, Command};
 use crate::registry::above::{JoinedAbove, not_joined};
 use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
-/// Parts of a request's body on their way to the hubs above.
+/// The most parts of a request's body that are on their way to the hubs above.
 const PARTS: usize = 8;
 
 /// A state on its way in.
@@ -68,7 +68,7 @@ impl Coming {
         self.seen += part.len();
         match &mut self.goes {
             Goes::Here(values) => {
-                // f32 of this machine's order, which is the windows' and the file's: little endian.
+                // f32 in this machine's byte order. The windows and the file have the same order: little endian.
                 values.as_mut_slice().as_mut_bytes()[at..][..part.len()].copy_from_slice(&part);
                 Ok(())
             }
@@ -95,7 +95,7 @@ async fn end_of(brought: &mut JoinHandle<Result<Result<(), MemberError>, NoThrea
     brought.await.unwrap_or_else(|error| Err(NoThread(error.to_string())))?.map_err(not_joined)
 }
 
-/// The values, for the thread that brings them.
+/// The values of a state, for the thread that brings them.
 struct Values {
     parts: mpsc::Receiver<Bytes>,
     part: Bytes,
@@ -129,7 +129,7 @@ fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
 }
 
 impl Registry {
-    /// Takes rank 0's offer of a state. A job that has none waits for it. Below other hubs, the hubs above decide.
+    /// Takes rank 0's offer of a state. A job without a state waits for it. Below other hubs, the hubs above decide.
     pub async fn offer(
         self: &Arc<Self>,
         name: &str,
@@ -266,7 +266,6 @@ fn check_offer(
     Ok(())
 }
 
-/// Allocates room for the values of a state.
 fn room_for(registry: &Registry, job: &str, bytes: u64) -> Result<Slab, Refusal> {
     let no_room =
         |why: String| RefusalCode::NoMemory.because(format!("job {job:?}: no room for its state: {why}"));

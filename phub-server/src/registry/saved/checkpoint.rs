@@ -46,7 +46,7 @@ impl Registry {
         written.map_err(|why| RefusalCode::NotSaved.because(format!("job {name:?}: {why}")))
     }
 
-    /// Ends a job between two rounds, before it fails because a hub stops. The hubs above save it, if there are any.
+    /// Ends a job between two rounds, before it fails because a hub stops. If there are hubs above, they save the job.
     pub(crate) async fn end_at_cut(self: &Arc<Self>, id: JobId, why: &str) -> Result<(), String> {
         let Some(above) = self.of_job(id, |_, job| job.above.clone())? else {
             return if self.of_job(id, |state, _| self.saves(state))? {
@@ -55,13 +55,13 @@ impl Registry {
                 Ok(())
             };
         };
-        // The disks of the hubs above may need longer than `limit`. Their hubs then still write the state at the cut.
+        // The disks of the hubs above may need longer than `limit`. The hubs above then still write the state at the cut.
         let (why, limit) = (why.to_owned(), ROUND_AT_STOP + self.up.limit);
         let ended = on_thread("phub-above", move || above.stop(&why, limit)).await?;
         ended.map_err(|error| error.to_string())
     }
 
-    /// Writes the checkpoint of a job that is then ended. The job makes no round after it, so that nothing is lost.
+    /// Writes the checkpoint of a job that is then ended. The job makes no round after the checkpoint, so that nothing is lost.
     pub(crate) async fn checkpoint_at_stop(self: &Arc<Self>, id: JobId) -> Result<CheckpointReply, String> {
         let written = self.checkpoint_at(id, CutAt::LastRound, ROUND_AT_STOP).await;
         written.map_err(|why| why.to_string())
@@ -98,8 +98,8 @@ impl Registry {
         }
     }
 
-    /// Writes a snapshot to the job's file, even if nobody waits for it any more. The coordinator answers the requests
-    /// that want it.
+    /// Writes a snapshot to the job's file, even if nobody waits for the file any more. The coordinator answers the
+    /// requests for it.
     pub(crate) async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
         let of @ (id, ..) = (collected.job, collected.occasion, collected.before);
         let registry = Arc::clone(self);
@@ -115,7 +115,7 @@ impl Registry {
         result
     }
 
-    /// Writes the file. On its own thread, because it waits for the disk.
+    /// Writes the file, on its own thread, because it waits for the disk.
     fn write(&self, id: JobId, name: &str, snapshot: &Snapshot) -> Result<CheckpointReply, String> {
         let store = self.store.as_ref().expect("only a hub with a checkpoint directory takes snapshots");
         let writing = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.writing))?;

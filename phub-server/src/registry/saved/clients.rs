@@ -61,7 +61,7 @@ impl Registry {
                 copies.waiting.remove(&want)
             });
             registry.make_room(id);
-            // The lock must not be held here: a copy that no client takes is dropped, and then it gives up its turn.
+            // The lock must not be held here: a copy that no client takes is dropped, and the drop takes the lock.
             for client in clients.ok().flatten().into_iter().flat_map(|(_, clients)| clients) {
                 let _ = client.send(made.clone());
             }
@@ -69,7 +69,7 @@ impl Registry {
         Ok(copied)
     }
 
-    /// Makes a copy of a state when it is there.
+    /// Waits for the wanted state, and makes a copy of it.
     async fn make_copy(self: Arc<Self>, name: &str, what: What, turn: AtEnd, wanted: Wanted) -> Copied {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let met = met(wanted).await.map_err(|why| no_state(name, &why))?;
@@ -95,7 +95,7 @@ impl Registry {
     }
 
     /// Makes room for a new copy, if clients wait for one. Without an older copy, the newest copy becomes the older one, and the
-    /// waiting clients have their turn. Otherwise the readers of the older copy must be faster. Call it without the lock.
+    /// waiting clients have their turn. Otherwise readers of the older copy must be faster. The caller must not hold the lock.
     fn make_room(&self, id: JobId) {
         let read = self.of_job(id, |_, job| {
             let copies = &mut job.checkpoints.copies;

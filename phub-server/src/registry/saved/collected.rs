@@ -31,9 +31,9 @@ pub(crate) struct Checkpoints {
     pub(crate) reads: Arc<Reads>,
     /// The questions of hub 0 for this hub's part of a checkpoint.
     pub(crate) asked: Waiting<AskedId, WrittenReply>,
-    /// Held while a file is written: the last state of a failed job is written last.
+    /// The lock that a thread holds while it writes a file. So the last state of a failed job is written last.
     pub(super) writing: Arc<Mutex<()>>,
-    /// The count of failures for the log, which mentions one now and then.
+    /// The count of failures. The log mentions only some failures.
     pub(super) failures: Seldom,
     /// The reason why the job did not continue from its newest checkpoint.
     pub warning: Option<String>,
@@ -99,7 +99,7 @@ impl Drop for Collected {
     }
 }
 
-/// Returns the error that the job of a want has ended.
+/// Returns the error that the job of a wanted state has ended.
 pub(super) fn ended(ended: JobEnded) -> NoState {
     NoState::Other(ended.into())
 }

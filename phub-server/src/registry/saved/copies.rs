@@ -10,8 +10,8 @@
 //!
 //! This module does not depend on the registry: `clients` makes the copies.
 //!
-//! A client never gets a state that is older than its request. So no client joins a want whose cut is taken, unless both name the
-//! same round.
+//! A client never gets a state that is older than its request. So no client joins a want, which is a request for the state, after
+//! its cut is taken, unless both requests name the same round.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -50,14 +50,14 @@ pub(super) struct StateFile {
 }
 
 impl StateFile {
-    /// Creates a file. `turn` keeps other clients waiting while the file is the newest; `gone` is called when it is dropped.
+    /// Creates a file. `turn` keeps other clients waiting while the file is the newest; `gone` is called at its drop.
     pub fn new(bytes: Vec<u8>, before: Round, turn: AtEnd, gone: AtEnd) -> Self {
         let (is_in_the_way, turn) = (watch::Sender::new(false), Mutex::new(Some(turn)));
         StateFile { bytes, before, is_in_the_way, _gone: gone, turn }
     }
 }
 
-/// The answer to the clients of a want.
+/// The answer to the clients that wait for one copy.
 pub(super) type Copied = Result<Arc<StateFile>, Refusal>;
 
 /// The copies of a job's state.
@@ -65,7 +65,7 @@ pub(super) type Copied = Result<Arc<StateFile>, Refusal>;
 pub(crate) struct Copies {
     /// The clients that wait, by their want.
     pub(super) waiting: HashMap<WantId, (What, Vec<oneshot::Sender<Copied>>)>,
-    /// The newest copy, which has the turn. So the next want waits.
+    /// The newest copy, which has the turn. So the next request for the state waits.
     pub(super) newest: Weak<StateFile>,
     /// The copy before the newest one.
     pub(super) older: Weak<StateFile>,

@@ -6,8 +6,8 @@
 //!                              that are in --> parts --> file --> the job's memory goes, its name is free again
 //! ```
 //!
-//! The [coordinator](coordinator::LastStep) decides on the steps. Here they are taken: cores and other hubs are asked, and files are
-//! written.
+//! The [coordinator](coordinator::LastStep) decides on the steps. This module takes them: it asks cores and other hubs, and
+//! writes files.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -66,7 +66,7 @@ impl Registry {
         });
     }
 
-    /// Writes this hub's part, or the whole file, if there is one.
+    /// Writes this hub's part of the last state, or the whole file in a job over one hub.
     fn write_last(
         self: Arc<Self>,
         state: &coordinator::Job,
@@ -107,7 +107,7 @@ impl Registry {
         let (id, name, cores) = (job.id, job.name.clone(), Arc::clone(&job.cores));
         let (writing, file) = (Arc::clone(&job.checkpoints.writing), self.file_of(job));
         self.runtime.spawn(async move {
-            // After this, no file of this job can appear next to those of a job that continues from here.
+            // After this wait, this job writes no more files beside those of a job that continues from its state.
             let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for &core in &cores.numbers {
                 registry.cores[core].tell(Command::RemoveJob { job: id });

@@ -50,13 +50,12 @@ impl Reads {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// Counts a copy of the state before a round.
     pub fn copied(&self, before: Round) {
         self.copies.fetch_add(1, Relaxed);
         self.round.store(before.0, Relaxed);
     }
 
-    /// Counts a reader of the state before a round, until the result is dropped.
+    /// Counts a reader of the state before a round, until the returned value is dropped.
     pub(super) fn begin(self: Arc<Self>, reader: Reader, before: Round) -> Reading {
         self.now.fetch_add(1, Relaxed);
         self.reads.fetch_add(1, Relaxed);
@@ -107,7 +106,6 @@ impl Reading {
         self.reads.bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Notes that the reader has got the whole state.
     pub fn got_all(&self) {
         self.reads.got(self.reader, self.before, Instant::now());
     }

@@ -1,5 +1,5 @@
-//! The state that a new job continues from: its checkpoint, if the hub has one. For a job over several hubs, it is
-//! the latest round of which all hubs have a part.
+//! The state that a new job continues from: its checkpoint, if the hub has one. For a job over several hubs, its
+//! round is the latest round of which all hubs have a part.
 //!
 //! ```text
 //!   hub 0: own rounds + GET parts of every other hub --> the latest whole round --> pass --> the other hubs
@@ -31,7 +31,7 @@ struct Beginning {
     /// The rounds of the files of each hub that owns chunks. At hubs other than hub 0, only the rounds of the hub's
     /// own files.
     files: Files,
-    /// The reason why `round` is not the newest round of the files. `None` if it is, or if there are no files.
+    /// The reason why `round` is not the newest round of the files. `None` if it is the newest, or if there are no files.
     warning: Option<String>,
 }
 
@@ -224,7 +224,7 @@ impl Registry {
         if !later.is_empty() {
             // A pass may belong to a job that hub 0 no longer has, or that has written later rounds since it began. A
             // state that hub 0 confirms remains valid: no later round is at all hubs, and none is written without
-            // this one.
+            // this hub.
             let request = BeginsRequest { secret: pass.secret.clone(), first_round };
             let asked =
                 peers.ask::<Value>(0, "begins", "confirm the round that the job begins with", &request);

@@ -33,9 +33,9 @@ use crate::registry::{Because, Refusal, Registry};
 const PIECES: usize = 1;
 /// The length of a piece. Each client has a few pieces in memory.
 const PIECE_BYTES: usize = 256 << 10;
-/// The lowest speed of a client, because a client that reads keeps a copy of the state in memory.
+/// The lowest permitted speed of a client. A client that reads keeps a copy of the state in memory.
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
-/// The lowest speed of a client while other clients wait until the copy is dropped.
+/// The lowest permitted speed of a client while other clients wait until the copy is dropped.
 const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
 /// The length of the name by which readers distinguish jobs with the same name.
 const RUN_BYTES: usize = 16;
@@ -49,7 +49,6 @@ struct Pace {
 }
 
 impl Pace {
-    /// Returns the time for this number of bytes.
     fn time_for(self, bytes: usize) -> Duration {
         self.grace + Duration::from_secs(bytes as u64 / self.bytes_per_s)
     }
@@ -152,8 +151,8 @@ async fn send(copy: Arc<StateFile>, sink: &Sender<Bytes>, reading: &Reading) -> 
     Ok(())
 }
 
-/// Returns the name by which readers distinguish this job from others with the same name. It is the same at all hubs, and
-/// no secret.
+/// Returns the name by which readers distinguish this job from other jobs with its name. The result is the same at all
+/// hubs, and no secret.
 fn run(secret: &Secret) -> String {
     hex(&Sha256::digest(secret.0)[..RUN_BYTES])
 }

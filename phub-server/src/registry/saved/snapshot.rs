@@ -15,7 +15,7 @@ use super::collected::{Collected, Met, ended};
 use crate::registry::job::Job;
 use crate::registry::{Inner, Registry};
 
-/// The result of a want, which arrives later.
+/// The result of a request for a state, which arrives later.
 pub(super) type Wanted = oneshot::Receiver<Result<Met, NoState>>;
 
 impl Registry {
@@ -38,7 +38,7 @@ impl Registry {
         Collected { cores_of_hub, job, occasion, before, cores: Vec::new(), parts: Vec::new() }
     }
 
-    /// Ends a snapshot with answers from all cores. Its parts are used as the coordinator says.
+    /// Ends a snapshot for which all cores have answered. Uses the parts as the coordinator decides.
     pub(in crate::registry) fn snapshot_over(
         &self,
         job: &mut Job,
@@ -65,7 +65,7 @@ impl Registry {
         }
     }
 
-    /// Notes a want of a job's state within a time. Also returns the number of the want.
+    /// Notes a request for a job's state within a time limit. Also returns the request's number.
     pub(super) fn want(
         &self,
         inner: &mut Inner,
@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    /// Returns a snapshot that is not done. Until its end the core cannot take another one.
+    /// Returns a snapshot in progress. Until its end, the core cannot take another snapshot.
     fn collected(registry: &Arc<Registry>, core: &mut CoreThread) -> Collected {
         let mut collected = registry.collected(JobId(0), Occasion::Asked(1, Selection::All), Round(1));
         collected.take(0, part(core).unwrap());

@@ -40,7 +40,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Returns the number of its pushes before a round, without the broadcast.
+    /// Returns the number of the worker's pushes before a round, without the broadcast.
     fn pushes(&self, Round(before): Round) -> u32 {
         before.saturating_sub(self.first.0.max(1))
     }
@@ -69,7 +69,6 @@ impl Alone {
         (element % self.workers.len()) as u32
     }
 
-    /// Whether a member takes part.
     pub fn takes_part(&self, rank: u32) -> bool {
         self.workers[rank as usize].is_some()
     }
@@ -236,7 +235,6 @@ impl Alone {
     }
 }
 
-/// Returns the index of a chunk's first element in its key.
 fn first_element(layout: &Layout, chunk: ChunkId) -> usize {
     let chunk = layout.chunk(chunk);
     (chunk.span.offset - layout.key_span(chunk.key).offset) / 4

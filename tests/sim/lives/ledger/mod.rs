@@ -55,7 +55,7 @@ impl Members for Levels {
         let next = |worker: usize| next_push(&self.workers[worker].exchange, key);
         let takes_part = |worker: &usize| self.is_alive(*worker) && self.first_round(*worker).is_some();
         let furthest = workers().map(next).max().unwrap_or(0);
-        // A worker that makes new links has pushed as many rounds as the others, or fewer.
+        // A worker that makes new links has pushed as many rounds as the other workers, or fewer.
         workers().filter(takes_part).map(next).min().unwrap_or(furthest)..=furthest
     }
 }
@@ -99,7 +99,6 @@ impl Ledger {
         }
     }
 
-    /// Begins again from a state, or from zero.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         match self {
             Ledger::Together(together) => {
@@ -117,7 +116,7 @@ impl Ledger {
         }
     }
 
-    /// Checks a part of the last state before a round. `lowest` is the lowest round of any chunk when the job was held.
+    /// Checks a part of the last state before a round. `lowest` is the lowest round of any chunk when the job was paused.
     pub fn check_last(&mut self, part: &SnapshotPart, lowest: Round, before: Round, job: &impl Members) {
         match self {
             Ledger::Together(together) => together.check_last(part, (lowest, before)),
@@ -125,7 +124,6 @@ impl Ledger {
         }
     }
 
-    /// Checks a part of a snapshot before a round.
     pub fn check_part(
         &mut self,
         part: &SnapshotPart,

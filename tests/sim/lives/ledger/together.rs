@@ -14,15 +14,15 @@ use sim_tests::race::SGD;
 use sim_tests::trouble::Dice;
 use worker_shim::Exchange;
 
-/// The pushed numbers if the norm has a bound, by the remainder of the round. Sums of a few numbers are exact
+/// The pushed numbers if the norm has a bound, by the round modulo 3. Sums of a few numbers are exact
 /// in 8 bits. Norms are so large that the constant in the formula of the scale is rounded off.
 const NUMBERS: [f32; 3] = [64.0, 256.0, 128.0];
 
-/// The rounds that each chunk has left out. Every other round makes one step, which subtracts the round's number from
+/// The rounds that each chunk has left out. Each remaining round makes one step, which subtracts the round's number from
 /// the weight. The weight is 0 after round 0.
 pub struct Together {
     layout: Arc<Layout>,
-    /// The number that is pushed, and the scale of its step, by the remainder of the round.
+    /// The number that is pushed, and the scale of its step, by the round modulo 3.
     pushes: [(f32, f32); 3],
     /// The bound of the norm of the previous round, if that norm scales a step.
     most_of_last: Option<f32>,
@@ -191,7 +191,6 @@ impl Together {
         }
     }
 
-    /// Checks a part of a snapshot before a round.
     pub fn check_part(&mut self, part: &SnapshotPart, before: Round) {
         let layout = Arc::clone(&self.layout);
         let weights = weights_of(&layout, part);
@@ -236,7 +235,7 @@ fn norm_of(layout: &Layout, number: f32) -> f32 {
     oracle::norm(chunks.map(|chunk| oracle::squares(&vec![number; chunk.span.bytes / 4])))
 }
 
-/// Returns the weights of each chunk of a part. In a part they come before the chunk's state.
+/// Returns the weights of each chunk of a part. In a part, a chunk's weights come before its state.
 pub fn weights_of<'a>(layout: &Layout, part: &'a SnapshotPart) -> impl Iterator<Item = (ChunkId, &'a [f32])> {
     let lengths = Vec::from_iter(part.chunks.iter().map(|&chunk| layout.chunk(chunk).span.bytes / 4));
     let tensors = part.values.as_slice().len() / lengths.iter().sum::<usize>();

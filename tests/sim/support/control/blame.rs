@@ -1,6 +1,6 @@
-//! Blame: what the story has done to members, and whether the coordinator names the right member and the right cause.
+//! Blame: what the test has done to members, and whether the coordinator names the right member and the right cause.
 //!
-//! | the coordinator says | what the story has done before |
+//! | the coordinator says | what the test has done before |
 //! | --- | --- |
 //! | `Link`, "worker 2 is gone" | killed worker 2, or cut its links; or the job has failed at another hub |
 //! | `Silent`, "worker 2 was silent" | killed worker 2, or hung it, so that it sends no heartbeat |
@@ -13,7 +13,7 @@ use coordinator::Cause;
 
 use super::Control;
 
-/// What a story does to a member.
+/// A harm that the test does to a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Harm {
     /// The member is killed. Its links and its heartbeat end.
@@ -33,12 +33,12 @@ pub enum Harm {
 }
 
 impl Control {
-    /// Notes what the story does to a member.
+    /// Notes what the test does to a member.
     pub fn harms(&mut self, rank: u32, harm: Harm) {
         self.harms[rank as usize].push(harm);
     }
 
-    /// Checks that a lost member is one that the story has harmed in this way.
+    /// Checks that the test has harmed a lost member in a way that explains the loss.
     pub(super) fn check_lost(&mut self, rank: u32, cause: Cause, reason: &str) {
         let (who, harms) = (self.job().spec.spoken(rank), &self.harms[rank as usize]);
         let is_any = |of: &[Harm]| of.iter().any(|harm| harms.contains(harm));

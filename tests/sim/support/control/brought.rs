@@ -1,4 +1,4 @@
-//! What workers bring to a job: a state before it begins, and hyperparameters while it runs.
+//! The state that rank 0 brings before a job begins, and the hyperparameters that workers change while it runs.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Checks a change of the learning rate from a round on, as a hub below other hubs. The hubs above keep the numbers.
+    /// Checks a change of the learning rate from a round on, as a hub below other hubs. The hubs above keep the hyperparameters.
     pub fn passes_rate(&mut self, rate: f32, from: Round) {
         let change = ChangeNumbers { job: self.id, change: Change::Rate(rate), from, reset: Vec::new() };
         let former = self.job().numbers.clone();

@@ -43,7 +43,7 @@ pub(super) enum Command {
     Measure,
     /// Continue.
     Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
-    /// Hold the failed job, whose last state is saved.
+    /// Pause the failed job, whose last state is being saved.
     LastHold,
     /// Report this core's part of the last state.
     LastState(Round),

@@ -17,9 +17,9 @@ type Bytes = (u64, u64);
 pub struct CrossedHere {
     /// The figures of the measurement in progress: the rank, the core, and the bytes.
     links: Vec<(u32, usize, Bytes)>,
-    /// The number of cores that have not yet answered it.
+    /// The number of cores that have not yet reported their figures.
     answers: usize,
-    /// The number of figures so far. So no two figures are equal.
+    /// The count of figures so far. Each figure is made from this count, so no two figures are equal.
     figures: u64,
     /// The figures that the hub has, by rank and core.
     known: HashMap<(u32, usize), Bytes>,

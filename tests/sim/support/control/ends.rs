@@ -25,7 +25,7 @@ impl Control {
         self.reached = reached.to_vec();
     }
 
-    /// Asks for a taken rank, or with other terms if `differs`. Returns whether the hub refuses.
+    /// Asks to join with a taken rank, or with other terms if `differs`. Returns whether the hub refuses.
     pub fn refuses(&mut self, rank: u32, differs: bool) -> bool {
         let job = self.job();
         let (is_taken, may_be_free) =
@@ -145,8 +145,8 @@ impl Control {
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Lets some time pass before living members report that they live. They have taken the earlier news, as
-    /// heartbeats do at once.
+    /// Lets some time pass before living members report that they live. Before that, they take the news,
+    /// as heartbeats do at once.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
         self.heard_of(&lives);
         self.now += LIMIT / 2;
@@ -155,7 +155,7 @@ impl Control {
         self.heard_of(lives);
     }
 
-    /// Suspends the hub for longer than a member may be silent. For that, it loses nobody.
+    /// Suspends the hub for longer than a member may be silent. The hub then loses no member.
     pub fn stands_still(&mut self) {
         self.now += 4 * LIMIT;
         self.ask(StoodStill);
@@ -213,7 +213,7 @@ impl Control {
         }
     }
 
-    /// Lets a member leave. The last one ends the job.
+    /// Lets a member leave. The last member ends the job.
     pub fn leaves(&mut self, rank: u32) {
         let (member, owner) = (self.member(rank), Ok((self.id, rank)));
         let tokens = || self.given.iter().map(|(token, _)| *token);

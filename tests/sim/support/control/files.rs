@@ -1,5 +1,5 @@
 //! The files and clients of a job at a simulated hub. The coordinator decides when the parts of a snapshot
-//! are a state, and what is done with it. The test has the values of the parts, and writes them.
+//! make a state, and what is done with the state. The test has the values of the parts, and writes them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -57,8 +57,8 @@ pub fn known_to(hub: u32, files: &Files) -> Files {
 }
 
 impl Control {
-    /// Asks for the job's state within a time. The state is a file at all hubs, which hub 0 leads, or a copy
-    /// of this hub's part. A hub alone takes both at the same kind of cut.
+    /// Asks for the job's state within a time limit. The state is a file at all hubs, which hub 0 leads, or a copy
+    /// of this hub's part. In a job of one hub, file and copy need the same kind of cut.
     pub fn want(&mut self, purpose: Use, limit: Duration) {
         let all = purpose == Use::File || self.job().hubs.share.is_whole();
         let at = if all { CutAt::AllHubs } else { CutAt::ThisHub };
@@ -72,7 +72,7 @@ impl Control {
         });
     }
 
-    /// Asks for the state at a cut. `note` gets the want before there is an answer.
+    /// Asks for the state at a cut. `note` gets the request's number before there is an answer.
     pub(super) fn want_at(
         &mut self,
         purpose: Use,
@@ -199,7 +199,7 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Tells hub 0, as another hub, the state of this hub's part of a checkpoint, as soon as that is decided.
+    /// Tells hub 0, as another hub, the state of this hub's part of a checkpoint, as soon as it is decided.
     pub fn part_asked(&mut self, follow: FollowId, before: Round, whole: WholeRounds) {
         let ask = AskForWritten { job: self.id, before, whole, wait: WAIT };
         let (asked, effects) = self.ask(ask).expect("the job goes on");

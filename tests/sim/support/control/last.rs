@@ -1,4 +1,4 @@
-//! The last state of a failed job at a simulated hub. The coordinator decides on the steps. As in real hubs, the cores hold the
+//! The last state of a failed job at a simulated hub. The coordinator decides on the steps. As in real hubs, the cores pause the
 //! job, other hubs are asked, and the test writes the part.
 
 use coordinator::input::{AskForPart, AskToHold, Release};
@@ -18,11 +18,10 @@ type PartHere = Result<SnapshotPart, String>;
 pub struct LastHere {
     /// The number of cores that have not yet answered the step in progress.
     answers: usize,
-    /// The rounds of the chunks of each core that has chunks and holds the job.
+    /// The rounds of the chunks of each core that has chunks and has paused the job.
     fronts: Vec<Front>,
     /// Whether all cores hold the job.
     is_held: bool,
-    /// The parts of the cores.
     parts: Vec<PartHere>,
     /// The decision of hub 0, while this hub's part is to be written.
     writes: Option<LastRequest>,
@@ -67,7 +66,7 @@ impl Control {
         }
     }
 
-    /// Notes that a core holds the failed job.
+    /// Notes that a core has paused the failed job.
     pub(super) fn holds_last(&mut self, front: Option<Front>) {
         self.last.fronts.extend(front);
         self.last.answers -= 1;
@@ -78,14 +77,13 @@ impl Control {
         }
     }
 
-    /// Notes a core's part of the last state.
     pub(super) fn has_last(&mut self, part: Option<PartHere>) {
         self.last.parts.extend(part);
         self.last.answers -= 1;
     }
 
-    /// Returns the parts of the last state that are to be written, the lowest round of any chunk here when the job was held,
-    /// and the round before which the parts have the state.
+    /// Returns the parts of the last state that must be written. Also returns the lowest round of this hub's chunks when the
+    /// job was paused, and the round before which the parts have the state.
     pub fn last_due(&self) -> Option<(&[PartHere], Round, Round)> {
         let request = self.last.writes.as_ref().filter(|_| self.last.answers == 0)?;
         let lowest = self.last.fronts.iter().map(|front| front.lowest).min()?;

@@ -34,7 +34,7 @@ pub struct StopHere {
     pub state: Stopping,
     /// The time for the round in flight.
     limit: Duration,
-    /// The wants of hub 0 that end the job. Each has the number of the hub that stops.
+    /// The requests of hub 0 for a last state, each with the number of the hub that stops.
     wants: HashMap<WantId, usize>,
 }
 
@@ -96,7 +96,7 @@ impl Control {
         self.want_at(Use::File, CutAt::LastRound, limit, note);
     }
 
-    /// Tells, as hub 0, a hub that stops the result of its want.
+    /// Tells, as hub 0, a hub that stops whether the last state is saved.
     pub(super) fn saved_for_stop(&mut self, want: WantId, is_saved: bool) {
         match self.stopping.wants.remove(&want) {
             None => {}

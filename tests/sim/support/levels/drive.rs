@@ -59,7 +59,6 @@ impl Levels {
         self.nodes.iter().any(|node| node.alive && node.control.is_busy())
     }
 
-    /// Lets a node's core carry out its next command.
     fn obey(&mut self, node: usize, place: usize) -> Result<()> {
         let (Levels { nodes, cores, .. }, mut notices) = (&mut *self, Vec::new());
         let of_node = &mut nodes[node];
@@ -85,7 +84,7 @@ impl Levels {
     }
 
     /// Lets nodes that wait for the hubs above look whether they take part there, the lowest node first.
-    /// Returns whether one does.
+    /// Returns whether a node takes part.
     fn look_above(&mut self) -> bool {
         let mut begins = false;
         for node in (1..self.nodes.len()).rev() {

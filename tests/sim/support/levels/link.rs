@@ -119,8 +119,8 @@ impl Levels {
         }
     }
 
-    /// Links a hub to all cores of the hub above, where this rank is its own. Returns the links of each of
-    /// its cores.
+    /// Links a hub to all cores of the hub above, at which it has this rank. Returns the links of each core of
+    /// the lower hub.
     pub(super) fn link_up(
         &mut self,
         (parent, rank): (usize, u32),

@@ -25,7 +25,7 @@ use crate::trouble::Dice;
 pub use losses::Losses;
 pub use strike::{ENDS, Strike};
 
-/// The job at every hub. A mesh uses the same name at its top, because both are on the same cores.
+/// The job at every hub. At the top of a mesh it has another number, because both jobs are on the same cores.
 const JOB: JobId = JobId(0);
 const ABOVE: JobId = JobId(1);
 
@@ -56,8 +56,8 @@ pub struct Terms {
     pub is_orderly: bool,
     /// The seed of a late control, as in [`simulated`](crate::simulated::Terms::late).
     pub late: Option<u64>,
-    /// The state that the job continues from, with the rounds that workers had reached, by worker. With such
-    /// a state, nobody waits until all take part.
+    /// The state that the job continues from, with the rounds that workers had reached, by worker. With a
+    /// state, no worker waits until all workers take part.
     pub again: Option<Again>,
 }
 
@@ -215,7 +215,7 @@ impl Levels {
     }
 
     /// Changes the learning rate at the hubs at the top, from a round on that no worker has pushed. A worker asks its
-    /// hub for that, and each hub below passes the request on.
+    /// hub for the change, and each hub below passes the request on.
     pub fn change_rate(&mut self, worker: usize, rate: f32, from: Round) {
         let mut hub = self.workers[worker].node;
         while let Some(above) = self.above(hub) {
@@ -228,7 +228,7 @@ impl Levels {
         control.changes_rate(rate, from, cores.filter_map(|(_, core)| core.as_mut()));
     }
 
-    /// Kills a worker, so that its links end without a goodbye.
+    /// Kills a worker, so that its links end without a message.
     pub fn kill(&mut self, worker: usize) {
         let Worker { node, rank, ref mut alive, ref ends, .. } = self.workers[worker];
         *alive = false;
@@ -428,12 +428,10 @@ impl Levels {
         &self.nodes[0].placement
     }
 
-    /// Returns a node's rank at the hub above.
     pub fn rank_above(&self, node: usize) -> usize {
         self.nodes[node].above.map_or(0, |(_, rank)| rank as usize)
     }
 
-    /// Returns the number of the hub above a node.
     pub fn above(&self, node: usize) -> Option<usize> {
         self.nodes[node].above.map(|(above, _)| above)
     }

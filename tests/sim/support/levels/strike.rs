@@ -5,7 +5,7 @@ use pbox_core::Notice;
 use super::Levels;
 use crate::trouble::{Dice, Trouble};
 
-/// The number of ends that [`Levels::name_end`] tells apart.
+/// The number of ends that [`Levels::name_end`] distinguishes.
 pub const ENDS: usize = 8;
 
 /// The failure of a worker or a hub.
