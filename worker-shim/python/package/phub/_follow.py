@@ -90,7 +90,7 @@ class Version(Mapping[str, Array]):
 
 
 def _tensors_of(target: Any) -> Tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns the tensors that must be in a version, and the tensors that may be in a version. Both are by name."""
+    """Returns the tensors that must be in a version, and the tensors that may be in a version, by name."""
     if isinstance(target, Mapping):
         return target, target
     # If two layers share a parameter, the hub has it once, by its first name. `named_parameters` has it once, too.
@@ -100,7 +100,7 @@ def _tensors_of(target: Any) -> Tuple[Mapping[str, Any], Mapping[str, Any]]:
 def _as_torch(values: Array, dtype: str) -> Any:
     import torch
 
-    # A copy, because torch wants writable memory, although it only reads here.
+    # The values are copied, because torch warns about memory that is not writable.
     bits = np.array(values, copy=True)
     if dtype != "bf16":
         return torch.from_numpy(bits)
@@ -167,9 +167,9 @@ def subscribe(
         job: the name of the job.
         directory: a directory that `phub-server publish` writes, in place of a hub and a job.
         every: the shortest time from one version to the next, in seconds. Default: 10.
-        each: in place of `every`, a number: from a hub only the weights before each round that is a multiple come, and from a
-            directory each version whose number is a multiple, beginning with the oldest that is there.
-        timeout: the longest time to wait for one version, in seconds, without the time of `every`. Default: no limit.
+        each: a number, in place of `every`. A hub then sends the weights before each round that is a multiple of `each`. From a
+            directory come the versions whose numbers are multiples of `each`, the oldest first.
+        timeout: the longest time to wait for one version after the time of `every`, in seconds. Default: no limit.
         dtype: the type of the arrays: "f32", "bf16" or "f16", each weight rounded to the nearest number. Default: "f32". Not
             with a directory, whose versions have a type.
         ema: whether to follow the averages of the weights, in a job with `ema`. Not with a directory.

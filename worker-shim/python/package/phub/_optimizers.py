@@ -1,7 +1,7 @@
 """The optimizers that the hub can run. The classes hold only hyperparameters; the hub does the arithmetic.
 
 In the formulas, `g` is the mean of the workers' gradients, and `w` is a weight. `lr` is the learning rate and `wd` the weight
-decay, each times its multiplier of the key.
+decay, each times the key's multiplier.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def to_json(optimizer: Optimizer) -> str:
     """Returns the optimizer as JSON, for the hub's control port.
 
     Raises:
-        SettingsError: it is no optimizer of the hub, or a hyperparameter is no finite number.
+        SettingsError: `optimizer` is no optimizer of the hub, or a hyperparameter is no finite number.
     """
     if not isinstance(optimizer, get_args(Optimizer)):
         raise _phub.SettingsError(f"optimizer is {optimizer!r:.60}: expected one of phub's, such as phub.Adam(learning_rate=1e-3)")

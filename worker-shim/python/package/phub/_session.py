@@ -21,7 +21,7 @@ from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
 
-# The largest number of optimizers for groups of keys, without the job's own.
+# The largest number of optimizers for groups of keys, in addition to the job's own optimizer.
 _MOST_GROUPS = 255
 
 # The settings by which a session reaches its hub.
@@ -35,7 +35,7 @@ class Checkpoint:
     Attributes:
         round: the round with which a job continues from the checkpoint.
         bytes: the size of the checkpoint.
-        milliseconds: the time that it took.
+        milliseconds: the time that the checkpoint took.
     """
 
     round: int
@@ -45,7 +45,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Numbers of bytes of gradients and weights that crossed: `sent` to hubs and `received` from them."""
+    """The numbers of bytes of gradients and weights: `sent` to hubs and `received` from hubs."""
 
     sent: int
     received: int
@@ -341,7 +341,7 @@ class Session:
                 try:
                     return _phub.Session(address, name, *local, described(keys), _optimizers.to_json(to_do), _given(given), *rest)
                 except _phub.UnreachableError:
-                    # A hub that rank 0 starts may start later than the workers, so its workers try again.
+                    # A hub that rank 0 starts may start later than the workers, so the workers try again.
                     if hub is not None or me.serve_at is None or time.monotonic() > deadline:
                         raise
                     time.sleep(RETRY_S)
@@ -460,7 +460,7 @@ class Session:
 
         Raises:
             OrderError: the key is in flight, so the hub still uses its gradient.
-            SettingsError: the values have another shape, also one that NumPy would repeat, or a type that cannot become the key's.
+            SettingsError: the values have another shape, even if NumPy could broadcast it, or a type that cannot be the key's.
         """
         gradient, dtype = self.gradient(key), self._keys[key].dtype
         if not self.ready(key):
@@ -582,7 +582,7 @@ class Session:
             self._native.wait_all()
 
     def settle(self, *keys: str) -> None:
-        """Waits like `wait`, for keys that the caller does not compute with next. With `pull` the planner learns no times from
+        """Waits like `wait`, for keys whose weights the caller does not use next. With `pull` the planner learns no times from
         `settle`."""
         for key in keys or self._keys:
             self._native.settle(self._number(key))
@@ -780,13 +780,13 @@ class Session:
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes of gradients and weights that have crossed until now."""
+        """The numbers of bytes of gradients and weights that this session has sent and received until now."""
         return Traffic(*self._native.traffic())
 
     @property
     def times(self) -> Times:
         """The times of this session since it has weights; they can be read after the end, too. A time in which several threads
-        wait counts once. At the end of a session the logger "phub" gets them, at level INFO."""
+        wait counts once. At the end of a session the logger "phub" gets the times, at level INFO."""
         return Times(*self._native.times)
 
     @property
@@ -841,7 +841,7 @@ class Session:
 
 
 def _check_place(hub: object, rank: object, world_size: object, job: object) -> None:
-    """Checks the types that a type checker would check. The native module's errors do not name the argument."""
+    """Checks the types that a type checker would check, because the native module's errors do not name the argument."""
     for name, number in (("rank", rank), ("world_size", world_size)):
         if number is not None and not (isinstance(number, (int, np.integer)) and 0 <= number < 1 << 32):
             raise _phub.SettingsError(f"{name} is {number!r:.60}: expected a whole number, not negative")

@@ -112,7 +112,7 @@ class _CallUnderWay(_Work):  # type: ignore[misc]
 
 
 class _HubGroup(_Group):  # type: ignore[misc]
-    """A process group of all workers. Calls go to the hub, or else to a group of gloo's."""
+    """A process group of all workers. The hub does the calls that it supports, and a group of gloo's does the other calls."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
         # The store may have the keys of an earlier group, so rank 0 gives the keys of this group a new prefix.
@@ -129,8 +129,8 @@ class _HubGroup(_Group):  # type: ignore[misc]
         limit = timeout.total_seconds()
 
         def join(depth: int, way: str, **keys: Any) -> Session:
-            # A hub that returns restores all keys at one round. Here some keys are used more often than others, so they have
-            # no common round, and a session does not wait for a lost hub.
+            # A hub that returns restores all keys at one round. In these jobs some keys are used more often than other keys, so
+            # they have no common round, and a session does not wait for a lost hub.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             name = f"{job}-{way}-of-callbacks-{depth}" if depth else f"{job}-{way}"
             return Session(hub, rank, size, job=name, **keys, **limits)
@@ -201,7 +201,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
 
 def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
     """Whether the hub does this all-reduce. The answer must be the same at all workers."""
-    # `op` is on the left: with `ReduceOp.SUM` on the left, torch finds the two different.
+    # `op` must be on the left: with `ReduceOp.SUM` on the left, torch finds equal operations different.
     if len(tensors) != 1 or not (op == _c10d.ReduceOp.SUM or op == _c10d.ReduceOp.AVG):
         return False
     tensor = tensors[0]
@@ -211,8 +211,8 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
 
 
 def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
-    """Returns the hub's address, and the first part of the names of the group's jobs; a type of numbers follows it. The address
-    is None if the launcher's environment has it."""
+    """Returns the hub's address, or None if the launcher's environment has the address. Also returns the first part of the names
+    of the group's jobs, before the type of their numbers."""
     if rank == 0:
         me = worker()
         # If rank 0 picks a free port, it writes the address to the store for the other workers.

@@ -1,8 +1,8 @@
 """Weights of a job for inference engines that serve while the job trains: vLLM and SGLang.
 
-vLLM finds the backend "phub" by itself when both are installed, because the wheel names `register` as a plugin of vLLM. SGLang is
-told the factory: `--weight-update-receivers phub.engines.sglang.receiver`. Both take the same settings and requests, `Source` and
-`Request`.
+vLLM finds the backend "phub" by itself when both are installed, because the wheel names `register` as a plugin of vLLM. SGLang
+needs an option: `--weight-update-receivers phub.engines.sglang.receiver`. Both engines take the same settings and requests,
+`Source` and `Request`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A twin of an engine's model without memory, into which the engine loads a version for a check.
+"""A twin of an engine's model: a copy whose tensors have no memory. The engine loads a version into the twin for a check.
 
 An engine joins tensors of a checkpoint (query, key and value are one matrix), and shards them over its ranks. Only its own
 loaders know which names, shapes and types they take. So the check calls the loaders, with tensors on torch's device "meta": the
@@ -62,9 +62,9 @@ def check(twin: Any, forms: List[Form], may_miss: Optional[Callable[[torch.nn.Mo
     """Checks that a model would take tensors of these forms, and that they fill all its parameters.
 
     Args:
-        twin: a twin of the model, which has the engine's `load_weights`. It must not be used again.
+        twin: a twin of the model, which has the engine's `load_weights`. The twin must not be used again.
         forms: the tensors.
-        may_miss: whether the parameters of a module may be missing.
+        may_miss: a function that returns whether the parameters of a module may be missing.
 
     Raises:
         SettingsError: an unknown name, another shape, a type to which the weights cannot be converted, or a parameter that no

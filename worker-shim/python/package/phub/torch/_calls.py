@@ -33,7 +33,8 @@ _HERE = threading.local()
 
 
 class _Depth:
-    """The all-reduces of one depth, and their callbacks. Each has a thread, which knows that its calls have the next depth."""
+    """The all-reduces of one depth, in one thread, and their callbacks, in another thread. Calls that these two threads make have
+    the next depth."""
 
     def __init__(self, number: int, join: Callable[..., Session]) -> None:
         begin = functools.partial(setattr, _HERE, "depth", number + 1)

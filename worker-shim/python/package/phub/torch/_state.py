@@ -51,7 +51,7 @@ def from_torch(
     for key, parameter in parameters.items():
         seen = sorted(set(kept[key]) - {_STEP})
         if not seen:
-            # The parameter never had a gradient. The hub's state of it is zeros: torch, too, begins its means with the first
+            # The parameter never had a gradient, so its state at the hub is zeros. Torch, too, begins its means with the first
             # gradient.
             kept[key] = {name: torch.zeros_like(parameter) for name in names}
         elif seen != sorted(names):
@@ -72,7 +72,7 @@ def from_torch(
             made[key] = int(bool(seen))  # torch has no count here; but there is state only after the first step
     if not averages:
         return State(max(made.values(), default=0) + 1, tensors, made)
-    # There are averages, so there was a step, also if torch's optimizer counts none.
+    # A state with averages counts at least one step, even if torch's optimizer counts no step.
     state = State(max(made.values(), default=1) + 1, tensors, made)
     return state.with_ema({key: values for key, values in averages.items() if key in parameters})
 

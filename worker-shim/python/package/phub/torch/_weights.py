@@ -4,7 +4,7 @@ script writes are found at the next `step()`.
 ```
    step()              the values of all parameters are pending: a read waits
    read, or a module   values are copied from the window into the parameter's own memory
-   script writes       found by torch's count of writes; where torch can miss one, by comparing with the window
+   script writes       found by torch's count of writes; where torch can miss a write, by comparing with the window
    bytes sent ahead    the hub may write its answer into the window before `step()`
 ```
 
@@ -78,9 +78,9 @@ class Weights:
         self._unmoved: FrozenSet[str] = frozenset()
         """The keys whose values the last step has not changed."""
         self._buckets: Dict[str, List[str]] = {}
-        """The bucket of each key: keys that are neighbours in the forward pass. Those that have arrived are copied together."""
+        """The bucket of each key: keys that are neighbours in the forward pass. Its arrived values are copied together."""
         self._lock = threading.RLock()
-        """Is held from the look at `pending` until the values are copied, so that no step comes between the two."""
+        """A lock that a thread holds from its read of `pending` until it has copied the values, so that no step comes between."""
 
     def begin(self, gradients: Callable[[], Optional[Taker]]) -> None:
         """Copies the first values into the parameters, and makes them held parameters."""
