@@ -28,8 +28,8 @@ from ._watched import is_exposed, is_watched, release, unwatch, watch
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
-# The size from which a bucket of gradients is sent without waiting for more gradients. 64 KiB take half a millisecond at 1 Gbit/s,
-# and the first layers may wait for this long.
+# The size from which a bucket of gradients is sent without waiting for more gradients. 64 KiB take half a millisecond at 1
+# Gbit/s, and the first layers may wait for this long.
 _BUCKET_BYTES = 64 * 1024
 
 
