@@ -31,7 +31,7 @@ type TimesTuple = (u32, f64, f64, f64, f64, u64, u64, String);
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Session {
     background: Background,
-    /// Whether NumPy may write the weights, because they are a copy of this worker.
+    /// Whether NumPy may write the weights, because they are a copy that belongs to this worker.
     private: bool,
 }
 

@@ -1,8 +1,8 @@
 //! A session on a thread of its own: the exchange continues while its callers compute.
 //!
 //! The background session is for callers that cannot drive a session themselves, such as Python and C. One thread owns
-//! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to that thread and a
-//! wake-up; a caller that waits sleeps until its key is there.
+//! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to the session's thread and a
+//! wake-up. A caller that waits sleeps until the answer for its key has arrived.
 //!
 //! ```text
 //!   callers                          session's thread
@@ -172,8 +172,8 @@ impl Background {
         self.shared()?.push(keys, what)
     }
 
-    /// Sends the gradients of keys before their pushes like [`Session::send_ahead`], and returns at once. A
-    /// gradient may be written again before its push, if the push says so.
+    /// Sends the gradients of keys before their pushes like [`Session::send_ahead`], and returns at once. If a
+    /// gradient is written again, its push must be [`Pushed::Rewritten`].
     pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
         self.shared()?.send_ahead(keys)
     }
@@ -204,7 +204,7 @@ impl Background {
         self.shared()?.settle(key, interrupted)
     }
 
-    /// Whether the key's answer had arrived when the thread last checked. The thread then checks again.
+    /// Whether the key's answer had arrived when the thread last checked. Makes the thread check again.
     pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {
         self.shared()?.is_ready(key)
     }

@@ -2,7 +2,7 @@
 //! Callers push, ask, wait and call on any thread.
 //!
 //! There is one lock, held briefly. No thread waits for the network, the hub or a caller while it holds the
-//! lock; waiting callers release it. The notes of each key are bounded, and for each call a caller waits.
+//! lock; waiting callers release it. The number of notes of a key is bounded, and each call has a waiting caller.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -59,7 +59,7 @@ struct State {
     stopwatch: Stopwatch,
     has_weights: bool,
     waker: Option<Waker>,
-    /// Whether the thread was woken since it last took orders. It need not be woken again.
+    /// Whether the thread was woken since it last took orders, so that it need not be woken again.
     is_woken: bool,
     /// The end of the session, once it is over: the error that ended it, if an error did.
     over: Option<Option<Arc<SessionError>>>,
@@ -178,8 +178,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Notifies callers that wait for a key that the key cannot arrive. Does nothing if a push has been noted
-    /// in between.
+    /// Notifies callers that wait for a key that the key cannot arrive. Does nothing if a new push has been noted
+    /// meanwhile.
     pub fn tell_cannot_come(&self, key: KeyId, why: SessionError) {
         let mut state = self.lock();
         let State { notes, waiting, .. } = &mut *state;
@@ -410,7 +410,7 @@ impl Shared {
         }
     }
 
-    /// Whether a key is queued or in flight.
+    /// Returns the locked state, and whether a key is queued or in flight.
     fn look(&self, key: KeyId) -> Result<(MutexGuard<'_, State>, bool), BackgroundError> {
         let state = self.lock_alive()?;
         let open = is_open(&state, key)?;

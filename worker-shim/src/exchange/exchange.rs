@@ -8,8 +8,8 @@
 //!
 //! Owned by the worker's thread. It keeps the rule on which the whole design depends: one round in flight per
 //! chunk. A key is pushed again only after all its answers have arrived. `keys` lends gradients and weights
-//! to the caller, and `notices` handles arrivals that are not plain answers. On the `unsafe` list: handling
-//! arrivals.
+//! to the caller, and `notices` handles arrivals that are not plain answers. The handling of arrivals is
+//! unsafe (docs/unsafe.md).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -119,9 +119,9 @@ pub struct Exchange<P: Port> {
     /// The bytes that were sent over links that no longer exist.
     pub(super) sent_before: u64,
     pub(super) received: u64,
-    /// The parts of the whole gradient that hubs have sent.
+    /// The parts of the gradient's norm over all keys that hubs have sent.
     parts: Parts,
-    /// The whole gradient of the last round for which all parts have arrived.
+    /// The gradient's norm over all keys, in the last round for which all parts have arrived.
     found: Option<Told>,
     /// The priority of each key in the order in which keys are needed. Empty if that is the layout's order.
     pub(super) priorities: Vec<u32>,
@@ -425,8 +425,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the end of a link, if a link has ended. When one link fails here, the other links end, too.
-    /// Their peer is then only gone, so another reason takes precedence.
+    /// Returns the end of a link, if a link has ended. If one link fails, the other links end, too, and report
+    /// only that their peer is gone. So any other reason takes precedence.
     fn closed(&mut self) -> Option<ExchangeError> {
         let mut closed = self.port.closed()?;
         while let Some(other) = self.port.closed() {
@@ -497,7 +497,7 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Handles a hub's part of the whole gradient, and passes it on to the other hubs. Returns whether the
+    /// Handles a hub's part of the gradient's norm, and passes the part on to the other hubs. Returns whether the
     /// arrival is such a part.
     #[cold]
     pub(super) fn take_part(&mut self, link: LinkId, hub: usize, arrival: Immediate) -> bool {
@@ -518,7 +518,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Passes a hub's part on to the other hubs, if hubs have no links to each other.
+    /// Passes a hub's part of the norm on to the other hubs, if hubs have no links to each other.
     fn pass_on(&mut self, hub: usize, part: &Told) {
         if !self.windows.wire().passes_on() {
             return;
@@ -530,8 +530,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the sum of squares of the whole gradient, in the last round for which all hubs have sent their
-    /// parts. If the job's steps wait for this sum, it arrives before the answers of its round. Otherwise it
+    /// Returns the gradient's sum of squares over all keys, in the last round for which all hubs have sent their
+    /// parts. If the job's steps wait for this sum, the sum arrives before the answers of its round. Otherwise it
     /// arrives before the answers of the next round.
     pub fn found(&self) -> Option<Told> {
         self.found
@@ -558,7 +558,7 @@ impl<P: Port> Exchange<P> {
         self.under_way_from(KeyId(0))
     }
 
-    /// Returns the first key that is in flight, of this key and those after it.
+    /// Returns the first key that is in flight, from this key on.
     pub fn under_way_from(&self, KeyId(first): KeyId) -> Option<KeyId> {
         let behind = self.keys[first as usize..].iter().position(|key| key.outstanding > 0);
         behind.map(|key| KeyId(first + key as u32))

@@ -41,7 +41,7 @@ impl Pushed {
 }
 
 impl Session {
-    /// Sends the bytes of these keys' gradients now, if that saves time. They have no effect until the push.
+    /// Sends the bytes of these keys' gradients now, if that saves time. The bytes have no effect until the push.
     /// The next [push](Self::push) of a key then sends no bytes, if the gradient is still the same. May be
     /// called again. Does nothing on shared memory, with a codec, with checksums, with `kvstore`, and for small keys that are
     /// sent together with their neighbours.

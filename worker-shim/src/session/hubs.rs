@@ -18,7 +18,7 @@ use crate::exchange::ExchangeError;
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 impl Session {
-    /// Makes the hub write a checkpoint now. It has the job's weights and optimizer state before the highest
+    /// Makes the hub write a checkpoint now. The checkpoint has the job's weights and optimizer state before the highest
     /// round that a worker has reached. Returns when the file is on the disk.
     ///
     /// # Errors
@@ -76,15 +76,15 @@ impl Session {
     }
 
     /// Ends the session because this worker fails, and sends the other workers the reason: "rank 1 failed:
-    /// KeyError: 'x'". They get one line of `why`, of at most
+    /// KeyError: 'x'". The other workers get one line of `why`, of at most
     /// [`MAX_REASON_BYTES`](pbox_core::control::MAX_REASON_BYTES). The job ends, or continues without this
     /// worker.
     pub fn fail(self, why: &str) {
         self.send_failed(why);
     }
 
-    /// Sends the other workers the reason why this worker fails. They must get it before its links end: the end of links
-    /// would mean that the worker died.
+    /// Sends the other workers the reason why this worker fails. The reason must arrive before this worker's links end,
+    /// because the end of links means that the worker died.
     pub(crate) fn send_failed(&self, why: &str) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             if let Err(error) = hub.fail(&reason(why), TELL_LIMIT) {

@@ -46,14 +46,15 @@ class TernGrad:
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """The values with the largest magnitudes are sent, and no other values. `ratio` is their share of all values, above 0 and at most 1."""
+    """The values with the largest magnitudes are sent, and no others. `ratio` is their share of all values, above 0 and at most
+    1."""
 
     ratio: float
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomK:
-    """The values of random elements are sent, and no other values. `ratio` is their share of all values, above 0 and at most 1."""
+    """The values of random elements are sent, and no others. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 

@@ -24,8 +24,9 @@ pub struct Follower(Subscription);
 #[pymethods]
 impl Follower {
     /// Creates a follower of a job at its hub, or at all of its hubs, with commas between them. `names` is a JSON object: a name,
-    /// or a name and a type, for each key. A version is taken `every` seconds after the begin of the try for the
-    /// version before, or later, or before each round that is a multiple of `each`. `timeout` seconds after that time, a wait ends.
+    /// or a name and a type, for each key. With `every`, the follower asks for a version at the earliest `every` seconds after it
+    /// asked for the version before. With `each`, it asks for the weights before each round that is a multiple of `each`. If a
+    /// version has not arrived `timeout` seconds after its time, the wait ends.
     #[staticmethod]
     #[pyo3(signature = (hub, job, dtype, ema, names, token, hub_wait, every, each, timeout))]
     #[allow(clippy::too_many_arguments)] // the arguments of a function in Python
