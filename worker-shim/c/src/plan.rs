@@ -79,7 +79,7 @@ pub unsafe extern "C" fn phub_pull_plan_text(
         let mut words = planned(session)?.map_or_else(String::new, |plan| plan.to_string()).into_bytes();
         words.truncate(room - 1); // all of it is ASCII
         words.push(0);
-        // SAFETY: `text` is not null, and has `room` bytes by the caller's promise. `words` is local, and has at most `room` bytes.
+        // SAFETY: `text` is not null, and has `room` bytes by the caller's promise. `words` is local, with at most `room` bytes.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), text, words.len()) };
         Ok(())
     };
