@@ -73,7 +73,7 @@ impl From<SessionError> for BackgroundError {
     }
 }
 
-/// The addresses of a key in this process's memory. It is valid while its [`Memory`] is held.
+/// The addresses of a key in this process's memory. They are valid while the session's [`Memory`] is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyMemory {
     /// The address of the gradient. The caller may write it while the key is not in flight. `None` if the

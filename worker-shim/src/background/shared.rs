@@ -22,7 +22,7 @@ use crate::session::{
 /// that function after it has published the new states of the keys.
 pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>;
 
-/// The ways in which a session ends. A later variant overrides an earlier one.
+/// The ways in which a session ends. A later variant overrides an earlier variant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ending {
     /// The session leaves when no key is in flight any more.

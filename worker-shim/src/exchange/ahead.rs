@@ -12,7 +12,7 @@
 //! Bytes ahead have no effect until the push, and may be sent again. The hub may answer them ahead
 //! (`JobTerms::answers_ahead`): then it may write the chunk's weights from that time on. The weights count
 //! when the answer arrives. Bytes ahead are sent only between the answer of a round and the next push, when
-//! the hub no longer reads the slot. On shared memory both windows are the same pages, so sending ahead would
+//! the hub no longer reads the old gradient. On shared memory both windows are the same pages, so sending ahead would
 //! save nothing. Frames with checksums must not be rewritten while they are sent, and a codec encodes only
 //! once a push. In these cases nothing is sent ahead.
 //!

@@ -197,7 +197,7 @@ impl Coder {
         matches!(self.method, Method::Slim(_))
     }
 
-    /// Whether all keys must be pushed for this round before any key is pushed for the next.
+    /// Whether all keys must be pushed for this round before any key is pushed for the next round.
     pub fn needs_all(&self, round: Round) -> bool {
         matches!(&self.method, Method::Slim(pusher) if pusher.selects(round))
     }

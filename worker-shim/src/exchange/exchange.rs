@@ -123,7 +123,7 @@ pub struct Exchange<P: Port> {
     parts: Parts,
     /// The gradient's norm over all keys, in the last round for which all parts have arrived.
     found: Option<Told>,
-    /// The priority of each key in the order in which keys are needed. Empty if that is the layout's order.
+    /// The priority of each key in the order in which keys are needed. Empty if keys are needed in the layout's order.
     pub(super) priorities: Vec<u32>,
     /// The keys whose last answer has arrived since the caller took this list; `None` if no caller takes it.
     pub(super) answered: Option<Vec<KeyId>>,
@@ -172,8 +172,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Handles answers that still arrive over links that are about to close, until one has closed. Without
-    /// this, a push that the hub has answered would count as unanswered.
+    /// Handles answers that still arrive over links that are about to close, until one link has closed. Without
+    /// this call, a push that the hub has answered would count as unanswered.
     ///
     /// # Errors
     /// Returns the end of a link.
@@ -244,7 +244,7 @@ impl<P: Port> Exchange<P> {
         (self.parts, self.found) = (Parts::new(self.parts.hubs()), None);
     }
 
-    /// Replaces the lost links by new ones. The memory stays. The caller then calls [`begin`](Self::begin).
+    /// Replaces the lost links by new links. The memory stays. The caller then calls [`begin`](Self::begin).
     pub(crate) fn reconnect(
         &mut self,
         mut port: P,
@@ -260,7 +260,7 @@ impl<P: Port> Exchange<P> {
         self.windows.receive(received);
     }
 
-    /// Limits the bytes that each link holds. Further posts wait here, in the order of the schedule.
+    /// Limits the bytes that each link holds. Further posts wait in this exchange, in the order of the schedule.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link, bytes));
     }

@@ -183,8 +183,8 @@ impl<P: Port> Exchange<P> {
         chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
     }
 
-    /// Returns the event to sleep for, when the caller waits for this key or for all keys: the arrival of all
-    /// answers from the core that owes the most answers.
+    /// Returns the event to sleep for, when the caller waits for this key or for all keys. The event is the arrival
+    /// of all answers from the core that owes the most answers.
     pub fn until(&self, key: Option<KeyId>) -> Until {
         if self.has_unsent() || self.first_awaited == Awaited::Notice {
             return Until::Any; // an answer may make room, and a pull follows a notice

@@ -17,7 +17,7 @@ pub enum Pushed {
     Gradient,
     /// The gradient, which differs from the bytes that were sent ahead.
     Rewritten,
-    /// No gradient. It counts as zeros; if no worker has one, weights and optimizer state do not change.
+    /// No gradient, which counts as zeros. If no worker has a gradient, weights and optimizer state do not change.
     Nothing,
     /// New weights, which the worker has written into its gradient. Every worker pushes weights of the key in the same round, and
     /// the weights of the lowest rank count. The optimizer's state does not change.

@@ -24,11 +24,11 @@ impl Session {
     /// # Errors
     /// Returns an error if the hub has no directory for checkpoints, or if writing fails.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
-        // If there are several hubs, hub 0 makes all of them write.
+        // If there are several hubs, hub 0 makes all hubs write.
         self.ask(|session| session.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({})))
     }
 
-    /// Makes a request to the hubs. If a hub is lost, makes it once more after the recovery.
+    /// Makes a request to the hubs. If a hub is lost, makes the request once more after the recovery.
     pub(super) fn ask<R>(
         &mut self,
         ask: impl Fn(&Self) -> Result<R, MemberError>,
@@ -42,13 +42,13 @@ impl Session {
         }
     }
 
-    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues without
-    /// some. With several hubs, returns the ranks that take part at any of them.
+    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues after
+    /// losses. With several hubs, returns the ranks that take part at any of them.
     pub fn members(&self) -> Vec<u32> {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }
 
-    /// Returns the late workers, as the hubs report them. They are alive, but have not pushed rounds that
+    /// Returns the late workers, as the hubs report them. Late workers are alive, but have not pushed rounds that
     /// other workers have pushed.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()

@@ -184,7 +184,7 @@ impl Session {
     }
 }
 
-/// Joins the job at each of its hubs, after waiting until all of them answer. `reached` is the round that
+/// Joins the job at each of its hubs, after waiting until all hubs answer. `reached` is the round that
 /// this worker has reached, if it had joined before.
 pub(super) fn let_in(
     config: &SessionConfig,

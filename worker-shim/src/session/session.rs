@@ -141,7 +141,7 @@ impl Session {
         self.exchange.found().map_or(0, |found| found.skipped)
     }
 
-    /// Returns a key's gradient, to write in place. It still has the last values; with Slim-DP the values
+    /// Returns a key's gradient, to write in place. The gradient has its last values; with Slim-DP the values
     /// that were sent are zero. `E` is the key's type.
     ///
     /// # Errors
@@ -283,7 +283,7 @@ impl Session {
         came
     }
 
-    /// Waits for answers, after a first check has found one missing.
+    /// Waits for answers, after a first check has found that an answer is missing.
     fn wait_for_missing(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;

@@ -1,7 +1,7 @@
 //! The timeline of a session: its last pushes, answers and waits, for a trace.
 //!
-//! Shared by the session's thread and, in a background session, its callers. A session that records no
-//! timeline has none.
+//! Shared by the session's thread and, in a background session, its callers. It exists only if the
+//! settings or `PHUB_TRACE` name a file.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -16,13 +16,13 @@ from ._phub import SettingsError
 
 @dataclasses.dataclass(frozen=True)
 class F16:
-    """Half the bytes: each gradient as the nearest f16, and the hub's answer as bfloat16. So a mean of `Average` has 8 bits, and
-    its rounding error is added to the next mean. A value beyond 65504 becomes infinite."""
+    """Half the bytes: a gradient is sent as the nearest f16, and the hub's answer as bfloat16. So a mean of `Average` has 8 bits,
+    and its rounding error is added to the next mean. A value beyond 65504 becomes infinite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bf16:
-    """Half the bytes: each value as the nearest bfloat16. Means of `Average` are rounded as with `F16`."""
+    """Half the bytes: a value is sent as the nearest bfloat16. Means of `Average` are rounded as with `F16`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +46,14 @@ class TernGrad:
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """The values with the largest magnitudes are sent, and no others. `ratio` is their share of all values, above 0 and at most
-    1."""
+    """A codec that sends the values with the largest magnitudes. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomK:
-    """The values of random elements are sent, and no others. `ratio` is their share of all values, above 0 and at most 1."""
+    """A codec that sends the values of random elements. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
-# A tensor's name for each key of a job, or its name and its type: {"name": "weight", "dtype": "f32"}.
+# For each key of a job: a tensor's name, or the tensor's name and type as in {"name": "weight", "dtype": "f32"}.
 Names = Mapping[str, Union[str, Mapping[str, str]]]
 
 
@@ -28,7 +28,7 @@ class Version(Mapping[str, Array]):
         job: the name of the job.
         round: the round before which the job had these weights.
         id: the number of the version in its directory; None for a version from a hub.
-        skipped: the number of versions that this reader missed before this version, in a directory or with `each`.
+        skipped: the number of versions that this reader has missed since its last version, in a directory or with `each`.
     """
 
     def __init__(self, native: _phub.Version) -> None:
@@ -61,7 +61,7 @@ class Version(Mapping[str, Array]):
         device of its tensor.
 
         All names and shapes are compared before the first copy, so an error leaves the target unchanged. Every parameter of a
-        module must be in the version, and every entry of a mapping. A module's buffers may be missing in the version.
+        module, or every entry of a mapping, must be in the version. A module's buffers may be missing in the version.
 
         Raises:
             SettingsError: a name is only in the version or only in the target, or a shape differs.
@@ -157,7 +157,7 @@ def subscribe(
                 evaluate(model, version.round)
 
     A version has all weights of one round. The iterator returns a version when all its bytes have arrived and its checksums are
-    right. No worker waits for the reader. A slow reader gets the newest version next, and misses versions between. While the
+    right. No worker waits for the reader. A slow reader gets the newest version next, and misses the versions between. While the
     hub or the job is away, the iterator waits. The iterator ends when the job ends. A directory has no end: use `timeout` or
     `close()`.
 
@@ -183,7 +183,7 @@ def subscribe(
         UnreachableError: there was no version within `timeout`, or no hub within `hub_wait`.
         SettingsError: an argument is invalid, or two arguments exclude each other.
         RefusedError: the hub refuses the token, or keeps no weights of the job.
-        ProtocolError: a version is damaged. The next call waits for a newer one.
+        ProtocolError: a version is damaged. The next call waits for a newer version.
     """
     if directory is not None:
         if hub is not None or job is not None or dtype is not None or ema or names is not None or token is not None:

@@ -67,7 +67,7 @@ def serve(
         insecure: whether the hub serves everybody who reaches it, without a secret.
         **settings: all other settings of `phub-server serve` except `unused_limit_s`, with underscores: `cores="half"`,
             `checkpoints=directory`, `checkpoint_every=100`, `heartbeat_limit_s=30`, `late_limit_s=600`. `python -m phub serve
-            --help` lists them, with their defaults and their environment variables. The variables count here, too.
+            --help` lists them, with their defaults and their environment variables, which count in `serve`, too.
 
     Raises:
         SettingsError: a setting is invalid.

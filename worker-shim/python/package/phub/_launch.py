@@ -22,7 +22,7 @@ class _Launcher(NamedTuple):
     local_size: str = ""
 
 
-# An inner launcher comes before an outer one, such as torchrun under Slurm.
+# An inner launcher, such as torchrun under Slurm, comes before the outer launcher.
 _LAUNCHERS = (
     _Launcher("PHUB", "PHUB_RANK", "PHUB_WORLD_SIZE", "PHUB_LOCAL_RANK", "PHUB_LOCAL_WORLD_SIZE"),
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -45,7 +45,7 @@ _BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
 _SLURM_STEPS = 0xFFFF_FF00
 # A job's name has at most 64 characters. Levels above, helper jobs of phub.torch and random words add some to these lengths.
 _LONGEST_JOB, _LONGEST_RUN = 48, 32
-# The address of the hub on each machine with PHUB_LEVELS=machine, if the environment names none.
+# The address of the hub on each machine with PHUB_LEVELS=machine, if the environment names no hub.
 _BESIDE = "127.0.0.1:7077"
 
 
@@ -181,7 +181,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     for name, rank, size, *_ in _LAUNCHERS:
         if rank in env and size in env:
             place = _number(env, rank), _number(env, size)
-            # Slurm sets PMI's variables, too. Its own variables have more information, so they come first.
+            # Slurm sets PMI's variables, too. Slurm's own variables have more information, so they come first.
             return ("Slurm", *slurm) if name == "MPICH" and place == slurm else (name, *place)
     if "DMLC_NUM_WORKER" in env:
         return ("DMLC", *_dmlc(env))
@@ -424,7 +424,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """Returns a launcher's name as a valid name of a job. No such name begins with a dot or a dash."""
+    """Returns a launcher's name of a run as a valid name of a job, which begins with no dot and no dash."""
     valid = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
     return re.sub(r"^[.-]", "_", valid)
 

@@ -75,12 +75,12 @@ class AdamW(Adam):
 
 @dataclasses.dataclass(frozen=True)
 class AmsGrad(Adam):
-    """PyTorch's Adam with `amsgrad`: a step is divided by the root of the highest mean of squares until now."""
+    """PyTorch's Adam with `amsgrad`: a step is divided by the root of the highest mean of squared gradients until now."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AmsGradW(AdamW):
-    """PyTorch's AdamW with `amsgrad`: a step is divided by the root of the highest mean of squares until now."""
+    """PyTorch's AdamW with `amsgrad`: a step is divided by the root of the highest mean of squared gradients until now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Lion:
 class Lars:
     """LARS (You et al. 2017): `t = trust * |w| / (|g| + wd * |w|); m = momentum * m + lr * t * (g + wd * w); w -= m`.
 
-    `|w|` and `|g|` are the norms of a key's weights and of its gradient. `t` is 1 if one of them is 0, and for keys with
-    `wd_mult` 0, which in the usual recipe are biases and scales."""
+    `|w|` and `|g|` are the norms of a key's weights and of its gradient. `t` is 1 if one of the norms is 0,
+    and for keys with `wd_mult` 0. In the usual recipe these keys are biases and scales."""
 
     learning_rate: float
     momentum: float

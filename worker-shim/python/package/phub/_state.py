@@ -19,7 +19,7 @@ _STATE = "optimizer/"
 # The number of bytes of a state that Python passes to the session at once.
 _PIECE = 1 << 20
 _EMA = "ema"
-# The largest number of tensors of one key in a state: the weights, three of AMSGrad, and an average.
+# The largest number of tensors of one key in a state: the weights, three tensors of AMSGrad, and an average.
 _MOST_TENSORS = 5
 # The largest number of levels of hubs.
 _MAX_DEPTH = 16
@@ -53,7 +53,7 @@ class State:
 
     @property
     def names(self) -> list[str]:
-        """The kinds of optimizer state that are there, by PyTorch's names."""
+        """PyTorch's names of the kinds of optimizer state that this state has."""
         return sorted({name.split("/")[1] for name in self.tensors if name.startswith(_STATE)} - {_EMA})
 
     @property
@@ -74,7 +74,7 @@ def name_of(state: str, key: str) -> str:
 
 
 def read(stream: io.BufferedIOBase, source: str) -> State:
-    """Reads a state from a checkpoint file, or from a hub. `source` is its name in errors.
+    """Reads a state from a checkpoint file, or from a hub. `source` names the file or the hub in errors.
 
     Raises:
         SettingsError: the bytes are not a whole checkpoint.

@@ -1,7 +1,7 @@
 """A backend of torch.distributed: `import phub.c10d`, then `torch.distributed.init_process_group("phub")`.
 
 The hub does every all-reduce of one dense f32, f16 or bf16 tensor in host memory, as a sum or a mean. Gloo does all other
-operations, and all operations of subgroups. `counts` returns how often each of the two was called. Needs torch 2.4 or later.
+operations, and all operations of subgroups. `counts` returns how often the hub and gloo were called. Needs torch 2.4 or later.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _torch: Any = torch  # untyped, because mypy may see another version of torch th
 _c10d: Any = torch.distributed.distributed_c10d
 _Group: Any = _c10d.ProcessGroup
 _Work: Any = _c10d.Work
-# An upper bound of the all-reduces of one element between a forward pass under `Join` and its backward pass. DDP makes a few,
-# and a script may add some for its losses.
+# An upper bound for the number of all-reduces of one element between a forward pass under `Join` and its backward pass. DDP makes
+# a few, and a script may add some for its losses.
 _SMALL_CALLS = 256
 _COUNTS: Dict[str, Counter[str]] = {"hub": collections.Counter(), "gloo": collections.Counter()}
 
@@ -52,7 +52,7 @@ def counts() -> Dict[str, Dict[str, int]]:
 
 
 def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the method, marked so that `torch.compile` does not compile it, because it cannot compile calls of a group."""
+    """Returns the method, marked so that `torch.compile` leaves it out: `torch.compile` cannot compile calls of a group."""
     disabled: Optional[Callable[..., Any]] = None
 
     @functools.wraps(method)

@@ -1,7 +1,7 @@
 """Ray Train with hubs that Ray places: `TorchTrainer(train, torch_config=phub.ray.HubConfig(), ...)`.
 
-Each attempt of a run has its own hubs, which are Ray actors. They start before the attempt's workers join, and end after the
-workers. This module runs in Ray's controller, except for the functions that are sent to workers and hubs.
+Each attempt of a run has its own hubs, which are Ray actors. The hubs start before the attempt's workers join, and end after
+the workers. This module runs in Ray's controller, except for the functions that are sent to workers and hubs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HubConfig(TorchConfig):  # type: ignore[misc]
 
     resource: Optional[str] = None
     """A resource of Ray, such as "hub". If it is given, the hubs are on the nodes that have this resource, and the job is spread
-    over all of them."""
+    over all these hubs."""
     checkpoints: Optional[str] = None
     """A directory that all nodes share. Each run has a directory in it, by the run's name. A run whose directory exists continues
     from its checkpoint."""

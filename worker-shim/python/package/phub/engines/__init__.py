@@ -16,7 +16,7 @@ __all__ = ["Receiver", "Request", "Source", "register"]
 
 
 def register() -> None:
-    """Registers the weight-transfer backend "phub" with vLLM. vLLM calls it in each of its processes.
+    """Registers the weight-transfer backend "phub" with vLLM. vLLM calls this function in each of its processes.
 
     Does nothing without vLLM, or if the backend is registered. Warns if this version of vLLM has no such backends.
     """

@@ -91,7 +91,7 @@ class Request:
 
 
 class Receiver:
-    """The part of an engine's rank that gets versions.
+    """The part of an engine's rank that gets versions and loads them into the model.
 
     Args:
         source: the source of the weights.

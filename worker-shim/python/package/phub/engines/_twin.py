@@ -1,6 +1,6 @@
 """A twin of an engine's model: a copy whose tensors have no memory. The engine loads a version into the twin for a check.
 
-An engine joins tensors of a checkpoint (query, key and value are one matrix), and shards them over its ranks. Only its own
+An engine joins tensors of a checkpoint (query, key and value are one matrix), and shards them over its ranks. Only the engine's
 loaders know which names, shapes and types they take. So the check calls the loaders, with tensors on torch's device "meta": the
 model is not touched. This module must not know any engine.
 """
@@ -59,7 +59,7 @@ def twin_of(module: torch.nn.Module, tensors_of: Callable[[torch.nn.Module], Ten
 
 
 def check(twin: Any, forms: List[Form], may_miss: Optional[Callable[[torch.nn.Module], bool]] = None) -> None:
-    """Checks that a model would take tensors of these forms, and that they fill all its parameters.
+    """Checks that a model would take tensors of these forms, and that the tensors fill all parameters of the model.
 
     Args:
         twin: a twin of the model, which has the engine's `load_weights`. The twin must not be used again.
@@ -124,7 +124,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
     def count(self, tensor: torch.Tensor) -> int:
-        """Returns the number of elements that were written."""
+        """Returns the number of elements that were written in the tensor's storage."""
         return sum(_product(shape) for _, shape in self._parts.get(_storage(tensor), ()))
 
 

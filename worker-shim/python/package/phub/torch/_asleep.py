@@ -22,7 +22,7 @@ _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-de
 
 
 class Asleep:
-    """The parameters of a model that a job does not have, except those that another optimizer trains."""
+    """The parameters of a model that a job does not have, except parameters that another optimizer trains."""
 
     def __init__(self, model: Model, optimizer: "weakref.ref[Any]") -> None:
         """Watches the parameters. The hub runs `optimizer`, whose `_phub_wake` adds parameters to its job."""

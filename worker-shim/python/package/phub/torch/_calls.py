@@ -80,7 +80,7 @@ class Depths:
 
     def leave(self) -> None:
         """Waits for all calls and callbacks, and leaves the jobs. A second call does nothing."""
-        # Beginning with the first depth, because the callbacks of a depth may make all-reduces of the next depth.
+        # The first depth is left first, because the callbacks of a depth may make all-reduces of the next depth.
         while self._depths:
             self._depths[0].leave()
             with self._lock:

@@ -36,7 +36,7 @@ _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "i
 
 
 class Exchange:
-    """Parameters by key, with hooks in the backward and the forward pass."""
+    """A model's parameters by key, with hooks in the backward and the forward pass."""
 
     def __init__(
         self,

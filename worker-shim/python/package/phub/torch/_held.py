@@ -177,7 +177,7 @@ class Held:
 
     @property
     def grad(self) -> Optional[torch.Tensor]:
-        """The gradient. A read notifies the `Taker` that the script has it from now on."""
+        """The gradient. A read notifies the `Taker` that the script has the gradient from now on."""
         gradient, taker = gradient_of(self), _taker(self)
         if taker is not None:
             _notify(taker, self, gradient)
@@ -281,7 +281,7 @@ def hold(parameter: Any, holder: Holder) -> None:
 
 
 def claim(parameters: Iterable[Any], holder: Holder) -> None:
-    """Makes this holder the only one of the parameters. First waits for values that a former holder expects."""
+    """Makes this holder the only holder of the parameters. First waits for values that a former holder expects."""
     for parameter in parameters:
         if _HOLDERS.get(id(parameter)) is not holder:
             _read(parameter)

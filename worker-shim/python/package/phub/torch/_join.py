@@ -108,8 +108,8 @@ class Join:
                 )
             buffers = self._buffers(joined)
             others = settings.others(optimizer.param_groups, parameters)
-            # A join has one optimizer for all keys, and the hub's hyperparameters may come from a checkpoint. So rank 0 sends its
-            # own.
+            # A join has one optimizer for all keys, and the hub's hyperparameters may come from a checkpoint. So rank 0 sends the
+            # hyperparameters of all groups.
             if joined.rank == 0 and (joined.next_round > 0 or others):
                 multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
                 joined.set_optimizer(settings.optimizer, multipliers, groups=others)

@@ -88,8 +88,8 @@ class Model:
         return not _have_same(_members(optimizer), self._members) or any(each.requires_grad for each in self.asleep)
 
     def changes_in_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a step of torch would step other parameters: see `has_changed`, or the script has given a gradient to a frozen
-        parameter."""
+        """Whether torch would step other parameters than the job has: see `has_changed`, or the script has given a gradient to a
+        frozen parameter."""
         return self.has_changed(optimizer) or any(map(_is_stepped, self.asleep))
 
     @property
@@ -145,7 +145,7 @@ def _have_same(groups: List[List[torch.nn.Parameter]], former: List[List[torch.n
 
 
 def check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Checks that no two parameters have the same values in memory: the hub would step each, and one result would be lost.
+    """Checks that no two parameters have the same values in memory: the hub would step both, and one result would be lost.
 
     Raises:
         SettingsError: two parameters have the same memory.

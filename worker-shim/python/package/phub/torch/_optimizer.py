@@ -61,8 +61,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             `torch.nn.utils.clip_grad_norm_` does after DDP. A call of that function would cost an exchange of gradients, and
             `clip_norm` costs none. `grad_norm` is the norm of the last step.
         clip_value: the largest absolute value of a gradient. Each worker clips the gradients that `step()` finds, before the mean.
-        backward_passes_per_step: the number of backward passes before the first `step()`. In the last of them the gradients
-            are sent. If a step has another number of passes, `step()` still takes the sum of all of them, and the next step
+        backward_passes_per_step: the number of backward passes before the first `step()`. In the last pass the gradients
+            are sent. If a step has another number of passes, `step()` still takes the sum of all its passes, and the next step
             expects that number.
         overlap: whether gradients are sent during the backward pass, and weights arrive during the next forward pass. If
             false, both happen in `step()`. The numbers are the same.
@@ -74,10 +74,10 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             on they are in the order in which the first training pass called the modules.
         session: more settings of `phub.Session`, such as `job`, `transport` and `compression`. With `ema=0.999` the hub keeps
             an average of the parameters, and `with optimizer.averaged():` evaluates the model with it. With
-            `clip_norm_last=1.0` a step is scaled by the norm of the step before. Its results are not those of torch's
+            `clip_norm_last=1.0` a step is scaled by the norm of the step before. Its results differ from torch's
             clipping, and no parameter waits for all gradients. With `skip_nonfinite=True` a step is skipped if its
             mean gradient is not finite. The hub then does the work of torch's `GradScaler`: it unscales gradients, and finds
-            those that are not finite. With `skip_spikes=3.0` a step is also skipped if its norm is above three times the
+            values that are not finite. With `skip_spikes=3.0` a step is also skipped if its norm is above three times the
             running mean.
 
     Raises:

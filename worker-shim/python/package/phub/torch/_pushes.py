@@ -63,7 +63,7 @@ class Pushes:
         self.left.update(gradients)
 
     def changed(self, key: str) -> None:
-        """Notes that the gradient that was sent is not the current one."""
+        """Notes that the gradient has changed since its bytes were sent."""
         self._sent.pop(key, None)
 
     def unsent(self, gradients: Made, times: float = 1.0) -> Dict[str, torch.Tensor]:
@@ -126,7 +126,7 @@ class Mean:
         """Keys whose gradient the script has read as `None`."""
 
     def send_ahead(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Sends the bytes of gradients. The hub sums them when they have come from all workers.
+        """Sends the bytes of gradients. The hub sums gradients when the bytes of all workers have arrived.
 
         Raises:
             MeanError: the bytes cannot be sent.

@@ -204,7 +204,7 @@ def _rate(group: Dict[str, Any]) -> float:
 
 
 def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:
-    """Returns the first value that is not zero, and the quotient of each value by this number."""
+    """Returns the first value that is not zero, and the quotient of each value by the first value."""
     numbers = [float(value) for value in values]
     base = next((number for number in numbers if number), 0.0)
     if not base:

@@ -15,8 +15,8 @@ _STEP = "step"
 
 
 def to_torch(state: State, key: str, parameter: torch.Tensor, dtype: Optional[torch.dtype] = None) -> Dict[str, Any]:
-    """Returns the optimizer state of a parameter, as a torch optimizer keeps it: on the parameter's device, in its type or in
-    `dtype`. Before the first step the state is empty, as with torch."""
+    """Returns the optimizer state of a parameter, as a torch optimizer keeps it: on the parameter's device, in the parameter's
+    type or in `dtype`. Before the first step the state is empty, as with torch."""
     if not state.made(key):
         return {}
     kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter.device, dtype or parameter.dtype) for each in state.names}
@@ -37,7 +37,7 @@ def from_torch(
     averages: Optional[Mapping[str, Array]] = None,
 ) -> Optional[State]:
     """Returns a state for the hub: the parameters, the state that a torch optimizer keeps of them, and averages by key. `None` if
-    there are neither optimizer state nor averages.
+    there is neither optimizer state nor an average.
 
     Raises:
         SettingsError: the optimizer state belongs to another model or another optimizer.

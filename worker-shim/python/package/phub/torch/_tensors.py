@@ -89,7 +89,7 @@ class Broadcast:
 
     def again(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Gives every worker the values that rank 0's tensors have now. A script may have put other tensors in the place of
-        the former ones. If names, shapes or types have changed, every worker joins another job."""
+        the former tensors. If names, shapes or types have changed, every worker joins another job."""
         if _keys(_filled(tensors)) != self._keys:
             self.leave()
             self._times += 1

@@ -28,8 +28,8 @@ class Watcher(Protocol):
 
     def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
         """Returns whether the watcher will do a search of `GradScaler` later, and write its result into `found`.
-        `GradScaler` searches gradients for values that are not finite, and multiplies them by `factor`. Here all the
-        gradients belong to this watcher."""
+        `GradScaler` searches gradients for values that are not finite, and multiplies them by `factor`. All the gradients of
+        the search belong to this watcher."""
 
 
 _WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}

@@ -10,7 +10,7 @@ script writes are found at the next `step()`.
 
 A parameter keeps its memory, so views that a script has taken stay valid. If there are views, or other processes share the memory,
 `step()` waits for their values.
-Owned by the thread of the script. Other threads may read parameters, such as one that evaluates the model meanwhile.
+Owned by the thread of the script. Other threads may read parameters, such as a thread that evaluates the model meanwhile.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Weights:
         self._unmoved: FrozenSet[str] = frozenset()
         """The keys whose values the last step has not changed."""
         self._buckets: Dict[str, List[str]] = {}
-        """The bucket of each key: keys that are neighbours in the forward pass. Its arrived values are copied together."""
+        """The bucket of each key: keys that are neighbours in the forward pass. A bucket's arrived values are copied together."""
         self._lock = threading.RLock()
         """A lock that a thread holds from its read of `pending` until it has copied the values, so that no step comes between."""
 
@@ -231,7 +231,7 @@ class Weights:
         """Returns the keys of the parameters that the script has written since their values arrived.
 
         Raises:
-            SettingsError: the script has given a parameter the memory of another one.
+            SettingsError: the script has given a parameter the memory of another parameter.
         """
         if self._moved:
             check_memory(self.parameters)

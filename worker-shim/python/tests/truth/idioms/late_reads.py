@@ -124,7 +124,8 @@ def tied_layers(ctx):
 
 @idiom(workers=(1,))
 def embedding_with_a_limit(ctx):
-    """`max_norm`: the forward pass writes the weight. With several workers, ranks diverge with DDP, and have rank 0's with a hub."""
+    """`max_norm`: the forward pass writes the weight. With several workers DDP's ranks diverge, and with the hub they have rank
+    0's weights."""
 
     class Limited(torch.nn.Module):
         def __init__(self):
