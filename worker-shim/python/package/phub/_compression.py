@@ -27,8 +27,8 @@ class Bf16:
 
 @dataclasses.dataclass(frozen=True)
 class Qsgd:
-    """QSGD: each value as one of the levels between zero and the largest magnitude of `bucket` values. A value has `bits` bits, 1
-    to 8, and is rounded at random, without bias."""
+    """QSGD: each value is rounded to one of the levels between zero and the largest magnitude of `bucket` values, at random and
+    without bias. A value has `bits` bits, 1 to 8."""
 
     bits: int
     bucket: int = 512
@@ -36,12 +36,12 @@ class Qsgd:
 
 @dataclasses.dataclass(frozen=True)
 class OneBit:
-    """One bit for each value, its sign, and two means for each 512 values."""
+    """The sign of each value in one bit, and for each 512 values the mean of the negative values and of the other values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TernGrad:
-    """TernGrad: each value as -1, 0 or 1 times the largest magnitude of its chunk, rounded at random, without bias."""
+    """TernGrad: each value is rounded to -1, 0 or 1 times the largest magnitude of its chunk, at random and without bias."""
 
 
 @dataclasses.dataclass(frozen=True)

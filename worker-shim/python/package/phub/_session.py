@@ -223,7 +223,7 @@ class Session:
             cores: the number of the hub's cores that the job gets. Default: all.
             nics: the RDMA NICs of this worker, in the syntax of NCCL_IB_HCA.
             rails: pairs of a NIC of this worker and a NIC of the hub, such as "mlx5_0=mlx5_2,mlx5_1=mlx5_3". Default:
-                `PHUB_RAILS`, else by subnet, name and place.
+                `PHUB_RAILS`, else by subnet, by name, and by the order of names.
             checksum: whether gradients and weights over TCP have checksums, in both directions. The hub may
                 ask for checksums, too. Default: `PHUB_CHECKSUM`, such as 1 or 0; else no.
             tcp_congestion: TCP's congestion control for the bytes that this worker sends: a name that the kernel knows, such
