@@ -99,7 +99,7 @@ typedef struct {
   double start_up;
   // The time that the profile predicts; NaN if batches depend on no profile.
   double predicted;
-  // The mean of the measured times of the rounds that used the plan; NaN before the first round.
+  // The measured time, as the mean of the rounds that used the plan; NaN before the first round.
   double measured;
   // The number of rounds that used the plan.
   uint32_t rounds;

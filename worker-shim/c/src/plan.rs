@@ -20,7 +20,7 @@ pub struct PhubPullPlan {
     pub start_up: f64,
     /// The time that the profile predicts; NaN if batches depend on no profile.
     pub predicted: f64,
-    /// The mean of the measured times of the rounds that used the plan; NaN before the first round.
+    /// The measured time, as the mean of the rounds that used the plan; NaN before the first round.
     pub measured: f64,
     /// The number of rounds that used the plan.
     pub rounds: u32,

@@ -36,7 +36,6 @@ impl Hub {
         Ok(Hub { address: hub.address(), hub: Mutex::new(Some(hub)), owner: std::process::id() })
     }
 
-    /// Returns the `host:port` of the hub's control port.
     #[getter]
     fn address(&self) -> String {
         self.address.to_string()

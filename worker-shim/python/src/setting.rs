@@ -26,8 +26,8 @@ pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
     }
 }
 
-/// Returns the token to show for a right to a job, if this process has one. The token is made from the given secret or token,
-/// otherwise from the secret or token of the environment or of this user's file.
+/// Returns the token to show for a right to a job, if this process has one. The token is made from `given`, otherwise from the
+/// credential of the environment or of this user's file.
 #[pyfunction]
 pub fn token(right: &str, job: &str, given: Option<&str>) -> PyResult<Option<String>> {
     let right: Right = parse("right", right)?;

@@ -70,7 +70,7 @@ def test_example(tmp_path, example, package, calls):
     assert process.returncode == 0, said
     losses = [float(loss) for loss in LOSS.findall(said)]
     assert losses[-1] < 0.6 * losses[0], said
-    # DDP has one bucket in this test. So there is one call for each step, and one call for each mean of the loss.
+    # DDP has one bucket, so there is one call for each step, and one call for each mean of the loss.
     assert check_ranks(said) == [calls, calls], said
     print(f"{package} {importlib.metadata.version(package)}: losses {losses}")
 

@@ -52,7 +52,7 @@ def workers(environments, script=SCRIPT):
     return finish([start([sys.executable, "-c", script], **settings) for settings in environments])
 
 
-# A launcher that starts workers as mpiexec does: it starts one worker itself, and the other worker through a shell.
+# A launcher that starts workers as mpiexec does: one worker directly, and the other worker through a shell.
 LAUNCHER = """
 import os, subprocess, sys
 command = [sys.executable, "-c", sys.argv[1]]

@@ -68,7 +68,7 @@ def through_a_file(what):
     file = io.BytesIO()
     torch.save(what, file)
     file.seek(0)
-    # The test has written the file itself, so the file may have any objects. From torch 2.6 on, a flag must say so.
+    # The file is the test's own, so it may have any objects. From torch 2.6 on, a flag must say so.
     return torch.load(file, **({"weights_only": False} if torch.__version__ >= "2" else {}))
 
 

@@ -2,7 +2,7 @@
 //!
 //! The background session is for callers that cannot drive a session themselves, such as Python and C. One thread owns
 //! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to the session's thread and a
-//! wake-up. A caller that waits sleeps until the answer for its key has arrived.
+//! wake-up. A waiting caller sleeps until its key's answer has arrived.
 //!
 //! ```text
 //!   callers                          session's thread
@@ -344,7 +344,6 @@ enum NotTold {
     Interrupted,
 }
 
-/// Waits for the answer of the session's thread.
 fn receive<T>(told: &Receiver<T>, interrupted: &mut dyn FnMut() -> bool) -> Result<T, NotTold> {
     loop {
         match told.recv_timeout(ASK) {

@@ -242,7 +242,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends the gradients of keys before their pushes.
     pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
         let mut state = self.lock_alive()?;
         let noted = keys.iter().try_for_each(|&key| match is_open(&state, key)? {
@@ -261,7 +260,6 @@ impl Shared {
         ExchangeError::UnderWay { key, round, doing }.into()
     }
 
-    /// Whether a key's last answer left its weights unchanged.
     pub fn was_left_alone(&self, key: KeyId) -> Result<bool, BackgroundError> {
         let (state, open) = self.look(key)?;
         Ok(!open && state.left_alone[key.index()])
@@ -390,7 +388,6 @@ impl Shared {
         }
     }
 
-    /// Returns the reason why the session is over.
     pub fn why_ended(&self) -> BackgroundError {
         self.over(&self.lock())
     }
@@ -410,7 +407,7 @@ impl Shared {
         }
     }
 
-    /// Returns the locked state, and whether a key is queued or in flight.
+    /// Returns the state, and whether a key is queued or in flight.
     fn look(&self, key: KeyId) -> Result<(MutexGuard<'_, State>, bool), BackgroundError> {
         let state = self.lock_alive()?;
         let open = is_open(&state, key)?;

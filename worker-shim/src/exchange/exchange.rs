@@ -8,7 +8,7 @@
 //!
 //! Owned by the worker's thread. It keeps the rule on which the whole design depends: one round in flight per
 //! chunk. A key is pushed again only after all its answers have arrived. `keys` lends gradients and weights
-//! to the caller, and `notices` handles arrivals that are not plain answers. The handling of arrivals is
+//! to the caller, and `notices` handles arrivals that are not plain answers. Handling arrivals is
 //! unsafe (docs/unsafe.md).
 
 use std::sync::Arc;
@@ -123,7 +123,7 @@ pub struct Exchange<P: Port> {
     parts: Parts,
     /// The gradient's norm over all keys, in the last round for which all parts have arrived.
     found: Option<Told>,
-    /// The priority of each key in the order in which keys are needed. Empty if keys are needed in the layout's order.
+    /// The priority of each key, by the order in which keys are needed. Empty if the layout's order counts.
     pub(super) priorities: Vec<u32>,
     /// The keys whose last answer has arrived since the caller took this list; `None` if no caller takes it.
     pub(super) answered: Option<Vec<KeyId>>,
@@ -338,7 +338,6 @@ impl<P: Port> Exchange<P> {
             self.post()?;
         }
         self.port.flush();
-        // The flush may have made room in a link.
         if self.has_unsent() { self.post_queued() } else { Ok(()) }
     }
 
@@ -548,7 +547,6 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].left_alone
     }
 
-    /// Returns the content of the push in flight.
     pub(crate) fn content(&self, key: KeyId) -> Content {
         self.keys[key.index()].content
     }

@@ -1,5 +1,4 @@
-//! Groups of small keys. If a caller puts (pushes without a flush) all keys of a group one after another, the keys leave in one
-//! post.
+//! Groups of small keys. If a caller puts (pushes without a flush) all keys of a group in a row, they leave in one post.
 //!
 //! The layout decides which keys form a group. The hub's core treats a group as the pushes of its chunks.
 

@@ -14,8 +14,8 @@ use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 use super::windows::Windows;
 
-/// The numbers of bytes of gradients and weights that a worker has sent and received. In a compressed job, bytes of frames.
-/// Padding between small keys in one post is counted.
+/// The bytes of gradients and weights that a worker has sent and received; in a compressed job, bytes of frames. Padding
+/// between small keys in one post counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// The bytes that were sent to the hub.
@@ -57,7 +57,7 @@ impl<P: Port> Exchange<P> {
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
         self.check_read_as::<E>(key, "reading its weights")?;
         // SAFETY: `check_read_as` saw that all pushes of the key, and all its bytes ahead, are answered.
-        // While `&self` is borrowed, nothing is pushed.
+        // `&self` excludes new pushes.
         Ok(unsafe { self.windows.weights(key) })
     }
 
@@ -66,7 +66,7 @@ impl<P: Port> Exchange<P> {
         self.check_read_as::<E>(key, "using its tensors")?;
         let Exchange { windows, layout, .. } = self;
         // SAFETY: `check_read_as` saw that all pushes of the key, and all its bytes ahead, are answered.
-        // While `&mut self` is borrowed, nothing is pushed.
+        // `&mut self` excludes new pushes.
         let (weights, gradient) = unsafe { windows.tensors(key) };
         Ok((weights, gradient.ok_or_else(|| in_dma_buf(layout, key))?))
     }
@@ -204,7 +204,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the numbers of bytes that were sent and received until now.
+    /// Returns the bytes that were sent and received until now.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             sent: self.outboxes.iter().fold(self.sent_before, |sent, outbox| sent + outbox.posted_bytes),

@@ -166,8 +166,7 @@ impl Windows {
         Told::read(words).filter(|told| told.round.low_bits() == round_bits)
     }
 
-    /// Writes a hub's part of the norm into this worker's window, for the other hubs. Returns the span to post to
-    /// each other hub.
+    /// Writes a hub's part of the norm into this worker's window, for the other hubs. Returns the span to post.
     pub(crate) fn pass_on(&mut self, hub: usize, part: &Told) -> Span {
         let of_a_hub = self.lines.len() / self.wire.hubs().len();
         let place = hub * of_a_hub + part.round.0 as usize % of_a_hub;

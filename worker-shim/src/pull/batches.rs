@@ -156,7 +156,7 @@ impl Batches {
         exchange.pull(&self.batches[self.at].keys)
     }
 
-    /// Returns the numbers of due and of released batches since the beginning.
+    /// Returns the numbers of due and of released batches.
     pub fn counts(&self) -> Counts {
         self.counts
     }

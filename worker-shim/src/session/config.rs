@@ -104,13 +104,11 @@ impl InvalidSetting {
     }
 }
 
-/// Returns a time from a number of seconds.
 fn seconds(value: f64) -> Result<Duration, String> {
     let time = Duration::try_from_secs_f64(value).ok().filter(|&time| time <= LONGEST);
     time.ok_or_else(|| format!("expected seconds, from 0 to {}", LONGEST.as_secs()))
 }
 
-/// Returns a time from a number of seconds above 0.
 fn seconds_above_0(value: f64) -> Result<Duration, String> {
     let time = seconds(value).ok().filter(|time| !time.is_zero());
     time.ok_or_else(|| format!("expected seconds, more than 0 and at most {}", LONGEST.as_secs()))

@@ -283,7 +283,7 @@ impl Session {
         came
     }
 
-    /// Waits for answers, after a first check has found that an answer is missing.
+    /// Waits for answers, after a first check has found one missing.
     fn wait_for_missing(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
@@ -398,7 +398,7 @@ impl Session {
         self.exchange.layout()
     }
 
-    /// Returns the numbers of bytes of gradients and weights that were sent and received until now.
+    /// Returns the bytes of gradients and weights that were sent and received until now.
     pub fn traffic(&self) -> Traffic {
         self.exchange.traffic()
     }
@@ -441,8 +441,6 @@ impl Session {
         self.exchange.is_ready(key)
     }
 
-    /// Returns the round of a key's push in flight. If no push is in flight, returns the round of its next
-    /// push.
     pub(crate) fn round(&self, key: KeyId) -> Round {
         self.exchange.round(key)
     }
@@ -452,12 +450,10 @@ impl Session {
         self.exchange.note_answered();
     }
 
-    /// Replaces the contents of `keys` by the keys that have got their last answer since the last call.
     pub(crate) fn take_answered(&mut self, keys: &mut Vec<KeyId>) {
         self.exchange.take_answered(keys);
     }
 
-    /// Returns the timeline of this session, if one is recorded.
     pub(crate) fn timeline(&self) -> Option<Timeline> {
         self.stopwatch.timeline().cloned()
     }

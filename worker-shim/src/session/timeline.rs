@@ -1,7 +1,7 @@
 //! The timeline of a session: its last pushes, answers and waits, for a trace.
 //!
-//! Shared by the session's thread and, in a background session, its callers. It exists only if the
-//! settings or `PHUB_TRACE` name a file.
+//! Shared by the session's thread and, in a background session, its callers. It exists only if a file
+//! is set.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -159,8 +159,8 @@ impl Drop for Notes {
     }
 }
 
-/// Returns the path for a rank: `run.json` becomes `run.rank3.json`. The workers of a machine may share
-/// `PHUB_TRACE`, and each needs its own file.
+/// Returns the path for a rank: `run.json` becomes `run.rank3.json`. The workers of a machine share
+/// `PHUB_TRACE`.
 fn of_rank(path: &Path, rank: u32) -> PathBuf {
     match path.extension() {
         Some(extension) => path.with_extension(format!("rank{rank}.{}", extension.display())),

@@ -41,7 +41,7 @@ pub struct Times {
     /// The part of `waiting` in which the thread slept. In the rest of `waiting` it polls for the answer, and
     /// decodes it.
     pub asleep: Duration,
-    /// The numbers of bytes of gradients and weights that were sent and received.
+    /// The bytes of gradients and weights that were sent and received.
     pub traffic: Traffic,
 }
 

@@ -16,13 +16,13 @@ from ._phub import SettingsError
 
 @dataclasses.dataclass(frozen=True)
 class F16:
-    """Half the bytes: a gradient is sent as the nearest f16, and the hub's answer as bfloat16. So a mean of `Average` has 8 bits,
-    and its rounding error is added to the next mean. A value beyond 65504 becomes infinite."""
+    """Half the bytes: each gradient as the nearest f16, and the hub's answer as bfloat16. So a mean of `Average` has 8 bits; its
+    rounding error is added to the next mean. A value beyond 65504 becomes infinite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bf16:
-    """Half the bytes: a value is sent as the nearest bfloat16. Means of `Average` are rounded as with `F16`."""
+    """Half the bytes: each value as the nearest bfloat16. Means of `Average` are rounded as with `F16`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Qsgd:
 
 @dataclasses.dataclass(frozen=True)
 class OneBit:
-    """The sign of each value in one bit, and for each 512 values the mean of the negative values and of the other values."""
+    """The sign of each value in one bit, and for 512 values two means: of the negative and of the other values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,10 +111,10 @@ Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimD
 
 
 def check(compression: Optional[Compression], optimizer: _optimizers.Optimizer) -> None:
-    """Checks that a codec is one of this package's, and that codec and optimizer do not both keep a mean or a sum of gradients.
+    """Checks a codec, and that codec and optimizer do not both keep a mean or a sum of gradients.
 
     Raises:
-        SettingsError: `compression` is no codec, or the codec and the optimizer both keep a mean or a sum.
+        SettingsError: `compression` is no codec, or codec and optimizer both keep a mean or a sum.
     """
     if not isinstance(compression, (*get_args(Compression), type(None))):
         raise SettingsError(f"compression is {compression!r:.60}: expected one of phub's codecs, such as phub.Qsgd(bits=8)")

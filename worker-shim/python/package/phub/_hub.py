@@ -117,8 +117,8 @@ def _with_advice(why: str) -> str:
     return f"{why}. PHUB_PORT chooses the port" if "in use" in why or "cannot listen" in why else why
 
 
-# If a machine's first worker has started a hub, the hub ends after this many seconds without a job. Workers that are restarted
-# earlier still find the hub.
+# A hub that a machine's first worker has started ends after this many seconds without a job. Workers that are restarted earlier
+# still find the hub.
 _UNUSED_S = 30
 
 

@@ -407,7 +407,7 @@ def _first_of(nodes: str) -> str:
 
 def _port_of(master: int) -> int:
     """Returns a port from 16384 to 28671, for workers that have no store. Linux uses none of these ports for outgoing
-    connections. If the values of MASTER_PORT of two jobs differ by 1, their ports differ by 16."""
+    connections. Jobs whose MASTER_PORTs differ by 1 get ports that differ by 16."""
     return 16384 + 16 * (master % 768)
 
 

@@ -1,4 +1,4 @@
-"""The plan by which weights are pulled in batches of layers. This module has only data, and must not depend on sessions."""
+"""The plan by which weights are pulled in batches of layers. It is plain data, and must not depend on sessions."""
 
 from __future__ import annotations
 

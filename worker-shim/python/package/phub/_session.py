@@ -21,7 +21,7 @@ from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
 
-# The largest number of optimizers for groups of keys, in addition to the job's own optimizer.
+# The largest number of optimizers for groups of keys, besides the job's own.
 _MOST_GROUPS = 255
 
 # The settings by which a session reaches its hub.
@@ -45,7 +45,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The numbers of bytes of gradients and weights: `sent` to hubs and `received` from hubs."""
+    """The bytes of gradients and weights: `sent` to hubs and `received` from hubs."""
 
     sent: int
     received: int
@@ -509,8 +509,8 @@ class Session:
         """Sends gradients to the hub and returns at once.
 
         Args:
-            keys: the names of the keys; without names, all keys. Do not call `push(*names)` with an empty list: the call
-                would be `push()`, and push all keys.
+            keys: the names of the keys; without names, all keys. `push(*names)` with an empty list is `push()`, and
+                pushes all keys.
             rewritten: whether the gradients were written again after `send_ahead`, and must be sent again. Otherwise bytes
                 that `send_ahead` has sent are not sent again.
 
@@ -780,7 +780,7 @@ class Session:
 
     @property
     def traffic(self) -> Traffic:
-        """The numbers of bytes of gradients and weights that this session has sent and received until now."""
+        """The bytes of gradients and weights that were sent and received until now."""
         return Traffic(*self._native.traffic())
 
     @property

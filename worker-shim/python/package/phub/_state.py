@@ -74,7 +74,7 @@ def name_of(state: str, key: str) -> str:
 
 
 def read(stream: io.BufferedIOBase, source: str) -> State:
-    """Reads a state from a checkpoint file, or from a hub. `source` names the file or the hub in errors.
+    """Reads a state from a checkpoint file, or from a hub. `source` is the name in errors.
 
     Raises:
         SettingsError: the bytes are not a whole checkpoint.

@@ -112,7 +112,7 @@ class _CallUnderWay(_Work):  # type: ignore[misc]
 
 
 class _HubGroup(_Group):  # type: ignore[misc]
-    """A process group of all workers. The hub does the calls that it supports, and a group of gloo's does the other calls."""
+    """A process group of all workers. Calls that the hub does not support go to a group of gloo's."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
         # The store may have the keys of an earlier group, so rank 0 gives the keys of this group a new prefix.
@@ -129,8 +129,8 @@ class _HubGroup(_Group):  # type: ignore[misc]
         limit = timeout.total_seconds()
 
         def join(depth: int, way: str, **keys: Any) -> Session:
-            # A hub that returns restores all keys at one round. In these jobs some keys are used more often than other keys, so
-            # they have no common round, and a session does not wait for a lost hub.
+            # A hub that returns restores all keys at one round. In these jobs keys have no common round, because some are
+            # used more often. So a session does not wait for a lost hub.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             name = f"{job}-{way}-of-callbacks-{depth}" if depth else f"{job}-{way}"
             return Session(hub, rank, size, job=name, **keys, **limits)

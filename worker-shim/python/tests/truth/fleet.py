@@ -10,7 +10,7 @@ import time
 from .failure import of_process
 from .worker import Result, work
 
-# The timeout, in seconds, for the other ranks after one rank has failed: they may wait for the failed rank.
+# The timeout, in seconds, for ranks that may wait for a failed rank.
 GRACE_S = 5
 
 # Modules that are imported once, in the process from which the ranks are forked, if this torch has them. Otherwise torch 2

@@ -1,4 +1,4 @@
-"""The cases, their outcomes, and the allowed outcomes. A case is an idiom with a number of workers and a way of `ways`."""
+"""The cases, their outcomes, and the allowed outcomes. A case is an idiom, a number of workers and a way."""
 
 import dataclasses
 import functools

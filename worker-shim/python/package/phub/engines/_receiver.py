@@ -3,8 +3,8 @@
     prepare: a thread reads a version and checks its bytes    (the engine serves)
     apply:   wait for the thread, check names, shapes and types, load    (the engine waits)
 
-Before the load, an error leaves the model unchanged. If an engine has several ranks, only the first rank reads, and sends the
-version to the other ranks. If one rank cannot take the version, no rank loads it. This module must not know any engine.
+Before the load, an error leaves the model unchanged. Of several ranks, only the first rank reads, and sends the version to the
+other ranks. If one rank cannot take the version, no rank loads it. This module must not know any engine.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Request:
     Attributes:
         do: "prepare" reads a version while the engine serves. "apply" loads it, and reads it first if it is not prepared.
             "abort" drops the prepared version.
-        round: the lowest round that the version may have. The reader waits for such a version.
-        number: the lowest number that the version may have in its directory. The reader waits for such a version.
+        round: the lowest round of the version for which the reader waits.
+        number: the lowest number, in its directory, of the version for which the reader waits.
     """
 
     do: str = "apply"
@@ -91,7 +91,7 @@ class Request:
 
 
 class Receiver:
-    """The part of an engine's rank that gets versions and loads them into the model.
+    """The part of an engine's rank that receives and loads versions.
 
     Args:
         source: the source of the weights.
@@ -122,7 +122,7 @@ class Receiver:
         Raises:
             SettingsError: the request is invalid, or the version does not fit the model.
             UnreachableError: there is no such version within the timeout.
-            Error: the version cannot be read or loaded, or this is not the first rank, and the first rank failed.
+            Error: the version cannot be read or loaded, or another rank, the first, has failed.
         """
         if request.do not in DOS:
             raise _phub.SettingsError(f"do {request.do!r}: expected one of {', '.join(map(repr, DOS))}")
@@ -161,7 +161,7 @@ class Receiver:
             self._reading = None
 
     def _take(self, request: Request) -> Version:
-        """Returns the prepared version if it is as new as the request wants, else reads a version."""
+        """Returns the prepared version if the request takes it, else reads a version."""
         if self._reading is not None:
             prepared = self._reading[1]
             self._reading = None

@@ -55,11 +55,11 @@ class Asleep:
         return True
 
     def touched(self, gradient: Any) -> None:
-        """Refuses the use of a gradient that is this worker's own and not the mean of all workers. Within `no_sync()` and
-        within a backward pass a worker may use its own gradient.
+        """Refuses the use of this worker's own gradient in place of the mean of all workers, except within `no_sync()` and
+        within a backward pass.
 
         Raises:
-            MeanError: the script uses this worker's own gradient elsewhere.
+            MeanError: the gradient is this worker's own.
         """
         optimizer = self._optimizer()
         if optimizer is None or optimizer._phub.is_apart or _in_backward():
@@ -75,7 +75,7 @@ class Asleep:
         """Does nothing: zeros are also the mean of all workers."""
 
     def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
-        """Returns False: the hub searches only gradients of the job for values that are not finite."""
+        """Returns False: the hub checks only gradients of the job for inf/NaN."""
         return False
 
     def leave(self) -> None:

@@ -257,7 +257,7 @@ class AtTheHub(Joined):
         self._phub = self._phub_join.again(self, averages)
 
     def _averages(self) -> Optional[Mapping[str, Any]]:
-        """Fetches the averages for a new job, at rank 0 only: a new job ignores averages of other ranks."""
+        """Fetches the averages for a new job, at rank 0 only: a new job needs no others."""
         return self._phub.averages() if self._phub.session.rank == 0 else None
 
     def _phub_wake(self) -> bool:

@@ -33,8 +33,8 @@ _HERE = threading.local()
 
 
 class _Depth:
-    """The all-reduces of one depth, in one thread, and their callbacks, in another thread. Calls that these two threads make have
-    the next depth."""
+    """The all-reduces of one depth in a thread, and their callbacks in another. Calls of these two threads have the next
+    depth."""
 
     def __init__(self, number: int, join: Callable[..., Session]) -> None:
         begin = functools.partial(setattr, _HERE, "depth", number + 1)

@@ -95,7 +95,7 @@ class HubState:
         return self._jobs.session
 
     def average(self, bucket: Any) -> Any:
-        """Sends a bucket. Returns a future of the bucket's buffer. When the future is done, the buffer has the mean.
+        """Sends a bucket. Returns a future of the bucket's buffer, which has the mean when the future is done.
 
         Raises:
             SettingsError: the bucket's gradients are sparse, or of a type that the hub does not take.
@@ -116,8 +116,8 @@ class HubState:
             raise type(error)(f"{_spoken(bucket)}: {error}") from error
 
     def _begin_pass(self) -> None:
-        """Leaves the job of all buckets if the last pass had other buckets. Joins such a job if the last two passes had the same
-        buckets. No bucket is in flight during this call."""
+        """Leaves the job of all buckets if the last pass had other buckets. Joins such a job if the last two passes had equal
+        buckets. No bucket is in flight."""
         before, last = self._passes
         if self._jobs.session is not None and last != self._keys:
             self._jobs.leave()
@@ -156,14 +156,14 @@ class HubState:
             return buffer
 
         given = _future(buffer)
-        # DDP's reducer, which is C++, must get the error, too. The reducer gets an exception that a callback of `then` raises. It
-        # does not get an exception of `set_exception`.
+        # DDP's reducer, which is C++, must get the error, too. It gets an exception of a callback of `then`, but not of
+        # `set_exception`.
         answer = given.then(outcome)
         self._answers.put(_Sent(session, key, buffer, given, failed))
         return answer
 
     def leave(self) -> None:
-        """Leaves the job. At the end of a script this happens by itself."""
+        """Leaves the job, as the end of a script does."""
         self._jobs.leave()
 
 

@@ -69,7 +69,7 @@ class Exchange:
         self._averaged = 0  # contexts in which the parameters have averages
         self._groups: List[Dict[str, Any]] = []  # of torch's optimizer, once there was a step
         self._found: Optional[Found] = None
-        """The search for values that are not finite, which a scaler has left to the last step."""
+        """The inf/NaN check that a scaler has left to the last step."""
         self.asleep: Optional[Asleep] = None
         """The parameters of the model that the job does not have; `None` with one worker."""
         self.has_stepped = session.next_round > 1
@@ -103,8 +103,8 @@ class Exchange:
         weakref.finalize(self, handle.remove)
 
     def step(self, groups: List[Dict[str, Any]], times: float = 1.0) -> None:
-        """Makes a round: first sends parameters that the script has written. Then pushes the gradients times `times`, and the hub
-        makes a step with the settings of `groups`."""
+        """Sends parameters that the script has written. Then makes a round: pushes the gradients times `times`, and the hub
+        steps with the settings of `groups`."""
         self._check_unscaling(times)
         self._gradients.meet()  # before any round: another worker may wait for it before its step
         self._weights.free_all()
@@ -135,12 +135,11 @@ class Exchange:
     # ---- torch's scaler
 
     def expect_search(self) -> None:
-        """Notes that torch's scaler searches the gradients next for values that are not finite. The hub makes this search in the
-        round that follows."""
+        """Notes that torch's scaler next checks the gradients for inf/NaN, which the hub does in its next round."""
         self._gradients.expect_search()
 
     def unscale(self, times: float) -> None:
-        """Multiplies all gradients by a number, so that the script finds them unscaled after a step with a scaler."""
+        """Multiplies all gradients by a number. After a step with a scaler, the script finds them unscaled."""
         self._gradients.unscale(times)
 
     @property
@@ -202,8 +201,8 @@ class Exchange:
         self._weights.settle_all()
 
     def _backward_begins(self) -> None:
-        """Sends the hub the current hyperparameters before the backward pass. Weights that the hub answers before `step()` then
-        mostly have the hyperparameters of `step()`."""
+        """Sends the hub the current hyperparameters before the backward pass, so that weights that the hub answers ahead mostly
+        have those of `step()`."""
         try:
             if self._groups and self._settings.differs(self._groups):
                 self._weights.free_all()  # hyperparameters change between rounds
@@ -314,8 +313,8 @@ class Exchange:
             return True
 
     def leave(self) -> None:
-        """Waits for all keys, and leaves the job. Parameters keep their values, and the script may write them again. If new
-        values cannot arrive, raises an error, and the script may write parameters all the same."""
+        """Waits for all keys, and leaves the job. Parameters keep their values, and the script may write them again, even
+        after an error because new values cannot arrive."""
         try:
             self._answer()
             self._weights.settle_all()

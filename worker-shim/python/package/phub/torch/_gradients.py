@@ -28,8 +28,8 @@ from ._watched import is_exposed, is_watched, release, unwatch, watch
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
-# The size from which a bucket of gradients is sent without waiting for more gradients. 64 KiB take half a millisecond at 1
-# Gbit/s, and the first layers may wait for this long.
+# The size from which a bucket of gradients is sent at once. 64 KiB take half a millisecond at 1 Gbit/s, and the first layers may
+# wait for this long.
 _BUCKET_BYTES = 64 * 1024
 
 
@@ -52,16 +52,16 @@ class Gradients:
         """Args:
             pushes: the pushes to the optimizer's own job.
             passes: the number of backward passes before the first step. Each later step expects the number of the step before.
-            begin: a function that is called once a round, before bytes leave to the optimizer's own job.
-            lend: a function that lets the hub write the windows of keys.
+            begin: a function that is called once a round, before bytes leave to that job.
+            lend: lets the hub write the windows of keys.
             mean: the mean over several workers; None with one worker.
         """
         self._own, self._parameters = pushes, parameters
         self._begin, self._lend, self._mean = begin, lend, mean
         self._bucket: Dict[str, torch.Tensor] = {}
         self._in_bucket = 0
-        # The numbers of backward passes that have added to a gradient: since the last step, and between the two steps before. The
-        # second number tells which pass is the last one.
+        # The numbers of backward passes that have added to a gradient: since the last step, and for the last step. The second
+        # number shows which pass is the last.
         self._passes: Dict[str, int] = {}
         self._expected: Dict[str, int] = {}
         self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}
@@ -269,7 +269,7 @@ class Gradients:
     # ---- a scaler
 
     def expect_search(self) -> None:
-        """Notes that torch's `GradScaler` next searches the gradients for values that are not finite, and then calls `step()`."""
+        """Notes that torch's `GradScaler` next checks the gradients for inf/NaN, and then calls `step()`."""
         self._expects_search = self._mean is not None
 
     def puts_off(self, found: torch.Tensor, factor: torch.Tensor) -> bool:
@@ -286,12 +286,12 @@ class Gradients:
         return bool(self._unanswered)
 
     def take_unanswered(self) -> List[torch.Tensor]:
-        """Returns the tensors in which the scaler reads the results of postponed searches, and forgets the tensors."""
+        """Takes the tensors in which the scaler reads the results of postponed searches."""
         unanswered, self._unanswered = self._unanswered, []
         return unanswered
 
     def unscale(self, times: float) -> None:
-        """Multiplies all gradients by a number, so that the script finds them unscaled after a step with a scaler."""
+        """Multiplies all gradients by a number. After a step with a scaler, the script finds them unscaled."""
         if times != 1.0:
             with unasked(), torch.no_grad():
                 torch._foreach_mul_([each for each in self._current().values() if each is not None], times)

@@ -43,7 +43,7 @@ class Joined(torch.optim.Optimizer):
     _phub_own: type
 
     def leave(self) -> None:
-        """Waits for all parameters, and leaves the job. At the end of a script this happens by itself."""
+        """Waits for all parameters, and leaves the job, as the end of a script does."""
         self._phub.leave()
 
     @property

@@ -163,7 +163,7 @@ def check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
 
 def _pairs(named: Any) -> List[Tuple[str, torch.nn.Parameter]]:
-    """Returns pairs of a name and a parameter, from pairs or from a dict.
+    """Returns pairs of name and parameter, also of a dict.
 
     Raises:
         SettingsError: an entry is not a name with a tensor.

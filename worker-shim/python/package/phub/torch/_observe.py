@@ -228,7 +228,7 @@ class _Rows:
         _LOG.warning("job %s: nobody is observed any more, and training continues: %s", self.session.job, error)
 
     def late(self) -> Optional[Late]:
-        """Returns the rank that slows down the job most; `None` if the ranks are equally fast."""
+        """Returns the rank that slows down the job most, or `None`."""
         seen = list(self.seen)
         return late(np.stack(seen)) if len(seen) >= _LEAST_STEPS and self._ranks > 1 else None
 

@@ -52,10 +52,10 @@ class Pushes:
         """Keys whose bytes may leave before the push."""
         self._sent: Dict[str, _Sent] = {}
         self.left: Set[str] = set()
-        """Keys of which bytes have left since the last push, of the current gradient or of a former one."""
+        """Keys of which bytes have left since the last push, also of a former gradient."""
 
     def send_ahead(self, gradients: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
-        """Sends the bytes of gradients, times a factor. The hub does not count them before the push."""
+        """Sends the bytes of gradients, times a factor. They count from the push on."""
         self._windows.write(gradients, times, self._clip_value)
         self._windows.do(list(gradients), self._session.send_ahead)
         for key, gradient in gradients.items():
@@ -82,12 +82,12 @@ class Pushes:
         sent = self._sent.get(key)
         if sent is None or sent.gradient is not gradient or sent.times != times or gradient._version != sent.version:
             return False
-        # The script may have written an exposed gradient through a view, and torch does not count such a write.
+        # Torch does not count a write to an exposed gradient through a view.
         return is_watched(gradient) or (is_exposed(gradient) and self._windows.has(key, gradient, times, self._clip_value))
 
     def push(self, gradients: Made, unsent: Mapping[str, torch.Tensor], means: Iterable[str] = ()) -> None:
-        """Ends the round with all gradients. First writes the gradients of `unsent` to the windows. Does not clip gradients of
-        `means`, because each worker has clipped them already."""
+        """Ends the round with all gradients. First writes the gradients of `unsent`, without clipping gradients of `means`, which
+        each worker has clipped."""
         clipped = {key: unsent[key] for key in means if key in unsent}
         own = {key: each for key, each in unsent.items() if key not in clipped} if clipped else unsent
         self._windows.write(own, clip_value=self._clip_value)

@@ -21,7 +21,7 @@ class Watcher(Protocol):
     """An object that watches gradients."""
 
     def touched(self, gradient: Any) -> None:
-        """Unwatches a watched gradient that the script is about to read or write. Torch's function runs after this call."""
+        """Unwatches a gradient that the script is about to read or write."""
 
     def zeroed_by_script(self, gradient: Any) -> None:
         """Notes that the script is about to set a gradient to zero. After that the gradient need not be watched any more."""

@@ -80,7 +80,7 @@ class Weights:
         self._buckets: Dict[str, List[str]] = {}
         """The bucket of each key: keys that are neighbours in the forward pass. A bucket's arrived values are copied together."""
         self._lock = threading.RLock()
-        """A lock that a thread holds from its read of `pending` until it has copied the values, so that no step comes between."""
+        """A lock that is held from the read of `pending` until the values are copied, so that no step comes between."""
 
     def begin(self, gradients: Callable[[], Optional[Taker]]) -> None:
         """Copies the first values into the parameters, and makes them held parameters."""

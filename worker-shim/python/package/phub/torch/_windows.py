@@ -151,7 +151,7 @@ def _copy_each(into: List[torch.Tensor], values: List[torch.Tensor]) -> None:
 
 
 copy: Callable[[List[torch.Tensor], List[torch.Tensor]], None] = getattr(torch, "_foreach_copy_", _copy_each)  # torch 2.1
-"""Copies the tensors of the second list, at least one, into the tensors of the first list."""
+"""Copies the tensors of the second list, at least one, into those of the first."""
 
 
 def have_other_bits(values: torch.Tensor, others: torch.Tensor) -> bool:

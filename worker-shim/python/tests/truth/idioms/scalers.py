@@ -71,7 +71,7 @@ def unscaled_and_clipped(ctx):
 
 
 AT_THE_HUB = {"skip_nonfinite": True}
-"""Settings with which the hub unscales gradients and finds values that are not finite."""
+"""Settings with which the hub unscales gradients and finds inf/NaN."""
 
 
 @idiom(workers=(1, 2, 4), hooked=False)
