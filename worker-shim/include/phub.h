@@ -93,13 +93,13 @@ typedef int (*PhubInterrupted)(void *context);
 // `predicted` and `measured` go from the time when the first batch can be pulled to the time when the last layer can be
 // computed.
 typedef struct {
-  // The number of batches; 0 if there is no plan. Then nothing is pulled in batches, or there was no profile yet.
+  // The number of batches; 0 without a plan: nothing is pulled in batches, or there is no profile yet.
   size_t batches;
-  // The time of each pull that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
+  // The part of a pull's time that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
   double start_up;
-  // The prediction of the profile; NaN if batches depend on no profile.
+  // The time that the profile predicts; NaN if batches depend on no profile.
   double predicted;
-  // The mean of the rounds that used the plan; NaN before the first.
+  // The measured time, as the mean of the rounds that used the plan; NaN before the first round.
   double measured;
   // The number of rounds that used the plan.
   uint32_t rounds;
@@ -119,7 +119,7 @@ typedef struct {
   size_t tensors;
 } PhubVersionAbout;
 
-// A tensor of a version. Its memory is that of the version, until phub_version_free.
+// A tensor of a version. Its memory belongs to the version, and is valid until phub_version_free.
 typedef struct {
   // The name, which ends with a zero byte.
   const char *name;
@@ -145,7 +145,7 @@ const char *phub_last_error(void);
 // Returns this library's version, such as "0.1.0".
 const char *phub_version(void);
 
-// Begins the settings of a session. `hub` is its control port ("host:port", or several with commas), and `rank` this
+// Begins the settings of a session. `hub` is the hub's control port ("host:port", or several with commas). `rank` is this
 // worker's number from 0. The optimizer that the hub runs is JSON, such as {"name": "nesterov", "learning_rate": 0.1,
 // "momentum": 0.9, "weight_decay": 0.0001}. Its names are "average" (the mean gradient), "sum" (the sum of gradients),
 // "sgd", "momentum", "dampened", "nesterov", "adam", "adamw", "amsgrad", "amsgradw", "lion", "lars" and "lamb".
@@ -226,7 +226,7 @@ PhubStatus phub_config_place(const PhubConfig *config,
                              size_t *offset,
                              size_t *bytes);
 
-// Frees settings; null is allowed. Sessions that were made from them are not affected.
+// Frees settings; null is allowed. Sessions that were made from the settings are not affected.
 //
 // What must hold:
 // `config` is null, or from phub_config_new and not yet freed.
@@ -364,13 +364,13 @@ PhubStatus phub_pull_plan_text(const PhubSession *session,
 // - "dtype": f32, bf16 or f16, each weight rounded to the nearest number. "ema": true for the averages of the weights.
 // - "names": other names for keys, {"the job's key": "the name of the tensor"}. A line may have its own type, {"the job's key":
 //   {"name": "the name of the tensor", "dtype": "f32"}}.
-// - "every": the shortest time from one version to the next, in seconds (10). Or "each": only the weights before each round that
-//   is a multiple of this number.
-// - "timeout": the longest wait for one version, in seconds, without the time of "every"; there is no limit by default.
-// - "hub_wait": the longest wait for a hub that is away, in seconds (300). "token": a secret, or a token that allows to read the
-//   job.
+// - "every": the shortest time from one version to the next, in seconds; 10 by default. Or "each": only the weights before each
+//   round that is a multiple of this number.
+// - "timeout": the longest wait for one version after the time of "every", in seconds; there is no limit by default.
+// - "hub_wait": the longest wait for a hub that is away, in seconds; 300 by default. "token": a secret, or a token that allows
+//   to read the job.
 //
-// `interrupted` may be null. Otherwise a call that waits calls it with `context` 20 times a second.
+// `interrupted` may be null. Otherwise a call that waits calls `interrupted` with `context` 20 times a second.
 //
 // What must hold:
 // `subscription` points to room for a pointer, and texts end with a zero byte. `interrupted` can be called with `context` by any
@@ -383,8 +383,8 @@ PhubStatus phub_subscribe(PhubSubscription **subscription,
                           void *context);
 
 // Subscribes to a directory of `phub-server publish`, which may have no version yet. `settings` may be null, or is JSON with
-// "every", "each" and "timeout" (see phub_subscribe). With "each", all versions whose numbers are multiples come, beginning with
-// the oldest that is there; with 1 each version.
+// "every", "each" and "timeout" (see phub_subscribe). With "each", the versions come whose numbers are multiples of "each", the
+// oldest first; with 1 every version.
 //
 // What must hold:
 // See phub_subscribe.

@@ -11,7 +11,7 @@ use crate::status::{Failure, PhubStatus};
 /// Settings of a session.
 pub struct PhubConfig {
     config: SessionConfig,
-    /// The layers of pulls in batches; empty: each key alone.
+    /// The layers that are pulled in batches. If empty, each key is a layer.
     layers: Vec<Vec<KeyId>>,
     /// Whether the size of a chunk was set. If not, it depends on the keys, which are added later.
     has_chunk_bytes: bool,
@@ -29,7 +29,7 @@ pub enum PhubDtype {
     Bf16 = 2,
 }
 
-/// Begins the settings of a session. `hub` is its control port ("host:port", or several with commas), and `rank` this
+/// Begins the settings of a session. `hub` is the hub's control port ("host:port", or several with commas). `rank` is this
 /// worker's number from 0. The optimizer that the hub runs is JSON, such as {"name": "nesterov", "learning_rate": 0.1,
 /// "momentum": 0.9, "weight_decay": 0.0001}. Its names are "average" (the mean gradient), "sum" (the sum of gradients),
 /// "sgd", "momentum", "dampened", "nesterov", "adam", "adamw", "amsgrad", "amsgradw", "lion", "lars" and "lamb".
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn phub_config_place(
     })
 }
 
-/// Frees settings; null is allowed. Sessions that were made from them are not affected.
+/// Frees settings; null is allowed. Sessions that were made from the settings are not affected.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
     unsafe { free(config) }
 }
 
-/// Returns the settings at a pointer from C, to change. No other thread has them while they are made.
+/// Returns the settings at a pointer from C, to change them. No other thread has settings that are not complete.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.

@@ -14,13 +14,13 @@ use crate::status::{Failure, PhubStatus};
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PhubPullPlan {
-    /// The number of batches; 0 if there is no plan. Then nothing is pulled in batches, or there was no profile yet.
+    /// The number of batches; 0 without a plan: nothing is pulled in batches, or there is no profile yet.
     pub batches: usize,
-    /// The time of each pull that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
+    /// The part of a pull's time that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
     pub start_up: f64,
-    /// The prediction of the profile; NaN if batches depend on no profile.
+    /// The time that the profile predicts; NaN if batches depend on no profile.
     pub predicted: f64,
-    /// The mean of the rounds that used the plan; NaN before the first.
+    /// The measured time, as the mean of the rounds that used the plan; NaN before the first round.
     pub measured: f64,
     /// The number of rounds that used the plan.
     pub rounds: u32,
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn phub_pull_plan_text(
         let mut words = planned(session)?.map_or_else(String::new, |plan| plan.to_string()).into_bytes();
         words.truncate(room - 1); // all of it is ASCII
         words.push(0);
-        // SAFETY: not null, the caller's promise that there are `room` bytes, and no more are written; a local is elsewhere.
+        // SAFETY: `text` is not null, and has `room` bytes by the caller's promise. `words` is local, with at most `room` bytes.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr().cast(), text, words.len()) };
         Ok(())
     };

@@ -40,7 +40,7 @@ pub struct PhubVersionAbout {
     pub tensors: usize,
 }
 
-/// A tensor of a version. Its memory is that of the version, until phub_version_free.
+/// A tensor of a version. Its memory belongs to the version, and is valid until phub_version_free.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PhubTensor {
@@ -114,7 +114,7 @@ impl Settings {
         })
     }
 
-    /// Checks that there is no setting of hubs.
+    /// Checks that there is no setting that only a hub takes.
     fn check_for_directory(&self) -> Result<(), Failure> {
         let of_hubs = self.dtype.is_some() || self.ema || self.token.is_some() || self.hub_wait.is_some();
         if of_hubs || self.names != Names::default() {
@@ -160,13 +160,13 @@ unsafe fn subscribe(
 /// - "dtype": f32, bf16 or f16, each weight rounded to the nearest number. "ema": true for the averages of the weights.
 /// - "names": other names for keys, {"the job's key": "the name of the tensor"}. A line may have its own type, {"the job's key":
 ///   {"name": "the name of the tensor", "dtype": "f32"}}.
-/// - "every": the shortest time from one version to the next, in seconds (10). Or "each": only the weights before each round that
-///   is a multiple of this number.
-/// - "timeout": the longest wait for one version, in seconds, without the time of "every"; there is no limit by default.
-/// - "hub_wait": the longest wait for a hub that is away, in seconds (300). "token": a secret, or a token that allows to read the
-///   job.
+/// - "every": the shortest time from one version to the next, in seconds; 10 by default. Or "each": only the weights before each
+///   round that is a multiple of this number.
+/// - "timeout": the longest wait for one version after the time of "every", in seconds; there is no limit by default.
+/// - "hub_wait": the longest wait for a hub that is away, in seconds; 300 by default. "token": a secret, or a token that allows
+///   to read the job.
 ///
-/// `interrupted` may be null. Otherwise a call that waits calls it with `context` 20 times a second.
+/// `interrupted` may be null. Otherwise a call that waits calls `interrupted` with `context` 20 times a second.
 ///
 /// # Safety
 /// `subscription` points to room for a pointer, and texts end with a zero byte. `interrupted` can be called with `context` by any
@@ -191,8 +191,8 @@ pub unsafe extern "C" fn phub_subscribe(
 }
 
 /// Subscribes to a directory of `phub-server publish`, which may have no version yet. `settings` may be null, or is JSON with
-/// "every", "each" and "timeout" (see phub_subscribe). With "each", all versions whose numbers are multiples come, beginning with
-/// the oldest that is there; with 1 each version.
+/// "every", "each" and "timeout" (see phub_subscribe). With "each", the versions come whose numbers are multiples of "each", the
+/// oldest first; with 1 every version.
 ///
 /// # Safety
 /// See phub_subscribe.

@@ -5,7 +5,7 @@ in the same run.
 
 The model has layers of 8 x 8, so that next to nothing is computed. The processor time of the calling thread counts, by part
 of the step, less the time of the same model without communication. Legs alternate, so that a change of the machine's load
-is the same to all.
+affects all of them.
 """
 
 import argparse

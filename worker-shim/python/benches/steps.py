@@ -1,14 +1,14 @@
-"""Samples a second with phub.torch and with DistributedDataParallel over gloo, on the same work in the same run. Also:
-the share of each one's communication that compute hides, and the time of the hooks in a step.
+"""Samples a second with phub.torch and with DistributedDataParallel over gloo, on the same work in the same run. Also the share
+of communication that compute hides with each, and the time of the hooks in a step.
 
     torchrun --standalone --nproc_per_node 4 worker-shim/python/benches/steps.py [--model vgg|resnet|transformer] [--legs 8]
 
-Legs of both alternate, so that a change of the machine's load affects both equally. The result is the median of the
-ratios of neighbouring legs. The hidden share is `1 - (step - compute) / communication`, in legs that are neighbours,
-too. Compute
-is what all workers need at once for the same work without communication: forward and backward, with DDP also the step.
-Communication is the time of the same bytes without compute: all keys pushed and waited for, or all of DDP's buckets
-reduced. `--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters, `transformer` has equal layers.
+Legs with phub.torch and with DDP alternate, so that a change of the machine's load affects both equally. The result is the
+median of the ratios of neighbouring legs. The hidden share is `1 - (step - compute) / communication`, of neighbouring legs.
+Compute is the time of the same work without communication, at all workers at once: forward and backward pass, with DDP also
+the step. Communication is the time of the same bytes without compute: all keys pushed and waited for, or all DDP buckets
+reduced. `--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters, `transformer` has equal
+layers.
 """
 
 import argparse
@@ -80,7 +80,7 @@ class Transformer(torch.nn.Module):
 
 
 def steps(model, optimizer, images, labels, count, clip):
-    """Returns the seconds of the given number of steps."""
+    """Returns the seconds of `count` steps."""
     begun = time.perf_counter()
     for _ in range(count):
         optimizer.zero_grad()
@@ -94,7 +94,7 @@ def steps(model, optimizer, images, labels, count, clip):
 
 
 def exchange(session, count):
-    """Returns the seconds of the given number of rounds without compute."""
+    """Returns the seconds of `count` rounds without compute."""
     begun = time.perf_counter()
     for _ in range(count):
         session.push(*reversed(session.keys))
@@ -103,7 +103,7 @@ def exchange(session, count):
 
 
 def reduce(buckets, count):
-    """Returns seconds of as many reductions of a model's gradients without compute."""
+    """Returns the seconds of `count` reductions of a model's gradients without compute."""
     begun = time.perf_counter()
     for _ in range(count):
         for work in [torch.distributed.all_reduce(bucket, async_op=True) for bucket in buckets]:

@@ -5,8 +5,8 @@
     python generator.py write 127.0.0.1:7077
 
 The model learns the source code of Python's argparse, letter by letter. The generator does not train: it may start at any time, and
-start again after it was killed. It continues to write while the next weights arrive. Both processes print the loss of the end of the
-text, which is not trained. So the loss of a round is the same in both.
+start again after it was killed. It continues to write while the next weights arrive. Both processes print the loss of the text's
+end, on which no process trains. So the loss of a round is the same in both processes.
 """
 
 import argparse

@@ -35,8 +35,7 @@ pub fn is_done(py: Python<'_>, address: &str, token: Option<&str>) -> PyResult<b
     Ok(jobs.iter().all(JobReply::has_failed))
 }
 
-/// Returns the addresses of the hubs above the hub at this address, which get a job's sums; none if it has no hubs
-/// above it.
+/// Returns the addresses of the hubs to which the hub at this address sends a job's sums; none without hubs above.
 #[pyfunction]
 pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> PyResult<Vec<String>> {
     let credential = credential_of(token)?;

@@ -116,7 +116,7 @@ fn with_code(exception: PyErr, code: &str) -> PyErr {
     exception
 }
 
-/// Returns an error with its causes as text, each once.
+/// Returns the text of an error and of its causes, without repetitions.
 pub fn chain(error: &dyn Cause) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::errors::{HubStartError, SettingsError, chain};
 use crate::setting::credential;
 
-/// A running hub. Dropping it stops it, except in a child of `fork`, which has none of the hub's threads.
+/// A running hub. A drop stops the hub, except in a child of `fork`, which has none of the hub's threads.
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Hub {
     hub: Mutex<Option<phub_server::Hub>>,
@@ -36,7 +36,6 @@ impl Hub {
         Ok(Hub { address: hub.address(), hub: Mutex::new(Some(hub)), owner: std::process::id() })
     }
 
-    /// Returns the `host:port` of the hub's control port.
     #[getter]
     fn address(&self) -> String {
         self.address.to_string()

@@ -31,7 +31,7 @@ type TimesTuple = (u32, f64, f64, f64, f64, u64, u64, String);
 #[pyclass(frozen, module = "phub._phub")]
 pub struct Session {
     background: Background,
-    /// Whether NumPy may write the weights, because they are a copy of this worker.
+    /// Whether NumPy may write the weights, because they are a copy that belongs to this worker.
     private: bool,
 }
 
@@ -92,7 +92,6 @@ fn key((name, shape, dtype, lr_mult, wd_mult): KeyTuple) -> PyResult<Key> {
 
 #[pymethods]
 impl Session {
-    /// Joins a job and waits until all its workers have joined.
     #[new]
     #[allow(clippy::too_many_arguments)] // Python names them
     fn new(
@@ -128,7 +127,6 @@ impl Session {
         Ok(Session { background, private })
     }
 
-    /// Returns the gradient of a key, to write.
     fn gradient(&self, key: u32) -> PyResult<Window> {
         let (described, memory) = self.key(key)?;
         let nowhere = "gradients lie in dma_buf, where this process has no address: write them by the device";
@@ -136,7 +134,6 @@ impl Session {
         Ok(Window::new(described, address, false, self.background.memory()))
     }
 
-    /// Returns the weights of a key, to read.
     fn weights(&self, key: u32) -> PyResult<Window> {
         let (described, memory) = self.key(key)?;
         Ok(Window::new(described, memory.weights, !self.private, self.background.memory()))
@@ -200,7 +197,6 @@ impl Session {
         interruptible(py, |interrupted| self.background.wait_all(interrupted))
     }
 
-    /// Gives every worker the weights that rank 0 has written into its gradients.
     fn broadcast_written(&self, py: Python<'_>) -> PyResult<()> {
         interruptible(py, |interrupted| self.background.broadcast_written(interrupted))
     }
@@ -295,7 +291,6 @@ impl Session {
         self.background.next_round().0
     }
 
-    /// Returns for each hub the transport, the reason for this transport, and the NICs.
     #[getter]
     fn ways(&self) -> Vec<(String, String, Vec<String>)> {
         let paths = |way: &Way| way.paths.iter().map(|path| path.words.clone()).collect();
@@ -326,7 +321,6 @@ impl Session {
 }
 
 impl Session {
-    /// Makes a call with the session, on the session's thread.
     fn call<R: Send + 'static>(
         &self,
         py: Python<'_>,

@@ -18,7 +18,7 @@ pub fn credential(text: &str) -> PyResult<Credential> {
     Credential::parse(text, "token").map_err(|error| SettingsError::new_err(error.to_string()))
 }
 
-/// Returns the given credential, otherwise that of the environment or of this user's file.
+/// Returns the given credential, otherwise the credential of the environment or of this user's file.
 pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
     match given {
         Some(text) => Ok(Some(credential(text)?)),
@@ -26,15 +26,15 @@ pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
     }
 }
 
-/// Returns the token to show for a right to a job, if this process has one. It is made from the given secret
-/// or token, otherwise from that of the environment or of this user's file.
+/// Returns the token to show for a right to a job, if this process has one. The token is made from `given`, otherwise from the
+/// credential of the environment or of this user's file.
 #[pyfunction]
 pub fn token(right: &str, job: &str, given: Option<&str>) -> PyResult<Option<String>> {
     let right: Right = parse("right", right)?;
     Ok(credential_of(given)?.map(|found| found.token(right, job).to_string()))
 }
 
-/// Returns the value of one of several names.
+/// Returns the value that `choices` has for a name.
 pub fn choice<T: Copy>(setting: &str, text: &str, choices: &[(&str, T)]) -> PyResult<T> {
     match choices.iter().find(|(name, _)| *name == text) {
         Some(&(_, choice)) => Ok(choice),

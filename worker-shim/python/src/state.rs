@@ -1,7 +1,7 @@
 //! A reader over a state that a Python iterator yields piece by piece, so that memory never holds the whole
 //! state twice.
 //!
-//! Read on the session's thread, which takes the GIL for each piece.
+//! The session's thread reads the state, and takes the GIL for each piece.
 
 use std::io::{self, Read};
 

@@ -11,7 +11,7 @@ import pytest
 
 import phub
 
-# A test that takes as long hangs: the longest test takes some seconds.
+# A test that takes this many seconds hangs: the longest test takes some seconds.
 WATCHDOG_S = 240
 STDERR = pytest.StashKey()
 
@@ -53,12 +53,12 @@ def hubs():
 
 
 def mesh(hubs, machine):
-    """Returns the setting `mesh` of the workers of a machine, in a mesh of these hubs."""
+    """Returns the setting `mesh` for the workers of this machine, in a mesh of these hubs."""
     return f"{machine}/{len(hubs)}@{hubs[0].address}"
 
 
 def end_gloo():
-    """Ends the default process group, which is of gloo, and never frees its memory.
+    """Ends the default process group, which is one of gloo's, and never frees the group's memory.
 
     When torch 1.13 frees a group of gloo, it joins a thread while it holds the GIL, and that thread may wait for the GIL. Two
     runs of 100 and 200 trainings both hung.
@@ -79,8 +79,7 @@ def _call(result, rank, work, arguments):
 
 
 def in_processes(world_size, work, *arguments):
-    """Runs `work(rank, *arguments)` in a process for each rank, under "spawn". Returns the results, in rank
-    order."""
+    """Runs `work(rank, *arguments)` in a spawned process for each rank. Returns the results, in rank order."""
     context = multiprocessing.get_context("spawn")
     workers = []
     for rank in range(world_size):

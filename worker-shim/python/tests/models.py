@@ -22,7 +22,7 @@ class Cnn(torch.nn.Module):
 
 
 class Transformer(torch.nn.Module):
-    """Predicts the next of 128 letters; its output layer shares the embedding's weights."""
+    """A model that predicts the next of 128 letters. Its output layer shares the embedding's weights."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ def loss_of(model, inputs, targets):
 
 
 def fresh(kind):
-    """Returns a model with first weights that are the same in every process."""
+    """Returns a model whose initial weights are the same in every process."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
     return {"cnn": Cnn, "transformer": Transformer}[kind]()

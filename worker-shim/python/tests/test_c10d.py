@@ -1,4 +1,4 @@
-"""torch.distributed's backend "phub": the operations that the hub does, those that gloo does, and the end. Needs torch 2.4."""
+"""torch.distributed's backend "phub": the operations of the hub, the operations of gloo, and the end. Needs torch 2.4."""
 
 import datetime
 import os

@@ -20,7 +20,7 @@ from phub.torch._calls import MAX_DEPTHS  # noqa: E402
 
 HOOKS = {"powerSGD": power_sgd.powerSGD_hook, "batched": power_sgd.batched_powerSGD_hook}
 _orthogonalize = power_sgd._orthogonalize
-# Torch's batched hook passes a matrix, although since torch 1.12 `_orthogonalize` takes a batch of matrices. So here a matrix
+# Torch's batched hook passes a matrix, although since torch 1.12 `_orthogonalize` takes a batch of matrices. So a matrix
 # becomes a batch of one.
 power_sgd._orthogonalize = lambda each, epsilon=0: _orthogonalize(each if each.dim() == 3 else each[None], epsilon)
 
@@ -101,7 +101,7 @@ def nested(rank, store, world_size, hub):
 
         return callback
 
-    # One worker adds a callback early, and the other adds it late, to a future that is done. Both get the same sums.
+    # One worker adds a callback early. The other worker adds it late, to a future that is done. Both workers get the same sums.
     for times in range(20):
         futures = [future_of(number) for number in range(4)]
         answers = []

@@ -23,7 +23,7 @@ SHAPES = {"norm": (4,), "q": (4, 4), "k": (2, 4)}
 
 
 class Model(torch.nn.Module):
-    """A model as engines have them: two tensors of the checkpoint are one matrix."""
+    """A model like an engine's, in which two tensors of the checkpoint are one matrix."""
 
     def __init__(self):
         super().__init__()
@@ -79,18 +79,18 @@ def test_a_receiver_of_sglang_prepares_applies_and_aborts(hub):
     receiver = sglang.receiver(Context(model, init_payload={"hub": hub.address, "job": "job", "timeout": LIMIT_S}))
     receiver.receive()
     assert all(bool((tensor == 1).all()) for tensor in model.state().values())
-    # What was prepared is applied, although the job has newer weights by then.
+    # A prepared version is applied, although the job has newer weights by then.
     receiver.receive({"do": "prepare"})
     receiver._receiver._reading[1].result(LIMIT_S)
     step(session)
     receiver.receive({"do": "apply"})
     assert all(bool((tensor == 1).all()) for tensor in model.state().values())
-    # Without what was aborted, the newest version is read.
+    # After an aborted request, the newest version is read.
     receiver.receive({"do": "prepare", "round": 99})
     receiver.receive({"do": "abort"})
     receiver.receive()
     assert all(bool((tensor == 0.5).all()) for tensor in model.state().values())
-    # A version that was prepared before the wanted round is read anew.
+    # If the prepared version is older than the wanted round, a new version is read.
     receiver.receive({"do": "prepare"})
     receiver._receiver._reading[1].result(LIMIT_S)
     step(session)
@@ -197,7 +197,7 @@ def test_a_lost_hub_is_an_error_that_names_it():
 
 
 def ranks(rank, address, path):
-    """Updates the model of a rank of two. Returns the errors and the weights."""
+    """Updates the model of one of two ranks. Returns the errors and the weights."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)

@@ -38,7 +38,7 @@ def watchdog_s():
 
 
 def saved(directory, **settings):
-    """Returns the directory, with a small language model of random weights."""
+    """Saves a small language model with random weights, and returns the directory."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 256}
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -55,12 +55,12 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory):
-    """A model whose head has the weights of its embedding. A checkpoint and a hub have them once."""
+    """A model whose head has the weights of its embedding. A checkpoint and a hub have these weights once."""
     return saved(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
 
 
 def start(checkpoint, **settings):
-    """Returns an engine, whose processes are not this one, as users have it."""
+    """Returns an engine that runs in other processes, as users have it."""
     backend = {"backend": "phub"}
     engine = {**SETTINGS, "skip_tokenizer_init": True, "enforce_eager": True, "weight_transfer_config": backend}
     return vllm.LLM(str(checkpoint), **engine, **settings)
@@ -112,7 +112,7 @@ def train(rank, address, checkpoint, steps):
 
 
 class Trainers:
-    """Two workers, each a process, which train a model by a hub."""
+    """Two workers in separate processes, which train a model by a hub."""
 
     def __init__(self, address, checkpoint):
         context = multiprocessing.get_context("spawn")

@@ -49,7 +49,7 @@ def rest_of(process):
 
 
 def check_ranks(said, workers=2):
-    """Asserts that all ranks ended with the same weights, and that all used the hub. Returns the number of each rank's
+    """Asserts that all ranks ended with the same weights, and that all ranks used the hub. Returns the number of each rank's
     all-reduces at the hub."""
     ranks = {rank: (weights, ast.literal_eval(calls)) for rank, weights, calls in RANK.findall(said)}
     assert sorted(ranks) == [str(rank) for rank in range(workers)], said
@@ -70,7 +70,7 @@ def test_example(tmp_path, example, package, calls):
     assert process.returncode == 0, said
     losses = [float(loss) for loss in LOSS.findall(said)]
     assert losses[-1] < 0.6 * losses[0], said
-    # DDP has one bucket here. So there is one call for each step, and one for each mean of the loss.
+    # DDP has one bucket, so there is one call for each step, and one call for each mean of the loss.
     assert check_ranks(said) == [calls, calls], said
     print(f"{package} {importlib.metadata.version(package)}: losses {losses}")
 

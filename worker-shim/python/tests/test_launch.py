@@ -86,9 +86,9 @@ from phub._launch import wait_for_hub
                 ),
             )
         ),
-        # On several machines the environment must name the first machine; here it does not, so there is no hub.
+        # On several machines the environment must name the first machine. This environment does not, so there is no hub.
         ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (3, 4, None, None)),
-        # Hydra starts its proxies by srun, one on each machine. Slurm's ranks are then not those of the workers.
+        # Hydra starts its proxies by srun, one on each machine. Slurm's ranks are then not the ranks of the workers.
         (
             {
                 **{"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
@@ -169,8 +169,8 @@ SLURM = {
         ),
         (SLURM, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
         ({**SLURM, "SLURM_GTIDS": "1,5,3"}, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
-        # Not each machine gets a hub if there is one machine, if the first machine has no name, with PHUB_LEVELS=flat, or with
-        # PHUB_HUB.
+        # The machines get no hubs of their own if there is one machine, if the first machine has no name, with PHUB_LEVELS=flat,
+        # or with PHUB_HUB.
         ({**TORCHRUN, "WORLD_SIZE": "4", "RANK": "1", "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}, None),
         (OPEN_MPI, None),
         ({**TORCHRUN, "PHUB_LEVELS": "flat"}, None),

@@ -1,4 +1,4 @@
-"""Two machines with a hub each: the mean is that of all workers, and a state is read from and given to both hubs."""
+"""Two machines with a hub each: means are over all workers, and a state is read from both hubs and given to both hubs."""
 
 import concurrent.futures
 
@@ -30,8 +30,8 @@ def test_a_mesh_of_two_machines_averages_over_all_workers(hubs):
 
 
 def train(settings, state=None):
-    """Trains for three rounds, with a worker on a thread for each of these settings. Returns for each worker the state after the
-    second round, and the weights at the end."""
+    """Trains for three rounds, with a worker on a thread for each entry of `settings`. Returns for each worker the state after
+    the second round, and the weights at the end."""
 
     def worker(number):
         job = {"keys": KEYS, "optimizer": NESTEROV, "chunk_bytes": 64, "state": state, **settings[number]}

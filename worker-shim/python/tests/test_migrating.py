@@ -143,5 +143,5 @@ def asynchronous(rank, hub):
 
 
 def test_dist_async_is_asp(hub):
-    """Each push is a step: three by one worker, six by the other. So the worker that ends last gets weights after nine steps."""
+    """Each push is a step. One worker makes three steps, and the other six. The worker that ends last gets weights after nine."""
     assert max(in_processes(2, asynchronous, hub.address)) == 9

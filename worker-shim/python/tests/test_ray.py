@@ -181,7 +181,7 @@ def test_a_run_goes_on_from_the_hubs_checkpoint_when_a_node_is_lost(tmp_path, cl
     ended = run_by_ray(tmp_path, "goes on", work, failures=1, checkpoints=str(tmp_path / "hubs"))
     operator.join(timeout=60)
     assert lost, "no worker has waited for the loss of its node"
-    # The result is that of a run in which no node is lost.
+    # The result equals the result of a run in which no node is lost.
     assert {repr((0, weights)) for _, weights in ended} == {expected}
     # The hub of the lost node may see a lost worker, and save the failed job, before it is killed itself.
     [first] = {first for first, _ in ended}

@@ -52,7 +52,7 @@ def workers(environments, script=SCRIPT):
     return finish([start([sys.executable, "-c", script], **settings) for settings in environments])
 
 
-# A launcher that starts workers as mpiexec does: one worker itself, and the other through a shell.
+# A launcher that starts workers as mpiexec does: one worker directly, and the other worker through a shell.
 LAUNCHER = """
 import os, subprocess, sys
 command = [sys.executable, "-c", sys.argv[1]]
@@ -131,7 +131,7 @@ def test_torchruns_side_by_side_take_no_port_of_each_other(tmp_path):
     script.write_text(SCRIPT)
     port = free_ports(2)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--redirects=1", "--tee=1"]
-    # The workers of the first run wait for a file, so that its hub is there before the second run begins.
+    # The workers of the first run wait for a file, so that the first run's hub is there before the second run begins.
     script.write_text("import os, time\nwhile not os.path.exists(os.environ['GO']): time.sleep(0.05)\n" + SCRIPT)
     waits = script.read_text().replace("    mean", "    import pathlib; pathlib.Path(os.environ['HERE']).touch()\n    mean")
     (tmp_path / "first.py").write_text(

@@ -1,4 +1,4 @@
-"""Gradients that compiled code reads, or that a compiled backward pass makes. They equal DDP's, or an error names the
+"""Gradients that compiled code reads, or that a compiled backward pass makes. The gradients equal DDP's, or an error names the
 reason."""
 
 import contextlib
@@ -76,8 +76,8 @@ def read_by_compiled_code(_back, called, rank, number, net, optimizer):
 
 
 def train(rank, work, hub, file):
-    """Returns the norms of each step and the sum of a weight, with DDP, whose backward passes are not compiled, and with the
-    hub. An error is in its place."""
+    """Returns the norms of each step and the sum of a weight, or the error: with DDP, whose backward passes are not compiled, and
+    with the hub."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     found = []

@@ -73,7 +73,7 @@ def test_a_hub_that_is_lost(group):
 
 
 def other_fails(rank, store, hub, how, passes):
-    """Each worker has its own process group, so the hub's answer fails, and no call of gloo does."""
+    """Trains in a process group of this worker alone, so that only the hub's answer fails."""
     torch.distributed.init_process_group("gloo", f"file://{store}-{rank}", rank=0, world_size=1)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     state = phub.torch.HubState(hub, rank, 2, job="lost", join_limit=3.0)

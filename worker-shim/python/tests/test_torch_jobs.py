@@ -165,7 +165,7 @@ def test_values_that_cannot_be_broadcast_are_named(hub):
 
 
 def broadcast_of_two_types(rank, hub):
-    """Broadcasts integers at rank 0 and floats at rank 1, of as many bytes. Returns the error, and the tensor."""
+    """Broadcasts integers at rank 0 and floats of the same size at rank 1. Returns the error, and the tensor."""
     tensor = torch.ones(2, dtype=torch.int64 if rank == 0 else torch.float64)
     with pytest.raises(phub.Error) as error:
         phub.torch.broadcast_parameters({"count": tensor}, hub=hub, rank=rank, world_size=2, join_limit=8.0)

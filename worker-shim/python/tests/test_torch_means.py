@@ -94,8 +94,8 @@ def clips_twice(called, model, optimizer, rank):
 
 
 def train(rank, work, hub, transport, file):
-    """Returns the weights with the hub, with and without overlap, and with DDP; and how many of the wide keys' bytes were sent
-    for the mean in the backward pass of each step."""
+    """Returns the weights with the hub, with and without overlap, and with DDP. Also returns how many bytes of the wide keys the
+    backward pass of each step sent for the mean."""
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     weights, left, sent = [], [], set()
     send_ahead = Mean.send_ahead
@@ -139,8 +139,8 @@ def test_means_are_those_of_ddp_and_leave_in_the_backward_pass(hub, tmp_path, wo
     np.testing.assert_array_equal(results[0][0][0][0], results[1][0][0][0])
 
 
-# The largest difference of the weights from torch's after 200 steps, divided by the norm of the weights. The last bits of sums
-# differ, and where a gradient of Adam is near 0 the last bits decide the sign of a step.
+# The largest difference of the weights from torch's weights after 200 steps, divided by the norm of the weights. The last bits of
+# sums differ. If a gradient of Adam is near 0, the last bits decide the sign of a step.
 OF_TORCH = 1e-3
 OPTIMIZERS = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
@@ -184,7 +184,7 @@ def test_200_steps_that_the_hub_clips_are_those_of_ddp_on_four_ranks(hub, tmp_pa
 
 
 def warned(rank, hub):
-    """Returns the warnings of a script that clips, and of one that reads gradients."""
+    """Returns the warnings of a script that clips, and of a script that reads gradients."""
     found = []
     for job, use in (("clips", clip), ("reads", lambda model: model.first.bias.grad.sum())):
         model = Net()
@@ -377,8 +377,8 @@ def test_parameters_that_get_one_memory_later_are_refused_at_the_step(hub):
 
 
 def has_no_more_inputs(rank, hub):
-    """Trains with an input on rank 0 alone from step 2 on, after a step in which gradients were read. Returns the weights, and those
-    of a training with the means."""
+    """Trains with an input on rank 0 alone from step 2 on, after a step in which gradients were read. Returns the weights,
+    and the weights of a training with the means."""
     model, alone = Net(), Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = phub.torch.DistributedOptimizer(optimizer, model, hub=hub, rank=rank, world_size=2, job="uneven")

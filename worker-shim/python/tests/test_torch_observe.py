@@ -1,4 +1,4 @@
-"""`phub.torch.observe` names the rank that slows down a job of DDP over gloo, and the part of the step in which it is slow."""
+"""`phub.torch.observe` names the rank that slows down a job of DDP over gloo, and in which part of the step the rank is slow."""
 
 import json
 import logging
@@ -87,7 +87,7 @@ def run_of(rank, hub, part, steps, passes):
 
 
 def seen_again(hub, job):
-    """Returns the verdict after the hub has seen the job's last rounds, which it does every few seconds."""
+    """Returns the verdict after the hub has seen the job's last rounds. The hub looks every few seconds."""
     until = time.monotonic() + 60
     while "look again" in (verdict := verdict_of(hub, job)) and time.monotonic() < until:
         time.sleep(0.1)

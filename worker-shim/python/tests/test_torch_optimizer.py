@@ -195,8 +195,7 @@ def given_by_the_script(rank, model, called, _wrapped):
 
 
 def read_gradients(rank, work, hub, file):
-    """Returns the gradients that a script reads with the hub and with DDP: values of each worker's own, and
-        means."""
+    """Returns the gradients that a script reads with the hub and with DDP: each worker's own gradients, and means."""
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     ours, theirs = Net(), Net()
     optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub, rank=rank, world_size=2)

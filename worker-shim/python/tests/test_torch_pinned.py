@@ -11,7 +11,7 @@ NOT_PERMITTED = 800
 
 
 class Runtime:
-    """An imitated CUDA runtime. Like the real one, it keeps the last error for the next caller that asks for it."""
+    """An imitated CUDA runtime. Like the real runtime, it keeps the last error for the next caller that asks for the error."""
 
     def __init__(self, refused):
         self.refused, self.pinned, self.last = refused, [], 0

@@ -10,7 +10,7 @@ SGD = {"lr": 0.1, "momentum": 0.9}
 
 
 class Net(torch.nn.Module):
-    """A model whose modules are not registered in the order of their calls; one is never called."""
+    """A model whose modules are not registered in the order of their calls. One module is never called."""
 
     def __init__(self):
         super().__init__()
@@ -56,8 +56,8 @@ def test_layers_are_modules_in_the_order_in_which_they_are_called(hub):
     train(model, optimizer, 1)
     assert layers(optimizer) == registered, "something is under way"
     train(model, optimizer, 1)
-    # `step()` waits for the parameters for which no module waits. The model waits for its own parameters, and for those of its
-    # child that is never called.
+    # `step()` waits for the parameters for which no module waits. The model waits for its own parameters, and for the parameters
+    # of its child that is never called.
     assert layers(optimizer) == [of("outside"), ["scale", *of("unused")], of("first"), of("out")]
     optimizer.leave()
 

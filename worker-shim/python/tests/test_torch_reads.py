@@ -68,7 +68,7 @@ def through_a_file(what):
     file = io.BytesIO()
     torch.save(what, file)
     file.seek(0)
-    # The file is this test's own, so it may have any objects. From torch 2.6 on, this must be said.
+    # The file is the test's own, so it may have any objects. From torch 2.6 on, a flag must say so.
     return torch.load(file, **({"weights_only": False} if torch.__version__ >= "2" else {}))
 
 
@@ -427,7 +427,7 @@ def shared_by_a_queue(model):
 @pytest.mark.parametrize("share", [shared_by_share_memory, shared_by_a_queue])
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_process_that_shares_the_memory_has_the_values_after_a_step(hub, share, number):
-    """An actor reads the parameters after each step, and writes one, also before the first step."""
+    """An actor reads the parameters after each step, and writes a parameter, also before the first step."""
     context, (asked, ask), (answers, answer) = multiprocessing.get_context("fork"), *(multiprocessing.Pipe(False) for _ in range(2))
     models = Net(), Net()
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in models]
@@ -458,7 +458,7 @@ def test_a_process_that_shares_the_memory_has_the_values_after_a_step(hub, share
 
 
 def test_a_thread_that_reads_during_a_step_does_not_hide_the_new_values(hub, monkeypatch):
-    """The thread has copied the values of the first step when the script makes the second one."""
+    """The thread has copied the values of the first step when the script makes the second step."""
     model, theirs = Net(), Net()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
     backward(model, *data())

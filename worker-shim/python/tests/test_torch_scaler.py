@@ -107,7 +107,7 @@ def test_gradients_in_float16_are_refused(hub):
 
 
 def with_other_scales(rank, hub):
-    """Trains without a scaler, and with a scale for each rank, which the hub need not know. Returns the weights of both."""
+    """Trains without a scaler, and with a scale for each rank, which the hub need not know. Returns both trainings' weights."""
     found = []
     for job, scale in (("unscaled", None), ("scaled", (1024.0, 64.0)[rank])):
         model = Net()

@@ -38,7 +38,7 @@ def by_hand(*changes):
 
 
 def warm_up(optimizer):
-    """Returns a schedule of a warm-up: the rate of the first group begins at 0, and that of the other group does not change."""
+    """Returns a schedule of a warm-up: the first group's rate begins at 0, and the other group's rate does not change."""
     rates = [lambda step: step / ROUNDS, lambda step: 1.0]
     return torch.optim.lr_scheduler.LambdaLR(optimizer, rates).step
 

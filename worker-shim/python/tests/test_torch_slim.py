@@ -19,7 +19,7 @@ ROUNDS = 14
 
 
 def train(rank, hub, world_size, job, slim):
-    """Trains a worker. Returns the losses, the parameters, the bytes of the model, and the bytes that crossed until each step."""
+    """Trains a worker. Returns the losses, the parameters, the bytes of the model, and the traffic in bytes until each step."""
     model = models.fresh("cnn")
     if rank > 0:
         with torch.no_grad():

@@ -146,7 +146,7 @@ def test_what_a_gpu_may_pin_stays_when_a_hub_comes_back(tmp_path, weights):
 
 
 def fresh(name, weights):
-    """Returns a model and an optimizer as of a script that is started again: with these weights, and without optimizer state."""
+    """Returns the model and the optimizer of a script that is started again: with these weights, and without optimizer state."""
     model = Net()
     model.first.weight.data.zero_()  # so that the weights differ before they are loaded
     model.load_state_dict(weights)
@@ -200,7 +200,7 @@ HALFWAY = 3
 
 
 def part(rank, settings, job, first, loaded):
-    """Trains a worker from batch `first` on. Each rank 0 loads `loaded`, if there is some. Returns the results, and the state
+    """Trains a worker from batch `first` on. Rank 0 first loads `loaded`, if it is given. Returns the results, and the state
     that the first worker saves halfway."""
     model = models.fresh("cnn")
     optimizer = models.optimizer_of("cnn", model)
@@ -246,8 +246,8 @@ def test_machines_go_on_with_the_state_of_the_first_machine(hub, hubs):
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_parameters_that_have_made_different_numbers_of_steps_go_on_as_in_torch(saved, tmp_path, name):
-    """The first bias is two steps behind, and the second bias had no gradient yet. Training continues as in torch, also from a
-    checkpoint."""
+    """Training continues as in torch, also from a checkpoint, if one bias is two steps behind and another bias had no gradient
+    yet."""
 
     def apart(state):
         state = through_a_file(state)

@@ -1,4 +1,4 @@
-"""Gradients of parameters that no optimizer at the hub has: each worker has its own, and a script that uses them gets an error."""
+"""Gradients of parameters that no optimizer at the hub has: each worker has its own, and a script that uses one gets an error."""
 
 import copy
 import pickle

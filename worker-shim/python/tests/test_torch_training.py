@@ -137,8 +137,8 @@ OUTPUT = ("--redirects=1", "--tee=1")
 def torchrun(workers, script, *arguments):
     """Runs a script with torchrun. Returns the output of its workers, in rank order."""
     tests = os.path.dirname(models.__file__)
-    # These options are --standalone with a free port. In torch 1.13, --standalone itself uses port 29400, where the workers of
-    # other jobs would meet, too.
+    # These options are those of --standalone, with a free port. In torch 1.13, --standalone uses port 29400, like the workers of
+    # other jobs.
     own = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
     command = [sys.executable, "-m", "torch.distributed.run", *own, f"--nproc_per_node={workers}", *OUTPUT]
     run = subprocess.run(
@@ -261,7 +261,7 @@ def test_torchrun_starts_workers_on_two_machines_again_after_one_is_lost(tmp_pat
     began, bits = zip(*(line.rsplit(": ", 1) for line in whole))
     assert began == tuple(f"rank {rank}: from round 1" for rank in range(4)) and len(set(bits)) == 1, whole
     began_again, bits_again = zip(*(line.rsplit(": ", 1) for line in restarted))
-    # The hubs write a checkpoint every second round. No worker knows the last one that was written before the loss.
+    # The hubs write a checkpoint every second round. No worker knows which checkpoint was the last one before the loss.
     rounds = {int(each.rpartition(" ")[2]) for each in began_again}
     assert len(began_again) == 4 and len(rounds) == 1 and rounds.pop() in range(3, 10), restarted
     assert bits_again == bits
@@ -279,8 +279,8 @@ with phub.Session(keys={"only": (3,)}, optimizer=phub.Sgd(learning_rate=1.0)) as
     print(f"rank {me.rank}: {session.weights('only').tolist()} by {session.ways[0].transport}")
 """
 
-# A script that makes two machines, network namespaces with a cable between them. They are removed at the end of the script,
-# because it runs in its own namespaces.
+# A script that makes two machines: network namespaces with a cable between them. They are removed at the end of the script,
+# because the script runs in its own namespaces.
 TWO_HOSTS = """
 set -eu
 script=$1

@@ -1,4 +1,4 @@
-"""A training gives no warnings. In this test all warnings, of torch, NumPy and other packages, are errors."""
+"""A training gives no warnings. In this test all warnings of torch, NumPy and other packages are errors."""
 
 import os
 import subprocess

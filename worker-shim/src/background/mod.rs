@@ -1,8 +1,8 @@
 //! A session on a thread of its own: the exchange continues while its callers compute.
 //!
 //! The background session is for callers that cannot drive a session themselves, such as Python and C. One thread owns
-//! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to that thread and a
-//! wake-up; a caller that waits sleeps until its key is there.
+//! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to the session's thread and a
+//! wake-up. A waiting caller sleeps until its key's answer has arrived.
 //!
 //! ```text
 //!   callers                          session's thread
@@ -73,7 +73,7 @@ impl From<SessionError> for BackgroundError {
     }
 }
 
-/// The addresses of a key in this process's memory. It is valid while its [`Memory`] is held.
+/// The addresses of a key in this process's memory. They are valid while the session's [`Memory`] is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyMemory {
     /// The address of the gradient. The caller may write it while the key is not in flight. `None` if the
@@ -172,8 +172,8 @@ impl Background {
         self.shared()?.push(keys, what)
     }
 
-    /// Sends the gradients of keys before their pushes like [`Session::send_ahead`], and returns at once. A
-    /// gradient may be written again before its push, if the push says so.
+    /// Sends the gradients of keys before their pushes like [`Session::send_ahead`], and returns at once. If a
+    /// gradient is written again, its push must be [`Pushed::Rewritten`].
     pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
         self.shared()?.send_ahead(keys)
     }
@@ -204,7 +204,7 @@ impl Background {
         self.shared()?.settle(key, interrupted)
     }
 
-    /// Whether the key's answer had arrived when the thread last checked. The thread then checks again.
+    /// Whether the key's answer had arrived when the thread last checked. Makes the thread check again.
     pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {
         self.shared()?.is_ready(key)
     }
@@ -344,7 +344,6 @@ enum NotTold {
     Interrupted,
 }
 
-/// Waits for the answer of the session's thread.
 fn receive<T>(told: &Receiver<T>, interrupted: &mut dyn FnMut() -> bool) -> Result<T, NotTold> {
     loop {
         match told.recv_timeout(ASK) {

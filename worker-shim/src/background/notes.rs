@@ -1,6 +1,6 @@
 //! The callers' actions in order: the keys that callers have pushed, asked for, and received.
 //!
-//! Under the callers' lock, until the session's thread takes the notes. Must not depend on sessions.
+//! The callers' lock protects the notes until the session's thread takes them. Must not depend on sessions.
 //!
 //! Without pulls in batches, only pushes are noted. Between two pushes of a key there is at most one note of
 //! each kind. So callers that poll cannot fill the memory.

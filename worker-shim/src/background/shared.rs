@@ -2,7 +2,7 @@
 //! Callers push, ask, wait and call on any thread.
 //!
 //! There is one lock, held briefly. No thread waits for the network, the hub or a caller while it holds the
-//! lock; waiting callers release it. The notes of each key are bounded, and for each call a caller waits.
+//! lock; waiting callers release it. The number of notes of a key is bounded, and each call has a waiting caller.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -22,7 +22,7 @@ use crate::session::{
 /// that function after it has published the new states of the keys.
 pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>;
 
-/// The ways in which a session ends. A later variant overrides an earlier one.
+/// The ways in which a session ends. A later variant overrides an earlier variant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ending {
     /// The session leaves when no key is in flight any more.
@@ -59,7 +59,7 @@ struct State {
     stopwatch: Stopwatch,
     has_weights: bool,
     waker: Option<Waker>,
-    /// Whether the thread was woken since it last took orders. It need not be woken again.
+    /// Whether the thread was woken since it last took orders, so that it need not be woken again.
     is_woken: bool,
     /// The end of the session, once it is over: the error that ended it, if an error did.
     over: Option<Option<Arc<SessionError>>>,
@@ -178,8 +178,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Notifies callers that wait for a key that the key cannot arrive. Does nothing if a push has been noted
-    /// in between.
+    /// Notifies callers that wait for a key that the key cannot arrive. Does nothing if a new push has been noted
+    /// meanwhile.
     pub fn tell_cannot_come(&self, key: KeyId, why: SessionError) {
         let mut state = self.lock();
         let State { notes, waiting, .. } = &mut *state;
@@ -242,7 +242,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends the gradients of keys before their pushes.
     pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
         let mut state = self.lock_alive()?;
         let noted = keys.iter().try_for_each(|&key| match is_open(&state, key)? {
@@ -261,7 +260,6 @@ impl Shared {
         ExchangeError::UnderWay { key, round, doing }.into()
     }
 
-    /// Whether a key's last answer left its weights unchanged.
     pub fn was_left_alone(&self, key: KeyId) -> Result<bool, BackgroundError> {
         let (state, open) = self.look(key)?;
         Ok(!open && state.left_alone[key.index()])
@@ -390,7 +388,6 @@ impl Shared {
         }
     }
 
-    /// Returns the reason why the session is over.
     pub fn why_ended(&self) -> BackgroundError {
         self.over(&self.lock())
     }
@@ -410,7 +407,7 @@ impl Shared {
         }
     }
 
-    /// Whether a key is queued or in flight.
+    /// Returns the state, and whether a key is queued or in flight.
     fn look(&self, key: KeyId) -> Result<(MutexGuard<'_, State>, bool), BackgroundError> {
         let state = self.lock_alive()?;
         let open = is_open(&state, key)?;

@@ -62,7 +62,6 @@ pub(super) fn run(
     shared.tell_ended(outcome.map(|_| ()).and(left).err());
 }
 
-/// Returns the address of each key's gradient and weights.
 fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
     fn of<E: Element>(session: &mut Session, key: KeyId) -> Result<KeyMemory, SessionError> {
         let gradient = match session.gradient_mut::<E>(key) {

@@ -11,8 +11,8 @@
 //!
 //! Bytes ahead have no effect until the push, and may be sent again. The hub may answer them ahead
 //! (`JobTerms::answers_ahead`): then it may write the chunk's weights from that time on. The weights count
-//! when the answer arrives. Bytes ahead are sent only between the answer of a round and the next push, so
-//! that the hub reads none of them. On shared memory both windows are the same pages, so sending ahead would
+//! when the answer arrives. Bytes ahead are sent only between the answer of a round and the next push, when
+//! the hub no longer reads the old gradient. On shared memory both windows are the same pages, so sending ahead would
 //! save nothing. Frames with checksums must not be rewritten while they are sent, and a codec encodes only
 //! once a push. In these cases nothing is sent ahead.
 //!
@@ -29,7 +29,7 @@ use super::windows::Windows;
 /// The chunks of keys that are sent ahead.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    /// Whether sending ahead saves time, by core. Empty if it does so on no link.
+    /// Whether sending ahead saves time, by core. Empty if it saves time on no link.
     over: Vec<bool>,
     /// Whether the hub may answer bytes ahead.
     pub are_answered: bool,
@@ -142,8 +142,8 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Whether an arrival may be weights ahead, for a key that was sent ahead in the same round. Such weights
-    /// count only when the answer arrives.
+    /// Whether an arrival may be weights that the hub answered ahead, because the key was sent ahead in this round. Weights
+    /// ahead count only when the answer arrives.
     pub(super) fn may_come_ahead(&self, link: LinkId, arrival: Immediate) -> bool {
         if arrival.chunk.index() >= self.awaited.len() {
             return false;

@@ -110,7 +110,7 @@ impl Coder {
         &mut self.gradients
     }
 
-    /// Sets all gradients to zero, if callers add to what the last push left in them.
+    /// Sets all gradients to zero, if callers add to the values that the last push left.
     pub fn discard_changes(&mut self) {
         if self.keeps_own_weights() {
             self.gradients.as_mut_slice().fill(0.0);
@@ -197,7 +197,7 @@ impl Coder {
         matches!(self.method, Method::Slim(_))
     }
 
-    /// Whether all keys must be pushed for this round before any key is pushed for the next.
+    /// Whether all keys must be pushed for this round before any key is pushed for the next round.
     pub fn needs_all(&self, round: Round) -> bool {
         matches!(&self.method, Method::Slim(pusher) if pusher.selects(round))
     }

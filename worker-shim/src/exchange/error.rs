@@ -14,7 +14,7 @@ pub enum ExchangeError {
         /// The number of keys.
         keys: usize,
     },
-    /// The caller asked for the key with another type than it has.
+    /// The caller asked for the key with another type than the key has.
     #[error(
         "key {key:?} is {seen}, and was asked for as {asked}: ask for the type that the manifest gives it"
     )]

@@ -8,8 +8,8 @@
 //!
 //! Owned by the worker's thread. It keeps the rule on which the whole design depends: one round in flight per
 //! chunk. A key is pushed again only after all its answers have arrived. `keys` lends gradients and weights
-//! to the caller, and `notices` handles arrivals that are not plain answers. On the `unsafe` list: handling
-//! arrivals.
+//! to the caller, and `notices` handles arrivals that are not plain answers. Handling arrivals is
+//! unsafe (docs/unsafe.md).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -119,11 +119,11 @@ pub struct Exchange<P: Port> {
     /// The bytes that were sent over links that no longer exist.
     pub(super) sent_before: u64,
     pub(super) received: u64,
-    /// The parts of the whole gradient that hubs have sent.
+    /// The parts of the gradient's norm over all keys that hubs have sent.
     parts: Parts,
-    /// The whole gradient of the last round for which all parts have arrived.
+    /// The gradient's norm over all keys, in the last round for which all parts have arrived.
     found: Option<Told>,
-    /// The priority of each key in the order in which keys are needed. Empty if that is the layout's order.
+    /// The priority of each key, by the order in which keys are needed. Empty if the layout's order counts.
     pub(super) priorities: Vec<u32>,
     /// The keys whose last answer has arrived since the caller took this list; `None` if no caller takes it.
     pub(super) answered: Option<Vec<KeyId>>,
@@ -172,8 +172,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Handles answers that still arrive over links that are about to close, until one has closed. Without
-    /// this, a push that the hub has answered would count as unanswered.
+    /// Handles answers that still arrive over links that are about to close, until one link has closed. Without
+    /// this call, a push that the hub has answered would count as unanswered.
     ///
     /// # Errors
     /// Returns the end of a link.
@@ -244,7 +244,7 @@ impl<P: Port> Exchange<P> {
         (self.parts, self.found) = (Parts::new(self.parts.hubs()), None);
     }
 
-    /// Replaces the lost links by new ones. The memory stays. The caller then calls [`begin`](Self::begin).
+    /// Replaces the lost links by new links. The memory stays. The caller then calls [`begin`](Self::begin).
     pub(crate) fn reconnect(
         &mut self,
         mut port: P,
@@ -260,7 +260,7 @@ impl<P: Port> Exchange<P> {
         self.windows.receive(received);
     }
 
-    /// Limits the bytes that each link holds. Further posts wait here, in the order of the schedule.
+    /// Limits the bytes that each link holds. Further posts wait in this exchange, in the order of the schedule.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link, bytes));
     }
@@ -338,7 +338,6 @@ impl<P: Port> Exchange<P> {
             self.post()?;
         }
         self.port.flush();
-        // The flush may have made room in a link.
         if self.has_unsent() { self.post_queued() } else { Ok(()) }
     }
 
@@ -425,8 +424,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the end of a link, if a link has ended. When one link fails here, the other links end, too.
-    /// Their peer is then only gone, so another reason takes precedence.
+    /// Returns the end of a link, if a link has ended. If one link fails, the other links end, too, and report
+    /// only that their peer is gone. So any other reason takes precedence.
     fn closed(&mut self) -> Option<ExchangeError> {
         let mut closed = self.port.closed()?;
         while let Some(other) = self.port.closed() {
@@ -497,7 +496,7 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Handles a hub's part of the whole gradient, and passes it on to the other hubs. Returns whether the
+    /// Handles a hub's part of the gradient's norm, and passes the part on to the other hubs. Returns whether the
     /// arrival is such a part.
     #[cold]
     pub(super) fn take_part(&mut self, link: LinkId, hub: usize, arrival: Immediate) -> bool {
@@ -518,7 +517,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Passes a hub's part on to the other hubs, if hubs have no links to each other.
+    /// Passes a hub's part of the norm on to the other hubs, if hubs have no links to each other.
     fn pass_on(&mut self, hub: usize, part: &Told) {
         if !self.windows.wire().passes_on() {
             return;
@@ -530,8 +529,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the sum of squares of the whole gradient, in the last round for which all hubs have sent their
-    /// parts. If the job's steps wait for this sum, it arrives before the answers of its round. Otherwise it
+    /// Returns the gradient's sum of squares over all keys, in the last round for which all hubs have sent their
+    /// parts. If the job's steps wait for this sum, the sum arrives before the answers of its round. Otherwise it
     /// arrives before the answers of the next round.
     pub fn found(&self) -> Option<Told> {
         self.found
@@ -548,7 +547,6 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].left_alone
     }
 
-    /// Returns the content of the push in flight.
     pub(crate) fn content(&self, key: KeyId) -> Content {
         self.keys[key.index()].content
     }
@@ -558,7 +556,7 @@ impl<P: Port> Exchange<P> {
         self.under_way_from(KeyId(0))
     }
 
-    /// Returns the first key that is in flight, of this key and those after it.
+    /// Returns the first key that is in flight, from this key on.
     pub fn under_way_from(&self, KeyId(first): KeyId) -> Option<KeyId> {
         let behind = self.keys[first as usize..].iter().position(|key| key.outstanding > 0);
         behind.map(|key| KeyId(first + key as u32))

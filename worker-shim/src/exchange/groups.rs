@@ -1,4 +1,4 @@
-//! Groups of small keys. If all keys of a group are put one after another, they leave in one post.
+//! Groups of small keys. If a caller puts (pushes without a flush) all keys of a group in a row, they leave in one post.
 //!
 //! The layout decides which keys form a group. The hub's core treats a group as the pushes of its chunks.
 
@@ -10,14 +10,14 @@ use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 
-/// The groups, and the group that is being put.
+/// The groups, and the group whose keys the caller is putting.
 pub(super) struct Groups {
     /// The groups, by number. With many small keys the tables by key do not fit into a cache, but this table
     /// does.
     of: Vec<Group>,
     /// The group of which some keys are put.
     begun: Begun,
-    /// The keys that are put, and wait for the rest of their group. Empty if no group is put in part.
+    /// The keys that are put, and wait for the rest of their group. Empty if no group is incomplete.
     members: Vec<KeyId>,
 }
 
@@ -76,7 +76,7 @@ impl Groups {
         (self.members.len() == keys.len()).then(|| self.of[*number as usize].slice)
     }
 
-    /// Takes the keys that are put and not sent apart, so that each is sent in a post of its own.
+    /// Forgets the incomplete group, whose keys the caller sends one by one.
     pub fn leave_apart(&mut self) {
         self.begun = Begun::default();
         self.members.clear();

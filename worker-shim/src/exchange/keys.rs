@@ -1,7 +1,7 @@
 //! Keys between pushes: gradients and weights are lent to the caller while their key is idle. Also the first
-//! round of a worker, the answers that are missing, and the bytes that have crossed.
+//! round of a worker, the answers that are missing, and the traffic.
 //!
-//! Part of the exchange, on the worker's thread. On the `unsafe` list: reading the weights window.
+//! Part of the exchange, on the worker's thread. Reading the weights window is unsafe (docs/unsafe.md).
 //!
 //! A worker that joins a job with weights begins as if it had pushed the round before its first round. Every
 //! key is in flight until its weights have arrived.
@@ -14,8 +14,8 @@ use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 use super::windows::Windows;
 
-/// Bytes of gradients and weights that have crossed. In a compressed job these are the bytes of frames.
-/// Padding between small keys that crossed in one post is counted.
+/// The bytes of gradients and weights that a worker has sent and received; in a compressed job, bytes of frames. Padding
+/// between small keys in one post counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// The bytes that were sent to the hub.
@@ -52,12 +52,12 @@ impl<P: Port> Exchange<P> {
     /// Returns a key's weights, as of its last finished round.
     ///
     /// # Errors
-    /// Returns an error while the key is in flight. If the hub answers bytes ahead, also from
-    /// [`send_ahead`](Self::send_ahead) on, unless the weights are a copy.
+    /// Returns an error while the key is in flight. If the hub answers bytes ahead, and the weights are no copy,
+    /// also returns an error from [`send_ahead`](Self::send_ahead) on.
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
         self.check_read_as::<E>(key, "reading its weights")?;
         // SAFETY: `check_read_as` saw that all pushes of the key, and all its bytes ahead, are answered.
-        // `&self` keeps it so.
+        // `&self` excludes new pushes.
         Ok(unsafe { self.windows.weights(key) })
     }
 
@@ -66,7 +66,7 @@ impl<P: Port> Exchange<P> {
         self.check_read_as::<E>(key, "using its tensors")?;
         let Exchange { windows, layout, .. } = self;
         // SAFETY: `check_read_as` saw that all pushes of the key, and all its bytes ahead, are answered.
-        // `&mut self` keeps it so.
+        // `&mut self` excludes new pushes.
         let (weights, gradient) = unsafe { windows.tensors(key) };
         Ok((weights, gradient.ok_or_else(|| in_dma_buf(layout, key))?))
     }
@@ -83,7 +83,7 @@ impl<P: Port> Exchange<P> {
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
     }
 
-    /// Sets all gradients to zero with Slim-DP. They hold weights for a broadcast that does not happen.
+    /// Sets all gradients to zero with Slim-DP, because they hold weights for a broadcast that does not happen.
     pub fn discard_changes(&mut self) {
         self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
     }
@@ -147,8 +147,8 @@ impl<P: Port> Exchange<P> {
         let mut priorities = vec![order.len() as u32; self.keys.len()];
         (0..).zip(order).for_each(|(place, key)| priorities[key.index()] = place);
         for keys in self.groups.keys() {
-            // The priority of a group is that of its first key. A group is needed as soon as one of its keys
-            // is.
+            // A group has the priority of its first key. The group is needed as soon as one of its keys is
+            // needed.
             let keys = keys.start as usize..keys.end as usize;
             let first = priorities[keys.clone()].iter().min().copied();
             first.into_iter().for_each(|first| priorities[keys.start] = first);
@@ -183,8 +183,8 @@ impl<P: Port> Exchange<P> {
         chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
     }
 
-    /// Returns the event to sleep for, when the caller waits for this key or for all keys. It is the arrival
-    /// of all answers from the core that owes the most.
+    /// Returns the event to sleep for, when the caller waits for this key or for all keys. The event is the arrival
+    /// of all answers from the core that owes the most answers.
     pub fn until(&self, key: Option<KeyId>) -> Until {
         if self.has_unsent() || self.first_awaited == Awaited::Notice {
             return Until::Any; // an answer may make room, and a pull follows a notice
@@ -204,7 +204,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the bytes that have crossed so far.
+    /// Returns the bytes that were sent and received until now.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             sent: self.outboxes.iter().fold(self.sent_before, |sent, outbox| sent + outbox.posted_bytes),

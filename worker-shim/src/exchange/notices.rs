@@ -1,5 +1,5 @@
-//! Arrivals that are not plain answers. They are notices of a schedule that pulls, requests to push a chunk again,
-//! answers before the first known round, and violations of the protocol.
+//! Arrivals that are not plain answers: notices of a schedule that pulls, requests to push a chunk again, answers
+//! before the first round is known, and violations of the protocol.
 //!
 //! Part of the exchange, on the worker's thread. Does not depend on which keys are pulled together.
 
@@ -58,7 +58,7 @@ impl<P: Port> Exchange<P> {
         self.post_queued()
     }
 
-    /// Releases a key whose answers have all arrived to callers. The key is then no longer in flight.
+    /// Releases a key to callers, after all its answers have arrived. The key is then no longer in flight.
     pub fn hand_out(&mut self, key: KeyId) {
         let state = &mut self.keys[key.index()];
         *state = state.next();

@@ -1,7 +1,7 @@
 //! A worker's windows: gradients that it writes, and weights that it reads. In a compressed job both windows
 //! hold frames. Gradients and weights then lie in private memory, and `coder` translates between the two.
 //!
-//! On the `unsafe` list: reading the weights window while the protocol forbids the hub to write. Depends on spans, but not on
+//! Unsafe (docs/unsafe.md): reading the weights window, while the protocol forbids the hub to write. Depends on spans, but not on
 //! rounds; `exchange` decides when a key may be touched.
 
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub struct Windows {
     /// The window that the hub of each core writes, by core. All cores of a hub have the same window.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
-    /// The lines of the gradient window by which this worker passes parts of the whole gradient on from hub
-    /// to hub.
+    /// The lines of the gradient window by which this worker passes parts of the gradient's norm on from hub to
+    /// hub.
     lines: Spans,
     wire: Wire,
 }
@@ -59,8 +59,8 @@ impl Gradients {
 }
 
 impl Windows {
-    /// Returns a gradient window, and its spans. The spans are by key, or by chunk if the job has frames; the
-    /// lines follow, if there are any. The window is passed to the transport.
+    /// Returns a gradient window for the transport, and its spans: by key, or by chunk if the job has frames.
+    /// Spans of lines for parts of the norm follow, if the job has such lines.
     pub fn gradients(wire: &Wire) -> Result<(Arc<SendWindow>, Spans), WindowError> {
         Self::gradients_in(wire, None)
     }
@@ -89,9 +89,9 @@ impl Windows {
         Ok((window, spans.remove(0)))
     }
 
-    /// Creates the windows of worker `rank`. `gradients` comes from [`gradients`](Self::gradients), `weights`
-    /// by core from the transport. Weights are read from a copy with [`WeightsMode::Private`], with frames, and with
-    /// several windows. There are several windows if one of several hubs is on this machine: it shares its own pages.
+    /// Creates the windows of worker `rank`. `gradients` comes from [`gradients`](Self::gradients), and `weights`, by
+    /// core, from the transport. Weights are read from a copy with [`WeightsMode::Private`], with frames, and with
+    /// several windows. There are several windows if one of several hubs is on this machine: that hub shares its own pages.
     ///
     /// # Panics
     /// Panics if there is no core.
@@ -153,7 +153,7 @@ impl Windows {
         &self.wire
     }
 
-    /// Reads a hub's part of a round. The hub has sent it by the core of its first chunk. Returns `None` if
+    /// Reads a hub's part of a round's norm. The core of the hub's first chunk has sent the part. Returns `None` if
     /// the line has no part of this round.
     ///
     /// # Safety
@@ -166,8 +166,7 @@ impl Windows {
         Told::read(words).filter(|told| told.round.low_bits() == round_bits)
     }
 
-    /// Writes a hub's part into this worker's window, for the other hubs. Returns the span to post to each of
-    /// them.
+    /// Writes a hub's part of the norm into this worker's window, for the other hubs. Returns the span to post.
     pub(crate) fn pass_on(&mut self, hub: usize, part: &Told) -> Span {
         let of_a_hub = self.lines.len() / self.wire.hubs().len();
         let place = hub * of_a_hub + part.round.0 as usize % of_a_hub;

@@ -147,7 +147,7 @@ impl Batches {
         self.stage == Stage::Due
     }
 
-    /// Pulls the batch that is due, if any is.
+    /// Pulls the batch that is due, if a batch is due.
     pub fn pull<P: Port>(&mut self, exchange: &mut Exchange<P>) -> Result<(), ExchangeError> {
         if !self.is_due() {
             return Ok(());
@@ -156,7 +156,7 @@ impl Batches {
         exchange.pull(&self.batches[self.at].keys)
     }
 
-    /// Returns the number of batches since the beginning.
+    /// Returns the numbers of due and of released batches.
     pub fn counts(&self) -> Counts {
         self.counts
     }

@@ -14,14 +14,14 @@
 //!   first layer and all other layers. In the first step of algorithm 2 the batch before the last has one
 //!   layer, which may be any layer except the last. In later steps the batch is all layers that are left
 //!   (algorithm 1), or the one layer before (algorithm 2).
-//! - *One layer* is one batch; the algorithms below have at least two.
+//! - *One layer* is one batch; the algorithms below get at least two layers.
 
 use std::ops::Range;
 
 use super::timeline::{Profile, Sums, Timeline};
 
-/// Returns the batches of the algorithm with the shorter makespan. If both are equal, returns those of
-/// algorithm 1.
+/// Returns the batches of the algorithm with the shorter makespan. If both makespans are equal, returns the
+/// batches of algorithm 1.
 pub(super) fn better(profile: &Profile) -> Vec<Range<usize>> {
     let sums = Sums::new(profile);
     let [front, back] = [front(&sums), back(&sums)];

@@ -1,6 +1,6 @@
 //! The pulls of a session in batches: drives the batches, and reports events to the planner.
 //!
-//! Owned by the session. Reads the clock, for the exchange, the batches and the planner, which do not.
+//! Owned by the session. Reads the clock, because the exchange, the batches and the planner read no clock.
 
 use std::time::{Duration, Instant};
 

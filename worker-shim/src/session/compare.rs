@@ -138,7 +138,7 @@ impl Session {
     }
 
     fn tell_digest(&mut self, round: Round, digest: u64, written: bool) -> Result<(), SessionError> {
-        // If there are several hubs, the first one compares.
+        // If there are several hubs, the first hub compares the digests.
         let hub = &self.hubs[0];
         let request = CompareRequest { token: hub.token.clone(), round, digest, written };
         let told: Result<serde_json::Value, MemberError> = hub.post("compare", "compare weights", &request);

@@ -28,7 +28,7 @@ pub struct SessionConfig {
     /// them. All workers must name the same hubs in the same order.
     pub hub: String,
     /// The mesh of this worker, if each worker pushes to the hub on its own machine. `rank` and the number of
-    /// workers are then those of this machine. Default: no mesh.
+    /// workers then count only the workers of this machine. Default: no mesh.
     pub mesh: Option<Mesh>,
     /// Name of the job; workers with the same name train together.
     pub job: String,
@@ -104,13 +104,11 @@ impl InvalidSetting {
     }
 }
 
-/// Returns a time from a number of seconds.
 fn seconds(value: f64) -> Result<Duration, String> {
     let time = Duration::try_from_secs_f64(value).ok().filter(|&time| time <= LONGEST);
     time.ok_or_else(|| format!("expected seconds, from 0 to {}", LONGEST.as_secs()))
 }
 
-/// Returns a time from a number of seconds above 0.
 fn seconds_above_0(value: f64) -> Result<Duration, String> {
     let time = seconds(value).ok().filter(|time| !time.is_zero());
     time.ok_or_else(|| format!("expected seconds, more than 0 and at most {}", LONGEST.as_secs()))
@@ -306,7 +304,7 @@ mod tests {
         SessionConfig::new("127.0.0.1:1", "job", 0, 1, vec![Key::f32("a", [1])], optimizer)
     }
 
-    /// A limit of -1 s once was one of a millisecond.
+    /// Once, a limit of -1 s was taken as a limit of one millisecond.
     #[test]
     fn a_limit_is_a_time_that_passes() {
         for name in ["join_limit", "wait_limit", "hub_wait"] {

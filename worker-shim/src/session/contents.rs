@@ -17,7 +17,7 @@ pub enum Pushed {
     Gradient,
     /// The gradient, which differs from the bytes that were sent ahead.
     Rewritten,
-    /// No gradient. It counts as zeros; if no worker has one, weights and optimizer state do not change.
+    /// No gradient, which counts as zeros. If no worker has a gradient, weights and optimizer state do not change.
     Nothing,
     /// New weights, which the worker has written into its gradient. Every worker pushes weights of the key in the same round, and
     /// the weights of the lowest rank count. The optimizer's state does not change.
@@ -41,7 +41,7 @@ impl Pushed {
 }
 
 impl Session {
-    /// Sends the bytes of these keys' gradients now, if that saves time. They have no effect until the push.
+    /// Sends the bytes of these keys' gradients now, if that saves time. The bytes have no effect until the push.
     /// The next [push](Self::push) of a key then sends no bytes, if the gradient is still the same. May be
     /// called again. Does nothing on shared memory, with a codec, with checksums, with `kvstore`, and for small keys that are
     /// sent together with their neighbours.

@@ -1,7 +1,7 @@
 //! The search for the best credit, with [`Credit::Auto`](pbox_core::Credit::Auto).
 //!
 //! Plain arithmetic on times that the session measures. Too little credit leaves the wire idle; too much
-//! credit makes the order FIFO again (ByteScheduler, section 4). Between the two the time of a round hardly
+//! credit makes the order FIFO again (ByteScheduler, section 4). Between these extremes the time of a round hardly
 //! changes, so a power of two is near enough.
 
 use std::time::{Duration, Instant};

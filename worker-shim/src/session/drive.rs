@@ -13,7 +13,7 @@ use super::session::{LOOK, Session};
 impl Session {
     /// Drives the exchange until `until`. For a caller that has nothing else to do, for example while a GPU
     /// computes. Posts the pushes that had to wait, handles arrivals, and sleeps in between. Because of the
-    /// kernel's timer slack the call returns some 50 us late, on a busy core later, and never much earlier.
+    /// kernel's timer slack the call returns some 50 us after `until`, on a busy core later, and never much before.
     ///
     /// # Errors
     /// Returns an error if the job or the hub is lost. If the answer for a key never arrives, only

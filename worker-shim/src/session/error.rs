@@ -101,7 +101,7 @@ pub enum SessionError {
     /// A call out of order, or a hub that broke the protocol.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
-    /// A call panicked that a caller had passed to the session's thread.
+    /// A caller's call panicked on the session's thread.
     #[error("a call on the session's thread panicked; stderr has the message, and the session is over")]
     Panicked,
     /// The system gave no thread, descriptor or other resource.

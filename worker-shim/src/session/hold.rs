@@ -93,7 +93,7 @@ impl Session {
     /// Waits until a lost hub is back, and continues, if the error is the loss of the hub.
     ///
     /// # Errors
-    /// Returns the error if it is another error. Returns the loss if the hub does not return.
+    /// Returns the error if it is not the loss of the hub, or if the hub does not return.
     pub(super) fn survive(&mut self, error: SessionError) -> Result<(), SessionError> {
         let (lost, end) = match error {
             SessionError::Member(lost) if lost.is_loss_of_hub() => (lost, End::HubLost),
@@ -284,7 +284,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a round of the hub as this session counts it: plus the rounds that were lost before. If the
+    /// Returns a round of the hub in this session's count, which includes the rounds that were lost before. If the
     /// hub was lost again, another worker may have counted a return of the hub that this worker has missed.
     pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))

@@ -18,17 +18,17 @@ use crate::exchange::ExchangeError;
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 impl Session {
-    /// Makes the hub write a checkpoint now. It has the job's weights and optimizer state before the highest
+    /// Makes the hub write a checkpoint now. The checkpoint has the job's weights and optimizer state before the highest
     /// round that a worker has reached. Returns when the file is on the disk.
     ///
     /// # Errors
     /// Returns an error if the hub has no directory for checkpoints, or if writing fails.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
-        // If there are several hubs, hub 0 makes all of them write.
+        // If there are several hubs, hub 0 makes all hubs write.
         self.ask(|session| session.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({})))
     }
 
-    /// Makes a request to the hubs. If a hub is lost, makes it once more after the recovery.
+    /// Makes a request to the hubs. If a hub is lost, makes the request once more after the recovery.
     pub(super) fn ask<R>(
         &mut self,
         ask: impl Fn(&Self) -> Result<R, MemberError>,
@@ -42,13 +42,13 @@ impl Session {
         }
     }
 
-    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues without
-    /// some. With several hubs, returns the ranks that take part at any of them.
+    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues after
+    /// losses. With several hubs, returns the ranks that take part at any of them.
     pub fn members(&self) -> Vec<u32> {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }
 
-    /// Returns the late workers, as the hubs report them. They are alive, but have not pushed rounds that
+    /// Returns the late workers, as the hubs report them. Late workers are alive, but have not pushed rounds that
     /// other workers have pushed.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
@@ -76,15 +76,15 @@ impl Session {
     }
 
     /// Ends the session because this worker fails, and sends the other workers the reason: "rank 1 failed:
-    /// KeyError: 'x'". They get one line of `why`, of at most
+    /// KeyError: 'x'". The other workers get one line of `why`, of at most
     /// [`MAX_REASON_BYTES`](pbox_core::control::MAX_REASON_BYTES). The job ends, or continues without this
     /// worker.
     pub fn fail(self, why: &str) {
         self.send_failed(why);
     }
 
-    /// Sends the other workers the reason why this worker fails. They must get it before its links end: the end of links
-    /// would mean that the worker died.
+    /// Sends the other workers the reason why this worker fails. The reason must arrive before this worker's links end,
+    /// because the end of links means that the worker died.
     pub(crate) fn send_failed(&self, why: &str) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             if let Err(error) = hub.fail(&reason(why), TELL_LIMIT) {

@@ -125,8 +125,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Allows gradients to be sent ahead over the links to these cores. If the hub would answer them ahead,
-    /// they are sent only if this worker asked for such answers.
+    /// Allows gradients to be sent ahead over the links to these cores. If a hub answers gradients ahead, nothing
+    /// is sent ahead unless this worker has asked for answers ahead.
     pub(super) fn let_ahead(&mut self, over: Vec<bool>) {
         let are_answered = self.hubs.iter().any(|hub| hub.answers_ahead);
         let may = self.config.terms.answers_ahead || !are_answered;
@@ -141,8 +141,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until this worker takes part. Returns its first round. If it gives up, it first notifies the
-    /// hubs whose job is alive, so that it can join again.
+    /// Waits until this worker takes part. Returns its first round. A worker that gives up first notifies the hubs
+    /// whose job is alive, so that the worker can join again.
     fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
         let gathered = self.gather_until(deadline);
         if let Err(error) = &gathered {
@@ -184,7 +184,7 @@ impl Session {
     }
 }
 
-/// Joins the job at each of its hubs, after waiting until all of them answer. `reached` is the round that
+/// Joins the job at each of its hubs, after waiting until all hubs answer. `reached` is the round that
 /// this worker has reached, if it had joined before.
 pub(super) fn let_in(
     config: &SessionConfig,
@@ -215,7 +215,7 @@ pub(super) fn let_in(
     Ok(join.when_up(until, given_up)?)
 }
 
-/// The links to the hubs, with their windows and hubs.
+/// The hubs, and the links to them with the links' windows.
 pub(super) struct Attached {
     pub port: any::Port,
     pub endpoints: Vec<any::Endpoint>,

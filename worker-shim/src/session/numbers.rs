@@ -30,7 +30,7 @@ impl Session {
 
     /// Changes all hyperparameters of the optimizer from the next round on, for all workers. `optimizer` must be of
     /// the job's kind. The multipliers of learning rate and weight decay are in the order of the keys; `None`
-    /// leaves them unchanged. Called between rounds. Every worker may call it, with the same values. With SSP
+    /// leaves them unchanged. Call it between rounds; every worker may call it with the same values. With SSP
     /// and ASP the hub steps a push with the hyperparameters of the hub's own round. Pushes of workers that are ahead
     /// may have been stepped with the old hyperparameters.
     ///
@@ -62,7 +62,7 @@ impl Session {
         self.ask(|session| session.tell_numbers(&numbers, session.next_round(), reset))
     }
 
-    /// Sends the hyperparameters that this worker has set to restarted hubs, whose hyperparameters are those of a checkpoint.
+    /// Sends the hyperparameters that this worker has set to restarted hubs, which have the hyperparameters of a checkpoint.
     pub(super) fn tell_numbers_again(&self) -> Result<(), SessionError> {
         match &self.numbers {
             Some(numbers) => Ok(self.tell_numbers(numbers, self.first, &[])?),

@@ -29,7 +29,7 @@ pub(super) fn asks(config: &SessionConfig) -> bool {
 
 impl Session {
     /// Returns the number of times that this session has lost its links while its hub was alive, and has made
-    /// new ones.
+    /// new links.
     pub fn relinks(&self) -> u32 {
         self.member.relinks()
     }
@@ -98,7 +98,7 @@ impl Session {
                 Step::Wait(until) => self.pause(until),
                 Step::Explain(over) => {
                     if let Some(over) = over {
-                        // The other workers wait for this worker, which gives up. They are notified of the
+                        // The other workers wait for this worker, which gives up. So they are notified of the
                         // reason.
                         let over = (over != Over::CallerGaveUp).then(|| over.to_string());
                         let why = why.into_iter().chain(over).collect::<Vec<_>>().join("; ");

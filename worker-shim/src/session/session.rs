@@ -141,7 +141,7 @@ impl Session {
         self.exchange.found().map_or(0, |found| found.skipped)
     }
 
-    /// Returns a key's gradient, to write in place. It still has the last values; with Slim-DP the values
+    /// Returns a key's gradient, to write in place. The gradient has its last values; with Slim-DP the values
     /// that were sent are zero. `E` is the key's type.
     ///
     /// # Errors
@@ -271,7 +271,7 @@ impl Session {
         Ok(self.exchange.is_ready(key))
     }
 
-    /// Waits for the answers of one key, or of all.
+    /// Waits for the answers of one key, or of all keys.
     fn wait_for(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
         self.take_in(awaited)?;
         if self.open(awaited, KeyId(0)).is_none() {
@@ -308,7 +308,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a key that is in flight: `awaited`, or without it any key, searched from `first` on.
+    /// Returns a key that is in flight: `awaited`, or if that is `None` any key, searched from `first` on.
     fn open(&self, awaited: Option<KeyId>, first: KeyId) -> Option<KeyId> {
         match awaited {
             Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
@@ -398,7 +398,7 @@ impl Session {
         self.exchange.layout()
     }
 
-    /// Returns the bytes of gradients and weights that have crossed until now.
+    /// Returns the bytes of gradients and weights that were sent and received until now.
     pub fn traffic(&self) -> Traffic {
         self.exchange.traffic()
     }
@@ -415,7 +415,7 @@ impl Session {
     }
 
     /// Returns the first round for which no key has its answer. Round 0 is the broadcast, if there is one.
-    /// Right after the join it is the first round of this worker: not 0 if the job had begun.
+    /// Right after the join, returns this worker's first round, which is not 0 if the job had begun.
     pub fn next_round(&self) -> Round {
         self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
     }
@@ -441,8 +441,6 @@ impl Session {
         self.exchange.is_ready(key)
     }
 
-    /// Returns the round of a key's push in flight. If no push is in flight, returns the round of its next
-    /// push.
     pub(crate) fn round(&self, key: KeyId) -> Round {
         self.exchange.round(key)
     }
@@ -452,12 +450,10 @@ impl Session {
         self.exchange.note_answered();
     }
 
-    /// Replaces the contents of `keys` by the keys that have got their last answer since the last call.
     pub(crate) fn take_answered(&mut self, keys: &mut Vec<KeyId>) {
         self.exchange.take_answered(keys);
     }
 
-    /// Returns the timeline of this session, if one is recorded.
     pub(crate) fn timeline(&self) -> Option<Timeline> {
         self.stopwatch.timeline().cloned()
     }

@@ -1,7 +1,7 @@
 //! The timeline of a session: its last pushes, answers and waits, for a trace.
 //!
-//! Shared by the session's thread and, in a background session, its callers. If no timeline is recorded, this
-//! does not exist.
+//! Shared by the session's thread and, in a background session, its callers. It exists only if a file
+//! is set.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,7 +17,7 @@ const EVENTS: usize = 1 << 15;
 /// The time limit for asking a hub for its clock.
 const CLOCK_LIMIT: Duration = Duration::from_secs(1);
 
-/// The party that acts. Each has its own track.
+/// The party that acts. Each party has its own track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// The thread of the session.
@@ -79,7 +79,7 @@ impl Timeline {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Compares this machine's clock with those of the hubs. Only the last comparison counts, because clocks
+    /// Compares this machine's clock with the hubs' clocks. Only the last comparison counts, because clocks
     /// of two machines drift apart.
     pub fn compare(&self, hubs: &[Hub]) {
         let own = Clock::id();
@@ -159,8 +159,8 @@ impl Drop for Notes {
     }
 }
 
-/// Returns the path for a rank: `run.json` becomes `run.rank3.json`. The workers of a machine share one
-/// environment.
+/// Returns the path for a rank: `run.json` becomes `run.rank3.json`. The workers of a machine share
+/// `PHUB_TRACE`.
 fn of_rank(path: &Path, rank: u32) -> PathBuf {
     match path.extension() {
         Some(extension) => path.with_extension(format!("rank{rank}.{}", extension.display())),

@@ -32,7 +32,7 @@ pub struct Times {
     pub rounds: u32,
     /// The time since the start.
     pub total: Duration,
-    /// The time in calls of push. One push of 61 is timed, and all others count as equally long. The result
+    /// The time in calls of push. One push of 61 is timed, and the other pushes count as equally long. The result
     /// is never longer than `total` allows.
     pub pushing: Duration,
     /// The time in calls that waited for the hub, or for a lost hub to return. If the first check of a wait
@@ -41,7 +41,7 @@ pub struct Times {
     /// The part of `waiting` in which the thread slept. In the rest of `waiting` it polls for the answer, and
     /// decodes it.
     pub asleep: Duration,
-    /// The bytes of gradients and weights that have crossed.
+    /// The bytes of gradients and weights that were sent and received.
     pub traffic: Traffic,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Stopwatch {
     traffic: Traffic,
     pushes: u64,
     timed: u64,
-    /// The number of pushes before the next timed one.
+    /// The number of pushes before the next timed push.
     untimed: u32,
     /// The time in pushes that were timed.
     pushing: Duration,

@@ -21,7 +21,7 @@ from ._phub import MissingWorkersError, SettingsError
 _PAUSE_S = 0.02
 # The value that `compare_set` returns for a key that was never written.
 _NOTHING = "-"
-# How long rank 0 waits for the text of a word before it reads the worker's word again, in seconds.
+# How long rank 0 of `gather` waits for a worker's text before it reads the worker's word again, in seconds.
 _LOOK_AGAIN_S = 0.2
 _LIMIT_S = 60.0
 
@@ -52,7 +52,7 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
     earlier run.
 
     Each worker writes a new random word under its rank. Rank 0 answers the word, and the worker then writes its text under
-    the word. A worker of an earlier run does not see the answer, so rank 0 reads the word again until it is a new one.
+    the word. No worker answers the word of an earlier run, so rank 0 reads the word again until a text follows.
 
     Raises:
         MissingWorkersError: a worker did not write its text within `limit_s`.
@@ -153,7 +153,7 @@ def of_group(rank: int, size: int) -> Optional[StoreBoard]:
 
 def of_user(variable: str, rank: int) -> Optional[FileBoard]:
     """Returns files for the workers that one launcher on this machine has started; None if the launcher's process is not found.
-    That process is the nearest ancestor of the worker without `variable` in its environment."""
+    The launcher's process is the worker's nearest ancestor whose environment does not have `variable`."""
     starter = _starter(variable)
     if starter is None:
         return None

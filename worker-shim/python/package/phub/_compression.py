@@ -16,19 +16,19 @@ from ._phub import SettingsError
 
 @dataclasses.dataclass(frozen=True)
 class F16:
-    """Half the bytes: each gradient as the nearest f16, and the hub's answer as bfloat16. So a mean of `Average` has 8 bits; the
-    remainder is in the next mean. A value beyond 65504 becomes infinite."""
+    """Half the bytes: each gradient as the nearest f16, and the hub's answer as bfloat16. So a mean of `Average` has 8 bits; its
+    rounding error is added to the next mean. A value beyond 65504 becomes infinite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bf16:
-    """Half the bytes: each value as the nearest bfloat16. The rule for means is that of `F16`."""
+    """Half the bytes: each value as the nearest bfloat16. Means of `Average` are rounded as with `F16`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Qsgd:
-    """QSGD: each value as one of the levels between zero and the largest of `bucket` values. A value has `bits` bits, 1 to 8, and
-    is rounded at random, without bias."""
+    """QSGD: each value is rounded to one of the levels between zero and the largest magnitude of `bucket` values, at random and
+    without bias. A value has `bits` bits, 1 to 8."""
 
     bits: int
     bucket: int = 512
@@ -36,24 +36,24 @@ class Qsgd:
 
 @dataclasses.dataclass(frozen=True)
 class OneBit:
-    """One bit for each value, its sign, and two means for each 512 values."""
+    """The sign of each value in one bit, and for 512 values two means: of the negative and of the other values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TernGrad:
-    """TernGrad: each value as -1, 0 or 1 times the largest value of its chunk, rounded at random, without bias."""
+    """TernGrad: each value is rounded to -1, 0 or 1 times the largest magnitude of its chunk, at random and without bias."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """The largest values alone are sent. `ratio` is their share of all values, above 0 and at most 1."""
+    """A codec that sends the values with the largest magnitudes. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomK:
-    """The values of random elements are sent, and no others. `ratio` is their share of all values, above 0 and at most 1."""
+    """A codec that sends the values of random elements. `ratio` is their share of all values, above 0 and at most 1."""
 
     ratio: float
 
@@ -111,10 +111,10 @@ Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimD
 
 
 def check(compression: Optional[Compression], optimizer: _optimizers.Optimizer) -> None:
-    """Checks that a codec is one of this package's, and that codec and optimizer do not both keep a mean or a sum of gradients.
+    """Checks a codec, and that codec and optimizer do not both keep a mean or a sum of gradients.
 
     Raises:
-        SettingsError: it is no codec, or both do.
+        SettingsError: `compression` is no codec, or codec and optimizer both keep a mean or a sum.
     """
     if not isinstance(compression, (*get_args(Compression), type(None))):
         raise SettingsError(f"compression is {compression!r:.60}: expected one of phub's codecs, such as phub.Qsgd(bits=8)")

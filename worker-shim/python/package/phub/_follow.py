@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
-# A tensor's name for each key of a job, or its name and its type: {"name": "weight", "dtype": "f32"}.
+# For each key of a job: a tensor's name, or the tensor's name and type as in {"name": "weight", "dtype": "f32"}.
 Names = Mapping[str, Union[str, Mapping[str, str]]]
 
 
@@ -28,7 +28,7 @@ class Version(Mapping[str, Array]):
         job: the name of the job.
         round: the round before which the job had these weights.
         id: the number of the version in its directory; None for a version from a hub.
-        skipped: the number of versions that this reader missed before this version, in a directory or with `each`.
+        skipped: the number of versions that this reader has missed since its last version, in a directory or with `each`.
     """
 
     def __init__(self, native: _phub.Version) -> None:
@@ -61,7 +61,7 @@ class Version(Mapping[str, Array]):
         device of its tensor.
 
         All names and shapes are compared before the first copy, so an error leaves the target unchanged. Every parameter of a
-        module must be in the version, and every entry of a mapping. A module's buffers may be missing in the version.
+        module, or every entry of a mapping, must be in the version. A module's buffers may be missing in the version.
 
         Raises:
             SettingsError: a name is only in the version or only in the target, or a shape differs.
@@ -90,7 +90,7 @@ class Version(Mapping[str, Array]):
 
 
 def _tensors_of(target: Any) -> Tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns the tensors that must be in a version, and the tensors that may be in a version. Both are by name."""
+    """Returns the tensors that must be in a version, and the tensors that may be in a version, by name."""
     if isinstance(target, Mapping):
         return target, target
     # If two layers share a parameter, the hub has it once, by its first name. `named_parameters` has it once, too.
@@ -100,7 +100,7 @@ def _tensors_of(target: Any) -> Tuple[Mapping[str, Any], Mapping[str, Any]]:
 def _as_torch(values: Array, dtype: str) -> Any:
     import torch
 
-    # A copy, because torch wants writable memory, although it only reads here.
+    # The values are copied, because torch warns about memory that is not writable.
     bits = np.array(values, copy=True)
     if dtype != "bf16":
         return torch.from_numpy(bits)
@@ -157,7 +157,7 @@ def subscribe(
                 evaluate(model, version.round)
 
     A version has all weights of one round. The iterator returns a version when all its bytes have arrived and its checksums are
-    right. No worker waits for the reader. A slow reader gets the newest version next, and misses versions between. While the
+    right. No worker waits for the reader. A slow reader gets the newest version next, and misses the versions between. While the
     hub or the job is away, the iterator waits. The iterator ends when the job ends. A directory has no end: use `timeout` or
     `close()`.
 
@@ -167,9 +167,9 @@ def subscribe(
         job: the name of the job.
         directory: a directory that `phub-server publish` writes, in place of a hub and a job.
         every: the shortest time from one version to the next, in seconds. Default: 10.
-        each: in place of `every`, a number: from a hub only the weights before each round that is a multiple come, and from a
-            directory each version whose number is a multiple, beginning with the oldest that is there.
-        timeout: the longest time to wait for one version, in seconds, without the time of `every`. Default: no limit.
+        each: a number, in place of `every`. A hub then sends the weights before each round that is a multiple of `each`. From a
+            directory come the versions whose numbers are multiples of `each`, the oldest first.
+        timeout: the longest time to wait for one version after the time of `every`, in seconds. Default: no limit.
         dtype: the type of the arrays: "f32", "bf16" or "f16", each weight rounded to the nearest number. Default: "f32". Not
             with a directory, whose versions have a type.
         ema: whether to follow the averages of the weights, in a job with `ema`. Not with a directory.
@@ -183,7 +183,7 @@ def subscribe(
         UnreachableError: there was no version within `timeout`, or no hub within `hub_wait`.
         SettingsError: an argument is invalid, or two arguments exclude each other.
         RefusedError: the hub refuses the token, or keeps no weights of the job.
-        ProtocolError: a version is damaged. The next call waits for a newer one.
+        ProtocolError: a version is damaged. The next call waits for a newer version.
     """
     if directory is not None:
         if hub is not None or job is not None or dtype is not None or ema or names is not None or token is not None:

@@ -59,7 +59,7 @@ def serve(
     """Starts a hub in this process. When `serve` returns, workers can join.
 
     Args:
-        listen: the address of the control port, `host:port`. It counts before that of the environment or of a `config`. With
+        listen: the address of the control port, `host:port`. It overrides an address in the environment or in a `config`. With
             port 0 the hub takes a free port.
         transports: some of "shm", "verbs" and "tcp", as a list or as a text with commas. Default: all.
         token: the secret, which workers must have, too. Default: `PHUB_TOKEN`, the file `PHUB_TOKEN_FILE`, or this user's own
@@ -67,7 +67,7 @@ def serve(
         insecure: whether the hub serves everybody who reaches it, without a secret.
         **settings: all other settings of `phub-server serve` except `unused_limit_s`, with underscores: `cores="half"`,
             `checkpoints=directory`, `checkpoint_every=100`, `heartbeat_limit_s=30`, `late_limit_s=600`. `python -m phub serve
-            --help` lists them, with their defaults and their environment variables. The variables count here, too.
+            --help` lists them, with their defaults and their environment variables, which count in `serve`, too.
 
     Raises:
         SettingsError: a setting is invalid.
@@ -117,8 +117,8 @@ def _with_advice(why: str) -> str:
     return f"{why}. PHUB_PORT chooses the port" if "in use" in why or "cannot listen" in why else why
 
 
-# The seconds without a job after which a hub ends that a machine's first worker has started. Workers that are restarted within
-# this time still find the hub.
+# A hub that a machine's first worker has started ends after this many seconds without a job. Workers that are restarted earlier
+# still find the hub.
 _UNUSED_S = 30
 
 

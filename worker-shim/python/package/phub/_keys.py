@@ -58,7 +58,7 @@ def keys_of(given: Mapping[str, Union[Key, Sequence[int], Array]]) -> Dict[str, 
     """Returns the keys of a model.
 
     Raises:
-        SettingsError: there is none, a name is no text, or the key of a name is not a tensor that a job can have.
+        SettingsError: there is no key, a name is no text, or a job cannot have the tensor of a key.
     """
     if not isinstance(given, Mapping):
         raise _phub.SettingsError(f"keys is {given!r:.60}: expected shapes or NumPy arrays by name")

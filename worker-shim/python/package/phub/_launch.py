@@ -22,7 +22,7 @@ class _Launcher(NamedTuple):
     local_size: str = ""
 
 
-# An inner launcher comes before an outer one, such as torchrun under Slurm.
+# An inner launcher, such as torchrun under Slurm, comes before the outer launcher.
 _LAUNCHERS = (
     _Launcher("PHUB", "PHUB_RANK", "PHUB_WORLD_SIZE", "PHUB_LOCAL_RANK", "PHUB_LOCAL_WORLD_SIZE"),
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -38,14 +38,14 @@ _LAUNCHERS = (
     # MPICH and Intel MPI.
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# Variables for the rank of launchers that have no variable for the number of workers, or one that is unknown here.
+# Variables of other launchers for the rank. Their number of workers is in no variable that this file knows.
 _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "ALPS_APP_PE")
 _BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
 # Slurm numbers the steps of srun from 0. From this number on, steps are batch scripts, interactive shells and the like.
 _SLURM_STEPS = 0xFFFF_FF00
-# The longest name of a job has 64 characters. Levels above, helper jobs of phub.torch and random words need some of them.
+# A job's name has at most 64 characters. Levels above, helper jobs of phub.torch and random words add some to these lengths.
 _LONGEST_JOB, _LONGEST_RUN = 48, 32
-# The address of the hub on each machine with PHUB_LEVELS=machine, if the environment names none.
+# The address of the hub on each machine with PHUB_LEVELS=machine, if the environment names no hub.
 _BESIDE = "127.0.0.1:7077"
 
 
@@ -80,7 +80,7 @@ class Worker:
     world_size: int
     """The number of workers, of all machines."""
     job: str
-    """`PHUB_JOB`, or the launcher's name of this run. Sessions add a word to the launcher's name, which no other run has."""
+    """`PHUB_JOB`, or the launcher's name of this run. To the launcher's name, sessions add a word that no other run has."""
     hub: Optional[str]
     """`host:port` of a hub that runs, if the environment names a hub."""
     serve_at: Optional[str]
@@ -116,7 +116,7 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     already runs on each machine, at `PHUB_HUB` or 127.0.0.1:7077. These hubs are below other hubs, or in the mesh `PHUB_MESH`.
 
     Args:
-        environment: environment variables to use in place of this process's. With them, a process group does not count.
+        environment: environment variables to use in place of this process's. A process group then does not count.
 
     Raises:
         SettingsError: the launcher's environment is invalid, or lacks the rank or the number of workers.
@@ -181,7 +181,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     for name, rank, size, *_ in _LAUNCHERS:
         if rank in env and size in env:
             place = _number(env, rank), _number(env, size)
-            # Slurm sets PMI's variables, too. Its own variables have more information, so they come first.
+            # Slurm sets PMI's variables, too. Slurm's own variables have more information, so they come first.
             return ("Slurm", *slurm) if name == "MPICH" and place == slurm else (name, *place)
     if "DMLC_NUM_WORKER" in env:
         return ("DMLC", *_dmlc(env))
@@ -407,7 +407,7 @@ def _first_of(nodes: str) -> str:
 
 def _port_of(master: int) -> int:
     """Returns a port from 16384 to 28671, for workers that have no store. Linux uses none of these ports for outgoing
-    connections. Two jobs of torch with neighbouring ports get ports that are 16 apart."""
+    connections. Jobs whose MASTER_PORTs differ by 1 get ports that differ by 16."""
     return 16384 + 16 * (master % 768)
 
 
@@ -424,7 +424,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """Returns a launcher's name as a valid name of a job. No such name begins with a dot or a dash."""
+    """Returns a launcher's name of a run as a valid name of a job, which begins with no dot and no dash."""
     valid = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
     return re.sub(r"^[.-]", "_", valid)
 

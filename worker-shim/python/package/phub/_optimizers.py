@@ -1,7 +1,7 @@
 """The optimizers that the hub can run. The classes hold only hyperparameters; the hub does the arithmetic.
 
 In the formulas, `g` is the mean of the workers' gradients, and `w` is a weight. `lr` is the learning rate and `wd` the weight
-decay, each times its multiplier of the key.
+decay, each times the key's multiplier.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class AdamW(Adam):
 
 @dataclasses.dataclass(frozen=True)
 class AmsGrad(Adam):
-    """PyTorch's Adam with `amsgrad`: a step is divided by the root of the highest mean of squares until now."""
+    """PyTorch's Adam with `amsgrad`: a step is divided by the root of the highest mean of squared gradients until now."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AmsGradW(AdamW):
-    """PyTorch's AdamW with `amsgrad`: a step is divided by the root of the highest mean of squares until now."""
+    """PyTorch's AdamW with `amsgrad`: a step is divided by the root of the highest mean of squared gradients until now."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Lion:
 class Lars:
     """LARS (You et al. 2017): `t = trust * |w| / (|g| + wd * |w|); m = momentum * m + lr * t * (g + wd * w); w -= m`.
 
-    `|w|` and `|g|` are the norms of a key's weights and of its gradient. `t` is 1 if one of them is 0, and for keys with
-    `wd_mult` 0, which in the usual recipe are biases and scales."""
+    `|w|` and `|g|` are the norms of a key's weights and of its gradient. `t` is 1 if one of the norms is 0,
+    and for keys with `wd_mult` 0. In the usual recipe these keys are biases and scales."""
 
     learning_rate: float
     momentum: float
@@ -147,7 +147,7 @@ def to_json(optimizer: Optimizer) -> str:
     """Returns the optimizer as JSON, for the hub's control port.
 
     Raises:
-        SettingsError: it is no optimizer of the hub, or a hyperparameter is no finite number.
+        SettingsError: `optimizer` is no optimizer of the hub, or a hyperparameter is no finite number.
     """
     if not isinstance(optimizer, get_args(Optimizer)):
         raise _phub.SettingsError(f"optimizer is {optimizer!r:.60}: expected one of phub's, such as phub.Adam(learning_rate=1e-3)")

@@ -13,7 +13,7 @@ from ._phub import SettingsError
 
 
 class PlacedHub:
-    """The hub with this number, from 0, of a run with `of` hubs."""
+    """One hub of a run with `of` hubs. `number` counts the hubs from 0."""
 
     def __init__(self, token: str, number: int, of: int, checkpoints: Optional[str], settings: Dict[str, Any]) -> None:
         if "PHUB_CORES" not in os.environ:

@@ -1,4 +1,4 @@
-"""The plan by which weights are pulled in batches of layers. Plain data; must not depend on sessions."""
+"""The plan by which weights are pulled in batches of layers. It is plain data, and must not depend on sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PullPlan:
             no profile.
         predicted: the time from when the first batch can be pulled to when the last layer can be computed, in seconds, by the
             profile. None if the choice of batches uses no profile.
-        measured: the measured value of the same time: the mean of the rounds since the plan. None before the first round.
+        measured: the time that was measured, as the mean of the rounds since the plan. None before the first round.
         rounds: the number of rounds since the plan.
         profiles: the number of profiles until now.
     """

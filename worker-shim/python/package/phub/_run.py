@@ -5,7 +5,7 @@
    of torchrun, with its store       the store
    of a script with a process group  torch's store of the group
    of one process on one machine     files of this user
-   all others, which know a hub      a job at the hub
+   all other runs, which know a hub  a job at the hub
 ```
 """
 
@@ -98,7 +98,7 @@ def _board_of(me: Worker) -> Optional[_board.Board]:
 
 
 def _start(me: Worker, board: _board.Board, token: Optional[str]) -> str:
-    """Starts a hub on a free port, if this worker is the one that starts it. Returns the port, or ""."""
+    """Starts a hub on a free port, if this worker has to start one. Returns the hub's port, or "" without a hub."""
     assert me.serve_at is not None
     if me.machine is None:
         if me.rank != 0:
@@ -107,7 +107,7 @@ def _start(me: Worker, board: _board.Board, token: Optional[str]) -> str:
         return _hub.serve_for(f"{host}:0", token, is_here=me.is_on_one_machine).rpartition(":")[2]
     if me.machine.rank != 0:
         return ""
-    # After a restart, the hub of the attempt before may still run. Workers use it, because it has the checkpoints.
+    # After a restart of the workers, their former hub may still run. They use that hub, because it has the checkpoints.
     name = f"beside/{me.machine.number}"
     former = board.now(name)
     if former is not None and _phub.answers(f"127.0.0.1:{former}"):
@@ -123,7 +123,7 @@ def new_word() -> str:
 
 
 class Place(NamedTuple):
-    """A worker's place at a hub. A process has several places if its script gives several ranks."""
+    """A hub's address and a worker's position there. A process has several places if its script gives several ranks."""
 
     hub: str
     rank: int
@@ -188,7 +188,7 @@ class Naming:
         return self._base if number == 1 else f"{self._base[:_NUMBERED]}-{number}"
 
     def give_back(self) -> None:
-        """Gives the last name to the next job. For a name whose job could not be joined."""
+        """Lets the next job have the last name again, whose job could not be joined."""
         if self._taken is not None:
             helper, number = self._taken
             if _MADE.get((self._at, self._base, helper)) == number:

@@ -21,7 +21,7 @@ from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
 
-# The largest number of optimizers for groups of keys, without the job's own.
+# The largest number of optimizers for groups of keys, besides the job's own.
 _MOST_GROUPS = 255
 
 # The settings by which a session reaches its hub.
@@ -35,7 +35,7 @@ class Checkpoint:
     Attributes:
         round: the round with which a job continues from the checkpoint.
         bytes: the size of the checkpoint.
-        milliseconds: the time that it took.
+        milliseconds: the time that the checkpoint took.
     """
 
     round: int
@@ -45,7 +45,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """Numbers of bytes of gradients and weights that crossed: `sent` to hubs and `received` from them."""
+    """The bytes of gradients and weights: `sent` to hubs and `received` from hubs."""
 
     sent: int
     received: int
@@ -92,7 +92,7 @@ class Returns:
 
 
 class Norm(NamedTuple):
-    """The norm of the mean gradient of all keys in a round, before it is clipped."""
+    """The norm of the mean gradient of all keys in a round, before clipping."""
 
     round: int
     value: float
@@ -172,7 +172,7 @@ class Session:
             world_size: the number of workers. Default: the launcher's.
             keys: the tensors of the model by name, in the order of the forward pass. Each is a shape, a `Key`, or an array, of
                 which only shape and type count.
-            optimizer: the rule that the hub applies to the sum, such as `phub.Adam(learning_rate=1e-3)`.
+            optimizer: the rule by which the hub makes steps, such as `phub.Adam(learning_rate=1e-3)`.
             job: name of the job. Default: `PHUB_JOB`, else the launcher's name of the run with a random word that no other
                 run has. The second session without a name gets the suffix "-2", the third "-3"; so all workers make their
                 sessions in the same order. With `on_loss` "continue" no word is added, because workers may join later.
@@ -183,8 +183,8 @@ class Session:
                 keys are pushed: push every key of a round before you wait for one. For "bsp", and not with Slim-DP.
                 Default: no bound.
             clip_norm_last: clips a round by the norm of the round before: if that norm was above `clip_norm_last`, the hub
-                scales this round's mean gradient by `clip_norm_last / norm`. The results are not those of `clip_norm`, and no
-                key waits for the other keys. The first round is not scaled. The property `norm` is always `None`. For
+                scales this round's mean gradient by `clip_norm_last / norm`. The results differ from those of `clip_norm`, and
+                no key waits for the other keys. The first round is not scaled. The property `norm` is always `None`. For
                 "bsp", without `clip_norm`, `skip_nonfinite` and `skip_spikes`. Default: no bound.
             skip_nonfinite: whether the job skips a round if its mean gradient has a value that is infinite or NaN. Weights,
                 optimizer state and numbers of steps then do not change. `skipped` counts the skipped rounds. As with
@@ -203,7 +203,7 @@ class Session:
                 than N rounds ahead of the slowest; with "asp" there is no bound.
             on_loss: "stop" or "continue": whether the job ends or continues when a worker is lost.
             schedule: "kvstore", "layerwise", "sliced" or "p3": the order in which gradients and weights are sent. With "p3"
-                the first keys of the model overtake the later ones.
+                the first keys of the model overtake later keys.
             slice_bytes: the largest number of bytes that the schedule sends as one unit. Default: a chunk.
             answers_ahead: whether the hub may answer gradients of `send_ahead` before their `push`. `weights(key)` may then
                 change from `send_ahead` on, and is valid after the wait that follows the `push`. The hub needs memory for
@@ -217,15 +217,15 @@ class Session:
             weights: "shared": read in place, and read-only; "private": a copy that belongs to this worker.
             dma_buf: the memory of the gradients, if a device such as a GPU writes them: the file descriptor of a dma-buf, or
                 a tuple of file descriptor and offset in bytes. `phub.places` returns the place of each key from the offset
-                on. The session duplicates the descriptor. NICs read the memory, so this needs RDMA, and excludes
-                compression. Default: memory of the session.
+                on. The session duplicates the descriptor. NICs read the memory, so `dma_buf` needs RDMA, and
+                excludes compression. Default: memory of the session.
             transport: "shm", "verbs" or "tcp". Default: the best transport that leads to the hub.
             cores: the number of the hub's cores that the job gets. Default: all.
             nics: the RDMA NICs of this worker, in the syntax of NCCL_IB_HCA.
             rails: pairs of a NIC of this worker and a NIC of the hub, such as "mlx5_0=mlx5_2,mlx5_1=mlx5_3". Default:
-                `PHUB_RAILS`, else by subnet, name and place.
-            checksum: whether gradients and weights over TCP have checksums, in both directions. They also have checksums if
-                the hub asks for them. Default: `PHUB_CHECKSUM`, such as 1 or 0; else no.
+                `PHUB_RAILS`, else by subnet, by name, and by the order of names.
+            checksum: whether gradients and weights over TCP have checksums, in both directions. The hub may
+                ask for checksums, too. Default: `PHUB_CHECKSUM`, such as 1 or 0; else no.
             tcp_congestion: TCP's congestion control for the bytes that this worker sends: a name that the kernel knows, such
                 as "cubic", or "system" or "auto". Default: `PHUB_TCP_CONGESTION`, else "auto".
             mesh: for jobs with a hub on each machine: the number of this machine, the number of machines and the address of
@@ -249,7 +249,7 @@ class Session:
             wait_limit: seconds to wait for a key while all workers live.
             state: weights and optimizer state for a new job, such as another session's `state()`, in place of a broadcast.
                 Only the state of rank 0 counts. A job that already has weights, or a checkpoint at its hub, ignores
-                `state`: its `next_round` is then not the round of `state`.
+                `state`: the session's `next_round` is then not the round of `state`.
 
         Raises:
             SettingsError: a setting is invalid, or two settings exclude each other.
@@ -341,7 +341,7 @@ class Session:
                 try:
                     return _phub.Session(address, name, *local, described(keys), _optimizers.to_json(to_do), _given(given), *rest)
                 except _phub.UnreachableError:
-                    # A hub that rank 0 starts may start later than the workers, so its workers try again.
+                    # A hub that rank 0 starts may start later than the workers, so the workers try again.
                     if hub is not None or me.serve_at is None or time.monotonic() > deadline:
                         raise
                     time.sleep(RETRY_S)
@@ -460,7 +460,7 @@ class Session:
 
         Raises:
             OrderError: the key is in flight, so the hub still uses its gradient.
-            SettingsError: the values have another shape, also one that NumPy would repeat, or a type that cannot become the key's.
+            SettingsError: the values have another shape, even if NumPy could broadcast it, or a type that cannot be the key's.
         """
         gradient, dtype = self.gradient(key), self._keys[key].dtype
         if not self.ready(key):
@@ -509,8 +509,8 @@ class Session:
         """Sends gradients to the hub and returns at once.
 
         Args:
-            keys: the names of the keys; without names, all keys. Do not call `push(*names)` with an empty list: for Python
-                that is `push()`.
+            keys: the names of the keys; without names, all keys. `push(*names)` with an empty list is `push()`, and
+                pushes all keys.
             rewritten: whether the gradients were written again after `send_ahead`, and must be sent again. Otherwise bytes
                 that `send_ahead` has sent are not sent again.
 
@@ -561,8 +561,8 @@ class Session:
         return [key for key, leaves in zip(self._keys, leave) if leaves]
 
     def was_left_alone(self, key: str) -> bool:
-        """Whether the key's last answer did not change its weights: no worker had a gradient, or the round is one of
-        `skipped`."""
+        """Whether the key's last answer did not change its weights: no worker had a gradient, or the job skipped
+        the round."""
         return self._native.was_left_alone(self._number(key))
 
     def wait(self, *keys: str) -> None:
@@ -582,7 +582,7 @@ class Session:
             self._native.wait_all()
 
     def settle(self, *keys: str) -> None:
-        """Waits like `wait`, for keys that the caller does not compute with next. With `pull` the planner learns no times from
+        """Waits like `wait`, for keys whose weights the caller does not use next. With `pull` the planner learns no times from
         `settle`."""
         for key in keys or self._keys:
             self._native.settle(self._number(key))
@@ -592,7 +592,7 @@ class Session:
         return self._native.is_ready(self._number(key))
 
     def ready(self, *keys: str) -> List[str]:
-        """Returns those of the named keys whose answers have arrived. Does not wait. With `pull` the planner learns no times from
+        """Returns the named keys whose answers have arrived. Does not wait. With `pull` the planner learns no times from
         `ready`."""
         are_ready = self._native.are_ready(self._numbered(keys))
         return [key for key, is_ready in zip(keys, are_ready) if is_ready]
@@ -649,10 +649,10 @@ class Session:
             optimizer: the new hyperparameters, all of them, in an optimizer of the same class as the job's.
             keys: for each key of the job, by name: the multiplier of its learning rate and the multiplier of its weight decay.
                 Default: the multipliers do not change.
-            reset: names of keys whose optimizer state becomes zero before that round, as if they had made no step. For
+            reset: names of keys whose optimizer state becomes zero before the next round, as if they had made no step. For
                 "bsp".
             groups: for keys with other hyperparameters, by name: an optimizer of the same class. At most 255 different
-                optimizers. They are valid until the next call. Default: no key has other hyperparameters.
+                optimizers. The groups are valid until the next call. Default: no key has other hyperparameters.
 
         Raises:
             SettingsError: the optimizer is of another class, a number is out of its range, `keys` lacks a key of the job, or a
@@ -718,8 +718,8 @@ class Session:
         may be as large as three models. If a hub is lost, waits until the hub returns, for at most `hub_wait`.
 
         Raises:
-            RefusedError: there are no weights yet, or the optimizer is `Average`. In a job over several hubs that is not
-                "bsp" also: the hubs are in different rounds.
+            RefusedError: there are no weights yet, or the optimizer is `Average`. In a job over several hubs without
+                "bsp": also if the hubs are in different rounds.
             HubLostError, JobFailedError: a hub is gone, and did not return.
         """
         if self._owner != os.getpid():
@@ -739,8 +739,8 @@ class Session:
             time.sleep(RETRY_S)
 
     def ema(self) -> Dict[str, Array]:
-        """Returns the average of each key's weights, as f32 arrays by key, in a session with `ema=`. The averages are a part of
-        `state()`; the rules are the same.
+        """Returns the average of each key's weights, as f32 arrays by key, in a session with `ema=`. The averages are from
+        `state()`, whose rules hold.
 
         Raises:
             SettingsError: the job keeps no average.
@@ -769,7 +769,7 @@ class Session:
     @property
     def norm(self) -> Optional[Norm]:
         """The norm of the newest round whose norm is known, in a job with `clip_norm`, `skip_nonfinite` or `skip_spikes`; `None`
-        before the first. When all weights of a round have arrived, its norm is known."""
+        before the first such round. When all weights of a round have arrived, its norm is known."""
         norm, _ = self._native.norm()
         return None if norm is None else Norm(*norm)
 
@@ -780,13 +780,13 @@ class Session:
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes of gradients and weights that have crossed until now."""
+        """The bytes of gradients and weights that were sent and received until now."""
         return Traffic(*self._native.traffic())
 
     @property
     def times(self) -> Times:
         """The times of this session since it has weights; they can be read after the end, too. A time in which several threads
-        wait counts once. At the end of a session the logger "phub" gets them, at level INFO."""
+        wait counts once. At the end of a session the logger "phub" gets the times, at level INFO."""
         return Times(*self._native.times)
 
     @property
@@ -841,7 +841,7 @@ class Session:
 
 
 def _check_place(hub: object, rank: object, world_size: object, job: object) -> None:
-    """Checks the types that a type checker would check. The native module's errors do not name the argument."""
+    """Checks the types that a type checker would check, because the native module's errors do not name the argument."""
     for name, number in (("rank", rank), ("world_size", world_size)):
         if number is not None and not (isinstance(number, (int, np.integer)) and 0 <= number < 1 << 32):
             raise _phub.SettingsError(f"{name} is {number!r:.60}: expected a whole number, not negative")
@@ -856,7 +856,7 @@ def _given(settings: Mapping[str, object]) -> List[Tuple[str, str]]:
 
 
 # All sessions of this process. A script may end without `leave`, and the other workers would then take its worker for dead.
-# So the sessions are closed at exit; if an exception ended the script, with its text as the reason.
+# So the sessions are closed at exit. If an exception ended the script, its text is the reason.
 _SESSIONS: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 

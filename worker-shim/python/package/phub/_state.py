@@ -19,7 +19,7 @@ _STATE = "optimizer/"
 # The number of bytes of a state that Python passes to the session at once.
 _PIECE = 1 << 20
 _EMA = "ema"
-# The largest number of tensors of one key in a state: the weights, three of AMSGrad, and an average.
+# The largest number of tensors of one key in a state: the weights, three tensors of AMSGrad, and an average.
 _MOST_TENSORS = 5
 # The largest number of levels of hubs.
 _MAX_DEPTH = 16
@@ -53,7 +53,7 @@ class State:
 
     @property
     def names(self) -> list[str]:
-        """The kinds of optimizer state that are there, by PyTorch's names."""
+        """PyTorch's names of the kinds of optimizer state that this state has."""
         return sorted({name.split("/")[1] for name in self.tensors if name.startswith(_STATE)} - {_EMA})
 
     @property
@@ -74,7 +74,7 @@ def name_of(state: str, key: str) -> str:
 
 
 def read(stream: io.BufferedIOBase, source: str) -> State:
-    """Reads a state from a checkpoint file, or from a hub. `source` is its name in errors.
+    """Reads a state from a checkpoint file, or from a hub. `source` is the name in errors.
 
     Raises:
         SettingsError: the bytes are not a whole checkpoint.
@@ -87,8 +87,8 @@ def read(stream: io.BufferedIOBase, source: str) -> State:
 def _read_into(
     tensors: Dict[str, Array], shapes: Mapping[str, Tuple[int, ...]], stream: io.BufferedIOBase, source: str
 ) -> Tuple[int, int, Dict[str, int]]:
-    """Reads a checkpoint, or one hub's part of a checkpoint, into `tensors`. `shapes` are the whole shapes of keys of which a
-    part may have only a piece. Returns the checkpoint's round, its number of bytes of values, and the steps by key."""
+    """Reads a checkpoint, or one hub's part of a checkpoint, into `tensors`. `shapes` has the whole shape of each key, because a
+    part may have only a piece of a key. Returns the checkpoint's round, its number of bytes of values, and the steps by key."""
     try:
         bytes_ = 0
         length = int.from_bytes(_exactly(stream, 8), "little")
@@ -160,7 +160,7 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
             rounds[hub], more, made = _read_into(tensors, shapes, stream, f"the state from the hub at {hub}")
             bytes_ += more
             # A key's parts at several hubs have made the same number of steps. Only if the job failed within a round, some
-            # have made one more.
+            # parts have made one more step.
             steps.update({key: max(count, steps.get(key, 0)) for key, count in made.items()})
     if len(set(rounds.values())) != 1:
         each = ", ".join(f"{round_} at {hub}" for hub, round_ in rounds.items())
@@ -203,7 +203,7 @@ class _Sent(io.RawIOBase):
 
 
 def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
-    """Returns the number of steps that each of these keys has made; `None` if all have made one step in each round.
+    """Returns the number of steps that each of these keys has made; `None` if all keys have made one step in each round.
 
     Raises:
         SettingsError: a number of steps is invalid.
@@ -216,13 +216,13 @@ def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
 
 
 def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optimizer, ema: bool) -> Iterator[bytes]:
-    """Returns the bytes of a state for the hub, in pieces. The check of the state is before the first piece is taken.
+    """Checks a state, and returns its bytes for the hub in pieces.
 
     Args:
-        state: the state of which a new job begins.
+        state: the state with which a new job begins.
         shapes: the shapes of the job's keys, by name, in the order of the job.
         optimizer: the job's optimizer.
-        ema: whether the job keeps averages of the weights. If the state has no average of a key, it begins with the weights.
+        ema: whether the job keeps averages of the weights. If the state has no average of a key, the weights are its average.
 
     Raises:
         SettingsError: the state belongs to another model or optimizer.

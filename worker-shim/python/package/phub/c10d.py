@@ -1,7 +1,7 @@
 """A backend of torch.distributed: `import phub.c10d`, then `torch.distributed.init_process_group("phub")`.
 
 The hub does every all-reduce of one dense f32, f16 or bf16 tensor in host memory, as a sum or a mean. Gloo does all other
-operations, and all operations of subgroups. `counts` returns how often each of the two was called. Needs torch 2.4 or later.
+operations, and all operations of subgroups. `counts` returns how often the hub and gloo were called. Needs torch 2.4 or later.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _torch: Any = torch  # untyped, because mypy may see another version of torch th
 _c10d: Any = torch.distributed.distributed_c10d
 _Group: Any = _c10d.ProcessGroup
 _Work: Any = _c10d.Work
-# An upper bound of the all-reduces of one element between a forward pass under `Join` and its backward pass. DDP makes a few,
-# and a script may add some for its losses.
+# An upper bound for the number of all-reduces of one element between a forward pass under `Join` and its backward pass. DDP makes
+# a few, and a script may add some for its losses.
 _SMALL_CALLS = 256
 _COUNTS: Dict[str, Counter[str]] = {"hub": collections.Counter(), "gloo": collections.Counter()}
 
@@ -52,7 +52,7 @@ def counts() -> Dict[str, Dict[str, int]]:
 
 
 def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the method, marked so that `torch.compile` does not compile it, because it cannot compile calls of a group."""
+    """Returns the method, marked so that `torch.compile` leaves it out: `torch.compile` cannot compile calls of a group."""
     disabled: Optional[Callable[..., Any]] = None
 
     @functools.wraps(method)
@@ -112,7 +112,7 @@ class _CallUnderWay(_Work):  # type: ignore[misc]
 
 
 class _HubGroup(_Group):  # type: ignore[misc]
-    """A process group of all workers. Calls go to the hub, or else to a group of gloo's."""
+    """A process group of all workers. Calls that the hub does not support go to a group of gloo's."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
         # The store may have the keys of an earlier group, so rank 0 gives the keys of this group a new prefix.
@@ -129,8 +129,8 @@ class _HubGroup(_Group):  # type: ignore[misc]
         limit = timeout.total_seconds()
 
         def join(depth: int, way: str, **keys: Any) -> Session:
-            # A hub that returns restores all keys at one round. Here some keys are used more often than others, so they have
-            # no common round, and a session does not wait for a lost hub.
+            # A hub that returns restores all keys at one round. In these jobs keys have no common round, because some are
+            # used more often. So a session does not wait for a lost hub.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             name = f"{job}-{way}-of-callbacks-{depth}" if depth else f"{job}-{way}"
             return Session(hub, rank, size, job=name, **keys, **limits)
@@ -201,7 +201,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
 
 def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
     """Whether the hub does this all-reduce. The answer must be the same at all workers."""
-    # `op` is on the left: with `ReduceOp.SUM` on the left, torch finds the two different.
+    # `op` must be on the left: with `ReduceOp.SUM` on the left, torch finds equal operations different.
     if len(tensors) != 1 or not (op == _c10d.ReduceOp.SUM or op == _c10d.ReduceOp.AVG):
         return False
     tensor = tensors[0]
@@ -211,8 +211,8 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
 
 
 def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
-    """Returns the hub's address, and the first part of the names of the group's jobs; a type of numbers follows it. The address
-    is None if the launcher's environment has it."""
+    """Returns the hub's address, or None if the launcher's environment has the address. Also returns the first part of the names
+    of the group's jobs, before the type of their numbers."""
     if rank == 0:
         me = worker()
         # If rank 0 picks a free port, it writes the address to the store for the other workers.

@@ -1,7 +1,7 @@
 """Ray Train with hubs that Ray places: `TorchTrainer(train, torch_config=phub.ray.HubConfig(), ...)`.
 
-Each attempt of a run has its own hubs, which are Ray actors. They start before the attempt's workers join, and end after the
-workers. This module runs in Ray's controller, except for the functions that are sent to workers and hubs.
+Each attempt of a run has its own hubs, which are Ray actors. The hubs start before the attempt's workers join, and end after
+the workers. This module runs in Ray's controller, except for the functions that are sent to workers and hubs.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class HubConfig(TorchConfig):  # type: ignore[misc]
 
     resource: Optional[str] = None
     """A resource of Ray, such as "hub". If it is given, the hubs are on the nodes that have this resource, and the job is spread
-    over all of them."""
+    over all these hubs."""
     checkpoints: Optional[str] = None
-    """A directory that all nodes share. Each run has a directory in it, by the run's name. A run whose name is there continues
+    """A directory that all nodes share. Each run has a directory in it, by the run's name. A run whose directory exists continues
     from its checkpoint."""
     settings: Dict[str, Any] = dataclasses.field(default_factory=dict)
     """More settings of the hubs, as for `phub.serve`, such as `{"checkpoint_every": 100}`."""
     num_cpus: float = 0.0
     """The number of a node's CPUs that Ray reserves for the hub. The hub uses half of the cores, or `cores` in `settings`."""
     token: str = dataclasses.field(default_factory=lambda: os.environ.get("PHUB_TOKEN") or secrets.token_hex(32), repr=False)
-    """The secret of hubs and workers. Default: the driver's `PHUB_TOKEN`, or a new secret. It is not in a runtime environment,
-    because Ray shows runtime environments."""
+    """The secret of hubs and workers. Default: the driver's `PHUB_TOKEN`, or a new secret. The secret is not in a runtime
+    environment, because Ray shows runtime environments."""
 
     @property
     def backend_cls(self) -> Any:
@@ -135,8 +135,8 @@ def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
 
 
 def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: HubConfig) -> List[Dict[str, str]]:
-    """Returns the environment of each worker. It has local ranks, too: Ray counts local ranks by address, and two nodes may have
-    the same address."""
+    """Returns the environment of each worker. The environment has local ranks, too, because Ray counts local ranks by address,
+    and two nodes may have the same address."""
     sizes = collections.Counter(node for node, _ in places)
     seen: "collections.Counter[str]" = collections.Counter()
     environments = []

@@ -24,8 +24,8 @@ pub struct Follower(Subscription);
 #[pymethods]
 impl Follower {
     /// Creates a follower of a job at its hub, or at all of its hubs, with commas between them. `names` is a JSON object: a name,
-    /// or a name and a type, for each key. A version is taken `every` seconds after the begin of the try for the
-    /// version before, or later, or before each round that is a multiple of `each`. `timeout` seconds after that time, a wait ends.
+    /// or a name and a type, for each key. With `every`, requests for versions are at least `every` seconds apart. With `each`,
+    /// versions come before rounds that are multiples of `each`. A wait ends `timeout` seconds after a version's time.
     #[staticmethod]
     #[pyo3(signature = (hub, job, dtype, ema, names, token, hub_wait, every, each, timeout))]
     #[allow(clippy::too_many_arguments)] // the arguments of a function in Python
@@ -105,7 +105,6 @@ fn within(subscription: Subscription, timeout: Option<f64>) -> PyResult<Follower
     }))
 }
 
-/// Returns a time that Python gives in seconds.
 fn seconds(what: &str, seconds: f64) -> PyResult<Duration> {
     let wrong = |_| SettingsError::new_err(format!("{what} {seconds}: expected seconds, 0 or more"));
     Duration::try_from_secs_f64(seconds).map_err(wrong)

@@ -1,4 +1,4 @@
-"""Prints the table of all cases: `python -m truth [WORDS...]`. With words, only idioms whose names have one of the words."""
+"""Prints the table of all cases: `python -m truth [WORDS...]`. With words, prints only idioms whose names have one of them."""
 
 import collections
 import sys
@@ -13,7 +13,7 @@ from .ways import DDP_WAYS, HUB_WAYS
 
 
 def table(outcomes):
-    """Returns the table as Markdown: a row for each idiom and number of workers, a column for each way."""
+    """Returns the table as Markdown: a row for each idiom and number of workers, a column for each way of `ways`."""
     ways = [way for way in (*HUB_WAYS, *DDP_WAYS) if any(case.way == way for case in outcomes)]
     lines = [f"| idiom | workers | {' | '.join(ways)} |", f"| --- | --- |{' --- |' * len(ways)}"]
     rows = {}

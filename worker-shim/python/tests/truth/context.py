@@ -42,7 +42,7 @@ def adam(parameters, lr=0.01, **settings):
 
 
 class Context:
-    """One run of an idiom, in one of the ways, on one rank."""
+    """One run of an idiom, in one of the ways of `ways`, on one rank."""
 
     def __init__(self, way, rank, world, hub, job):
         self.way, self.rank, self.world = way, rank, world
@@ -119,7 +119,7 @@ class Context:
         return model if self.way in HUB_WAYS or self.world == 1 else self._ddp(model, unused, False)
 
     def also(self, model, optimizer):
-        """Returns another optimizer, wrapped, for a model that already has one."""
+        """Returns another optimizer, wrapped, for a model that already has an optimizer."""
         return self._at_the_hub(model, optimizer, False, {}) if self.way in HUB_WAYS else optimizer
 
     def join(self, model, optimizer):

@@ -16,7 +16,7 @@ class Failure:
     kind: str
     text: str
     is_the_hubs: bool
-    """Whether it is a `phub.Error`."""
+    """Whether the failure is a `phub.Error`."""
     lines: tuple
     """The idiom's lines that the traceback or the text names, the innermost last."""
     traceback: str

@@ -10,11 +10,11 @@ import time
 from .failure import of_process
 from .worker import Result, work
 
-# The timeout, in seconds, for the other ranks after one rank has failed: they may wait for it.
+# The timeout, in seconds, for ranks that may wait for a failed rank.
 GRACE_S = 5
 
-# Modules that are imported once, in the process from which all others are forked; those that this torch lacks are left out.
-# Otherwise torch 2 imports Dynamo in each process, in the first step of an optimizer, which takes seconds.
+# Modules that are imported once, in the process from which the ranks are forked, if this torch has them. Otherwise torch 2
+# imports Dynamo in each process, in the first step of an optimizer, which takes seconds.
 PRELOADED = ["torch", "torch.distributed", "torch.distributed.nn.functional", "torch._dynamo", "phub.torch"]
 
 

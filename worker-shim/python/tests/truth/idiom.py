@@ -17,7 +17,7 @@ _FOUND = {}
 
 @dataclasses.dataclass(frozen=True)
 class Idiom:
-    """An idiom. Its name is that of the file, a dot, and that of the function."""
+    """An idiom. Its name is the file's name, a dot, and the function's name."""
 
     name: str
     topic: str
@@ -25,9 +25,9 @@ class Idiom:
     workers: tuple
     """The numbers of workers with which the idiom makes sense."""
     needs: tuple
-    """The oldest version of torch with which the idiom works: for one worker, and for several."""
+    """The oldest version of torch with which the idiom works: for one worker, and for several workers."""
     raises: bool
-    """Whether torch raises an error. The hub must then raise one, too."""
+    """Whether torch raises an error. The hub must then raise an error, too."""
     tolerance: float
     why_tolerance: str
     hooked: bool

@@ -1,4 +1,4 @@
-"""The cases, each an idiom with a number of workers and a way, and their outcomes, with those that are allowed."""
+"""The cases, their outcomes, and the allowed outcomes. A case is an idiom, a number of workers and a way."""
 
 import dataclasses
 import functools

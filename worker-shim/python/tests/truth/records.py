@@ -40,7 +40,7 @@ class Records:
 
 
 MODULE = "module"
-"""The label of a module that the script reads between two steps. In the way `unread` it is not read."""
+"""The label of a module that the script reads between two steps. In the way `unread` the script does not read it."""
 
 
 def without_modules(values):

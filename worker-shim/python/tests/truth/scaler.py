@@ -1,4 +1,4 @@
-"""A gradient scaler for tensors in host memory: torch's own, or for torch 1 one with the same methods."""
+"""A gradient scaler for tensors in host memory: torch's own scaler, or for torch 1 a scaler with the same methods."""
 
 import torch
 

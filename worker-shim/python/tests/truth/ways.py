@@ -1,7 +1,7 @@
 """The ways to run an idiom: with plain torch, which is the reference, and with the hub in several modes."""
 
 REFERENCE = "torch"
-"""Plain torch with one worker, DDP over gloo with several."""
+"""Plain torch with one worker, DDP over gloo with several workers."""
 
 HUB_WAYS = {
     "tcp": {"transport": "tcp", "chunk_bytes": 64},
@@ -9,8 +9,8 @@ HUB_WAYS = {
     "waiting": {"overlap": False},
     "unread": {"transport": "tcp", "chunk_bytes": 64},
 }
-"""Settings of `DistributedOptimizer`. Over TCP gradients of several chunks are sent ahead of `step()`; over shared memory none
-is."""
+"""Settings of `DistributedOptimizer`. Over TCP gradients of several chunks are sent ahead of `step()`; over shared memory no
+gradient is."""
 
 UNREAD = "unread"
 """The way of a script that does not read parameters between steps: a read would wait, so that the module does not have to."""

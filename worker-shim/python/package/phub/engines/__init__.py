@@ -1,8 +1,8 @@
 """Weights of a job for inference engines that serve while the job trains: vLLM and SGLang.
 
-vLLM finds the backend "phub" by itself when both are installed, because the wheel names `register` as a plugin of vLLM. SGLang is
-told the factory: `--weight-update-receivers phub.engines.sglang.receiver`. Both take the same settings and requests, `Source` and
-`Request`.
+vLLM finds the backend "phub" by itself when both are installed, because the wheel names `register` as a plugin of vLLM. SGLang
+needs an option: `--weight-update-receivers phub.engines.sglang.receiver`. Both engines take the same settings and requests,
+`Source` and `Request`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Receiver", "Request", "Source", "register"]
 
 
 def register() -> None:
-    """Registers the weight-transfer backend "phub" with vLLM. vLLM calls it in each of its processes.
+    """Registers the weight-transfer backend "phub" with vLLM. vLLM calls this function in each of its processes.
 
     Does nothing without vLLM, or if the backend is registered. Warns if this version of vLLM has no such backends.
     """

@@ -1,10 +1,10 @@
-"""The way of a version from its hub or directory into an engine's model: read while the engine serves, check, load.
+"""The path of a version from its hub or directory into an engine's model: read while the engine serves, check, load.
 
     prepare: a thread reads a version and checks its bytes    (the engine serves)
     apply:   wait for the thread, check names, shapes and types, load    (the engine waits)
 
-Before the load, an error leaves the model unchanged. If an engine has several ranks, only the first one reads: all ranks get the
-same version from it, or none. This module must not know any engine.
+Before the load, an error leaves the model unchanged. Of several ranks, only the first rank reads, and sends the version to the
+other ranks. If one rank cannot take the version, no rank loads it. This module must not know any engine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Source:
     timeout: float = 300.0
 
     def subscribe(self) -> Subscription:
-        """Returns a subscription, which has waited for nothing yet.
+        """Returns a new subscription. Does not wait for a version.
 
         Raises:
             SettingsError: a setting is invalid, or two settings exclude each other.
@@ -66,13 +66,13 @@ class Source:
 
 @dataclasses.dataclass
 class Request:
-    """The request of an update. Without a round and a number it is for the newest version.
+    """The request of an update. A request without `round` and `number` is for the newest version.
 
     Attributes:
         do: "prepare" reads a version while the engine serves. "apply" loads it, and reads it first if it is not prepared.
             "abort" drops the prepared version.
-        round: the lowest round of the version. The reader waits for it.
-        number: the lowest number of the version in its directory. The reader waits for it.
+        round: the lowest round of the version for which the reader waits.
+        number: the lowest number, in its directory, of the version for which the reader waits.
     """
 
     do: str = "apply"
@@ -91,12 +91,12 @@ class Request:
 
 
 class Receiver:
-    """The part of an engine's rank that gets versions.
+    """The part of an engine's rank that receives and loads versions.
 
     Args:
         source: the source of the weights.
         group: the process group of all ranks of the engine, for tensors of the CPU; None for an engine with one rank.
-        check: a function that raises SettingsError if tensors of these forms do not fit the model. It changes nothing.
+        check: a function that raises SettingsError if tensors of the given forms do not fit the model. It changes nothing.
         load: a function that loads the tensors, each with its name, into the model.
     """
 
@@ -117,12 +117,12 @@ class Receiver:
         self._reading: Optional[Tuple[Subscription, "Future[Version]"]] = None
 
     def update(self, request: Request) -> Optional[str]:
-        """Does what the request says. Returns the version in words if the model has it now.
+        """Does what the request says. Returns the version in words if the model has loaded it.
 
         Raises:
             SettingsError: the request is invalid, or the version does not fit the model.
             UnreachableError: there is no such version within the timeout.
-            Error: the version cannot be read, or this is another rank, and the first rank failed.
+            Error: the version cannot be read or loaded, or another rank, the first, has failed.
         """
         if request.do not in DOS:
             raise _phub.SettingsError(f"do {request.do!r}: expected one of {', '.join(map(repr, DOS))}")
@@ -161,7 +161,7 @@ class Receiver:
             self._reading = None
 
     def _take(self, request: Request) -> Version:
-        """Returns the prepared version if it is as new as wanted, else reads one."""
+        """Returns the prepared version if the request takes it, else reads a version."""
         if self._reading is not None:
             prepared = self._reading[1]
             self._reading = None
@@ -214,7 +214,7 @@ class Receiver:
             else:
                 tensor = torch.empty(shape, dtype=torch_dtype(dtype))
             if self._group is not None:
-                # As bytes, because gloo does not have all types.
+                # Tensors are sent as bytes, because gloo does not have all types.
                 dist.broadcast(tensor.view(-1).view(torch.uint8), dist.get_global_rank(self._group, 0), self._group)
             yield name, tensor
 

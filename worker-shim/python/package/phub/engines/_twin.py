@@ -1,6 +1,6 @@
-"""A twin of an engine's model without memory, into which the engine loads a version for a check.
+"""A twin of an engine's model: a copy without memory, into which the engine loads a version for a check.
 
-An engine joins tensors of a checkpoint (query, key and value are one matrix), and shards them over its ranks. Only its own
+An engine joins tensors of a checkpoint (query, key and value are one matrix), and shards them over its ranks. Only the engine's
 loaders know which names, shapes and types they take. So the check calls the loaders, with tensors on torch's device "meta": the
 model is not touched. This module must not know any engine.
 """
@@ -59,12 +59,12 @@ def twin_of(module: torch.nn.Module, tensors_of: Callable[[torch.nn.Module], Ten
 
 
 def check(twin: Any, forms: List[Form], may_miss: Optional[Callable[[torch.nn.Module], bool]] = None) -> None:
-    """Checks that a model would take tensors of these forms, and that they fill all its parameters.
+    """Checks that a model would take tensors of these forms, and that the tensors fill all its parameters.
 
     Args:
-        twin: a twin of the model, which has the engine's `load_weights`. It must not be used again.
+        twin: a twin of the model, which has the engine's `load_weights`. The twin must not be used again.
         forms: the tensors.
-        may_miss: whether the parameters of a module may be missing.
+        may_miss: returns whether the parameters of a module may be missing.
 
     Raises:
         SettingsError: an unknown name, another shape, a type to which the weights cannot be converted, or a parameter that no
@@ -124,7 +124,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
     def count(self, tensor: torch.Tensor) -> int:
-        """Returns the number of elements that were written."""
+        """Returns the number of elements that were written to a tensor."""
         return sum(_product(shape) for _, shape in self._parts.get(_storage(tensor), ()))
 
 

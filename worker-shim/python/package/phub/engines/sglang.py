@@ -1,7 +1,7 @@
 """A receiver of weights for SGLang: `--weight-update-receivers phub.engines.sglang.receiver`.
 
 SGLang calls the factory in each of its tensor-parallel workers. `init_payload` has the fields of `Source`, and the payload of an
-update those of `Request`.
+update has the fields of `Request`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The backend "phub" of vLLM's weight transfer: `vllm serve MODEL --weight-transfer-config '{"backend": "phub"}'`.
 
-vLLM makes an engine in each of its workers. `init_info` has the fields of `Source`, and `update_info` those of `Request`.
+vLLM makes an engine in each of its workers. `init_info` has the fields of `Source`. `update_info` has the fields of `Request`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PhubWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     _receiver: Optional[Receiver] = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Checks the settings. A second call replaces those of the first."""
+        """Checks the settings. A second call replaces the settings of the first call."""
         ranks = get_world_group()
         group = ranks.cpu_group if ranks.world_size > 1 else None
         receiver = Receiver(init_info, check=self._check, load=self._load, group=group)
@@ -101,8 +101,8 @@ class PhubWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
 
 def _process_shared(model: torch.nn.Module) -> None:
-    """Lets layers that share a parameter, such as a tied head, make it ready for their kernels. A reload leaves out a layer
-    whose parameter is loaded by another layer's name. On the CPU a tied head would then keep its old, packed weights."""
+    """Lets layers that share a parameter, such as a tied head, prepare the parameter for their kernels. vLLM's reload leaves out
+    a layer whose parameter is loaded under another layer's name. On the CPU a tied head would then keep old, packed weights."""
     owners = collections.Counter(id(parameter) for layer in model.modules() for parameter in layer._parameters.values())
     for layer in model.modules():
         own = [parameter for parameter in layer._parameters.values() if parameter is not None]
@@ -125,6 +125,6 @@ def _as_in_checkpoint(module: torch.nn.Module) -> _twin.Tensors:
 def _restored(tensor: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
     restored = restore_layer_refs(to_meta_tensor(tensor), module)
     if hasattr(restored, "weight_loader"):
-        # A reload leaves its own loaders there, which load nothing until the next reload.
+        # vLLM's reload leaves its own loaders in the tensor. They load nothing until the next reload.
         restored.weight_loader = _get_original_loader(restored)
     return restored

@@ -4,8 +4,8 @@
     optimizer = phub.torch.DistributedOptimizer(optimizer, model)
 
 From then on, the hub makes the steps of `step()`, with the mean of all workers' gradients. Over a network, gradients are sent
-while the backward pass computes others. In the next forward pass, each module waits for its own parameters only. Works with
-PyTorch 1.13 and later.
+while the backward pass computes other gradients. In the next forward pass, each module waits for its own parameters only. Works
+with PyTorch 1.13 and later.
 """
 
 from ._checkpoint import load_checkpoint

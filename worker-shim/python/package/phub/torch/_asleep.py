@@ -1,8 +1,8 @@
-"""Parameters that the job does not have: frozen ones of the optimizer, and those of the model that the optimizer does not have.
+"""Parameters that the job does not have: frozen parameters of the optimizer, and parameters that are not in the optimizer.
 
 A script may unfreeze such a parameter, or put it into a group. The parameter becomes a part of the job when the script reads
-its gradient. The gradient of a parameter that the optimizer does not have is this worker's own, so a script that uses it gets
-an error.
+its gradient. If the optimizer does not have a parameter, the parameter's gradient is this worker's own. A script that uses such a
+gradient gets an error.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-de
 
 
 class Asleep:
-    """The parameters of a model that a job does not have, except those that another optimizer trains."""
+    """The parameters of a model that a job does not have, except parameters that another optimizer trains."""
 
     def __init__(self, model: Model, optimizer: "weakref.ref[Any]") -> None:
-        """Watches the parameters. The hub runs `optimizer`, whose `_phub_wake` takes parameters into its job."""
+        """Watches the parameters. The hub runs `optimizer`, whose `_phub_wake` adds parameters to its job."""
         self._optimizer = optimizer
         self._holder = Holder(_no_values, _no_values, _no_values, weakref.ref(self))
         of_model = {name: each for name, each in model.without_optimizer.items() if not is_held(each)}
@@ -45,7 +45,7 @@ class Asleep:
         self._is_taken(parameter)
 
     def given(self, parameter: Any) -> None:
-        """Does nothing: a gradient that the script has set is read later, or goes with the next step."""
+        """Does nothing: a later read or the next step finds the gradient that the script has set."""
 
     def _is_taken(self, parameter: Any) -> bool:
         optimizer = self._optimizer()
@@ -55,11 +55,11 @@ class Asleep:
         return True
 
     def touched(self, gradient: Any) -> None:
-        """Raises an error if the gradient is this worker's own and not the mean of all workers. Within `no_sync()` and
-        within a backward pass there is no error, because there each worker uses its own gradient.
+        """Refuses the use of this worker's own gradient in place of the mean of all workers, except within `no_sync()` and
+        within a backward pass.
 
         Raises:
-            MeanError: see above.
+            MeanError: the gradient is this worker's own.
         """
         optimizer = self._optimizer()
         if optimizer is None or optimizer._phub.is_apart or _in_backward():
@@ -75,7 +75,7 @@ class Asleep:
         """Does nothing: zeros are also the mean of all workers."""
 
     def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
-        """Returns False: the hub searches only gradients of the job."""
+        """Returns False: the hub checks only gradients of the job for inf/NaN."""
         return False
 
     def leave(self) -> None:

@@ -70,8 +70,8 @@ class AtTheHub(Joined):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether `step` unscales gradients. In its step, torch's `GradScaler` reads this property first. Then it searches the
-        gradients for values that are not finite; see `_scaler`."""
+        """Whether `step` unscales gradients. In its step, torch's `GradScaler` reads this property first. Then the scaler
+        searches the gradients for values that are not finite; see `_scaler`."""
         reads_before = vars(self).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS  # hooks expect unscaled gradients
         unscales = self._phub.session.skips_nonfinite and not reads_before
         if unscales and not self._phub_join.model.changes_in_step(self):
@@ -149,8 +149,8 @@ class AtTheHub(Joined):
             self.reset_state()
 
     def _fetch_state(self, dtype: Optional[torch.dtype] = None) -> None:
-        """Fetches the optimizer state from the hub, without that of parameters that are reset before the next step. It has the
-        type of each parameter, or this one."""
+        """Fetches the optimizer state from the hub, except for parameters that are reset before the next step. The state has the
+        type `dtype`; default: the type of each parameter."""
         found = self.__dict__["state"]
         found.update(self._phub_join.aside)
         if self._phub.has_stepped and self._phub_join.keeps_state:
@@ -163,8 +163,8 @@ class AtTheHub(Joined):
 
     def reset_state(self, *parameters: torch.Tensor) -> None:
         """Resets parameters before the next step: sets their optimizer state and their numbers of steps to zero. Without
-        arguments, resets all parameters. Every worker must call it. `optimizer.state.clear()` does the same, and so does the
-        deletion of one parameter's entry in `optimizer.state`."""
+        arguments, resets all parameters. Every worker must call it. `optimizer.state.clear()` also resets all parameters,
+        and the deletion of a parameter's entry in `optimizer.state` resets that parameter."""
         if not parameters:
             parameters = (*self._phub.parameters.values(), *self._phub_join.aside)
         self._phub.reset(parameters)
@@ -192,7 +192,7 @@ class AtTheHub(Joined):
 
     def state_dict(self) -> Dict[str, Any]:
         """Returns the groups and the optimizer state, in torch's form. The state is fetched from the hub: it is the state between
-        this worker's last step and its next step. One worker may call this method alone, and the others may continue.
+        this worker's last step and its next step. One worker may call this method alone, and the other workers may continue.
 
         Raises:
             RefusedError: the hubs of the job are in different rounds.
@@ -257,13 +257,13 @@ class AtTheHub(Joined):
         self._phub = self._phub_join.again(self, averages)
 
     def _averages(self) -> Optional[Mapping[str, Any]]:
-        """Fetches the averages for a new job, which takes only those of rank 0."""
+        """Fetches the averages for a new job, at rank 0 only: a new job needs no others."""
         return self._phub.averages() if self._phub.session.rank == 0 else None
 
     def _phub_wake(self) -> bool:
-        """Joins a new job with the parameters that the script has unfrozen or put into a group, before it reads their gradients.
-        Every worker must read them. In `no_sync()` the script reads this worker's own gradients, and the job stays. Returns
-        whether there is a new job."""
+        """Joins a new job with the parameters that the script has unfrozen or put into a group, before the script reads their
+        gradients. Every worker must read these gradients. In `no_sync()` the script reads this worker's own gradients, and the
+        job stays. Returns whether there is a new job."""
         if self._phub.is_apart or not self._phub_join.model.has_changed(self):
             return False
         self._join_anew()

@@ -33,7 +33,8 @@ _HERE = threading.local()
 
 
 class _Depth:
-    """The all-reduces of one depth, and their callbacks. Each has a thread, which knows that its calls have the next depth."""
+    """The all-reduces of one depth in a thread, and their callbacks in another. Calls of these two threads have the next
+    depth."""
 
     def __init__(self, number: int, join: Callable[..., Session]) -> None:
         begin = functools.partial(setattr, _HERE, "depth", number + 1)
@@ -79,7 +80,7 @@ class Depths:
 
     def leave(self) -> None:
         """Waits for all calls and callbacks, and leaves the jobs. A second call does nothing."""
-        # Beginning with the first depth, because the callbacks of a depth may make all-reduces of the next depth.
+        # The first depth is left first, because the callbacks of a depth may make all-reduces of the next depth.
         while self._depths:
             self._depths[0].leave()
             with self._lock:

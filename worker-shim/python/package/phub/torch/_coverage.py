@@ -17,23 +17,23 @@ Module = torch.nn.Module
 
 
 class Coverage:
-    """The parameters to wait for, by module. Only parameters that the session has are in it."""
+    """The parameters that each module waits for. Only parameters that the session has are among them."""
 
     def __init__(self, keys: Dict[int, str]) -> None:
-        """Creates the coverage of a model of which nothing is known. `keys`: the session's names of the parameters, by `id`."""
+        """Creates the coverage of a model whose calls are unknown. `keys`: the session's names of the parameters, by `id`."""
         self._keys = keys
         self._called: Dict[Module, None] = {}  # a set that keeps its order
-        # By module: all parameters below it. It may have modules of other models, too, and keeps none alive.
+        # All parameters below each module. This mapping may have modules of other models, too, and keeps no module alive.
         self._below: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._learnt: MutableMapping[Module, Tuple[str, ...]] = weakref.WeakKeyDictionary()
         self.is_learning = True
-        """Whether calls of modules are still recorded: before `learn`."""
+        """Whether calls of modules are still recorded. `learn` ends the recording."""
         self.layers: List[List[str]] = []
         """The parameters of each layer, for which a module waits together, in the order of the forward pass; empty before
         `learn`."""
 
     def called(self, module: Module) -> Tuple[str, ...]:
-        """Returns the parameters to wait for before the forward pass of this module. Records the call before `learn`."""
+        """Returns the parameters to wait for before the forward pass of this module. Until `learn`, also records the call."""
         if module.training and self.is_learning:
             self._called[module] = None
         learnt = self._learnt.get(module) if module.training else None

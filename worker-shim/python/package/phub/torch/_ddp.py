@@ -22,7 +22,7 @@ from ._windows import tensor as window
 # The largest number of shapes that an error lists.
 _SHAPES = 4
 
-# The elements of each bucket of a pass, and their type, in the order of the calls.
+# The number of elements and their type, for each bucket of a pass, in the order of the calls.
 _Pass = Tuple[Tuple[int, str], ...]
 
 
@@ -95,7 +95,7 @@ class HubState:
         return self._jobs.session
 
     def average(self, bucket: Any) -> Any:
-        """Sends a bucket. Returns a future of the bucket's buffer, in which the mean then is.
+        """Sends a bucket. Returns a future of the bucket's buffer, which has the mean when the future is done.
 
         Raises:
             SettingsError: the bucket's gradients are sparse, or of a type that the hub does not take.
@@ -116,8 +116,8 @@ class HubState:
             raise type(error)(f"{_spoken(bucket)}: {error}") from error
 
     def _begin_pass(self) -> None:
-        """Leaves the job of all buckets if the last pass had other buckets. Joins a job if the last two passes had the same ones.
-        No bucket is in flight here."""
+        """Leaves the job of all buckets if the last pass had other buckets. Joins such a job if the last two passes had equal
+        buckets. No bucket is in flight."""
         before, last = self._passes
         if self._jobs.session is not None and last != self._keys:
             self._jobs.leave()
@@ -126,7 +126,7 @@ class HubState:
             self._jobs.session = self._jobs.join(last)
 
     def _mean_now(self, buffer: torch.Tensor, dtype: str) -> Any:
-        """Sends a bucket that is not in the job of all buckets, by a job of its own, and waits for its mean."""
+        """Sends a bucket in a separate job, because it is not in the job of all buckets. Waits for the bucket's mean."""
         session = self._jobs.join(((buffer.numel(), dtype),), compression=None)
         try:
             window(session, "0", "gradient").copy_(buffer)
@@ -156,14 +156,14 @@ class HubState:
             return buffer
 
         given = _future(buffer)
-        # DDP's reducer, which is C++, must get the error, too. It gets an exception of a callback of `then`, and does not get
-        # one of `set_exception`.
+        # DDP's reducer, which is C++, must get the error, too. It gets an exception of a callback of `then`, but not of
+        # `set_exception`.
         answer = given.then(outcome)
         self._answers.put(_Sent(session, key, buffer, given, failed))
         return answer
 
     def leave(self) -> None:
-        """Leaves the job. The end of a script does so, too."""
+        """Leaves the job, as the end of a script does."""
         self._jobs.leave()
 
 

@@ -1,5 +1,5 @@
-"""One model's exchange with the hub, round by round. Gradients go to the hub at `step()`, or their bytes even before it.
-The new weights are copied into a parameter when the forward pass needs them, or when the script reads the parameter.
+"""One model's exchange with the hub, round by round. Gradients are pushed at `step()`; their bytes may be sent earlier. The new
+weights are copied into a parameter when the forward pass needs them, or when the script reads the parameter.
 
 A `step()` is one round. If the script has written to parameters since the last step, another round comes first. In that
 round the hub takes the written values.
@@ -30,13 +30,13 @@ from ._tensors import Broadcast
 from ._weights import Weights
 from ._windows import windows
 
-# Whether torch.compile (torch 2.1) traces this code. It would compile the hook, although the caller of a compiled module has
+# Whether torch.compile (torch 2.1) traces this code. The hook then does nothing, because the caller of a compiled module has
 # already waited.
 _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 class Exchange:
-    """Parameters by key, with hooks in the backward and the forward pass."""
+    """A model's parameters by key, with hooks in the backward and the forward pass."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Exchange:
         self._averaged = 0  # contexts in which the parameters have averages
         self._groups: List[Dict[str, Any]] = []  # of torch's optimizer, once there was a step
         self._found: Optional[Found] = None
-        """The search that a scaler has left to the last step."""
+        """The inf/NaN check that a scaler has left to the last step."""
         self.asleep: Optional[Asleep] = None
-        """The parameters of the model that the job does not have, with several workers."""
+        """The parameters of the model that the job does not have; `None` with one worker."""
         self.has_stepped = session.next_round > 1
-        """Whether the hub may have weights that are not the first ones."""
+        """Whether the hub may have other weights than the initial weights."""
 
     def start(self) -> None:
         """Gives every worker rank 0's parameters, and installs the hooks."""
@@ -103,8 +103,8 @@ class Exchange:
         weakref.finalize(self, handle.remove)
 
     def step(self, groups: List[Dict[str, Any]], times: float = 1.0) -> None:
-        """Makes a round: pushes the gradients times `times`, with the settings of `groups`. The hub steps. First sends parameters
-        that the script has written."""
+        """Sends parameters that the script has written. Then makes a round: pushes the gradients times `times`, and the hub
+        steps with the settings of `groups`."""
         self._check_unscaling(times)
         self._gradients.meet()  # before any round: another worker may wait for it before its step
         self._weights.free_all()
@@ -135,11 +135,11 @@ class Exchange:
     # ---- torch's scaler
 
     def expect_search(self) -> None:
-        """Notes that torch's scaler searches the gradients next, which the hub does in the round that follows."""
+        """Notes that torch's scaler next checks the gradients for inf/NaN, which the hub does in its next round."""
         self._gradients.expect_search()
 
     def unscale(self, times: float) -> None:
-        """Multiplies all gradients by a number, as the script finds them after a step with a scaler."""
+        """Multiplies all gradients by a number. After a step with a scaler, the script finds them unscaled."""
         self._gradients.unscale(times)
 
     @property
@@ -187,7 +187,7 @@ class Exchange:
     # ---- changes by the script
 
     def _put_written(self) -> None:
-        """Gives the hub the parameters that the script has written, in a round of their own."""
+        """Sends the hub the parameters that the script has written, in a separate round."""
         written = self._weights.written()
         if not written:
             return
@@ -201,8 +201,8 @@ class Exchange:
         self._weights.settle_all()
 
     def _backward_begins(self) -> None:
-        """Sends the hub the current hyperparameters before the backward pass, so that its answers ahead mostly have the
-        hyperparameters of `step()`."""
+        """Sends the hub the current hyperparameters before the backward pass, so that weights that the hub answers ahead mostly
+        have those of `step()`."""
         try:
             if self._groups and self._settings.differs(self._groups):
                 self._weights.free_all()  # hyperparameters change between rounds
@@ -295,7 +295,7 @@ class Exchange:
         """Checks that the parameters have their own values.
 
         Raises:
-            StateError: they have averages.
+            StateError: the parameters have averages.
         """
         if self._averaged:
             raise StateError(f"{what} within averaged(): the parameters have averages there; leave the context first")
@@ -306,15 +306,15 @@ class Exchange:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the leave need not wait for another worker: the last values have arrived, or never will."""
+        """Whether `leave` waits for no other worker, because the last values have arrived or can never arrive."""
         try:
             return self.session.world_size == 1 or all(self.session.is_ready(key) for key in self._weights.pending)
         except Error:
             return True
 
     def leave(self) -> None:
-        """Waits for all keys, and leaves the job. Parameters keep their values. The script may write them again, even if new
-        values cannot arrive, which is an error here."""
+        """Waits for all keys, and leaves the job. Parameters keep their values, and the script may write them again, even
+        after an error because new values cannot arrive."""
         try:
             self._answer()
             self._weights.settle_all()

@@ -7,9 +7,9 @@
               no gradient?                         pushed as nothing
 ```
 
-The gradients that `step()` finds count; bytes that left before are only a start. With several workers a script that
-touches its gradients before `step()` finds the mean of all workers there, as with DDP. After a step in which it did, the bytes
-that leave in the backward pass go to the job that makes means. Owned by the thread of the script.
+The gradients that `step()` finds count. Bytes that left before count only if their gradient is unchanged. With several workers
+a script that touches its gradients before `step()` finds the mean of all workers there, as with DDP. In the next backward pass
+after such a step, bytes leave to the job that makes means. Owned by the thread of the script.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ._watched import is_exposed, is_watched, release, unwatch, watch
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
-# The size from which gradients leave without waiting for more. 64 KiB take half a millisecond at 1 Gbit/s, and the first layers
-# may wait for this long.
+# The size from which a bucket of gradients is sent at once. 64 KiB take half a millisecond at 1 Gbit/s, and the first layers may
+# wait for this long.
 _BUCKET_BYTES = 64 * 1024
 
 
@@ -50,18 +50,18 @@ class Gradients:
         mean: Optional[Mean],
     ) -> None:
         """Args:
-            pushes: those of the optimizer's own job.
+            pushes: the pushes to the optimizer's own job.
             passes: the number of backward passes before the first step. Each later step expects the number of the step before.
-            begin: is called before bytes leave to the own job, once a round.
+            begin: a function that is called once a round, before bytes leave to that job.
             lend: lets the hub write the windows of keys.
-            mean: the mean over several workers; None with one.
+            mean: the mean over several workers; None with one worker.
         """
         self._own, self._parameters = pushes, parameters
         self._begin, self._lend, self._mean = begin, lend, mean
         self._bucket: Dict[str, torch.Tensor] = {}
         self._in_bucket = 0
-        # The number of backward passes that have added to a gradient since the last step, and before it. The second number
-        # shows which pass is the last.
+        # The numbers of backward passes that have added to a gradient: since the last step, and for the last step. The second
+        # number shows which pass is the last.
         self._passes: Dict[str, int] = {}
         self._expected: Dict[str, int] = {}
         self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}
@@ -74,7 +74,7 @@ class Gradients:
         self._ends_backward = False
         self._passes_of_first = passes
         self._times = 1.0
-        """The factor of gradients in the last step; bytes that leave ahead have it, too."""
+        """The factor of gradients in the last step. Bytes that leave ahead are multiplied by this factor."""
         self._expects_search = False
         self._unanswered: List[torch.Tensor] = []
         self._factor: Optional[torch.Tensor] = None
@@ -91,8 +91,8 @@ class Gradients:
                 self._follow(key)
 
     def _follow(self, key: str) -> None:
-        """Adds a hook to the backward pass that watches a parameter's gradients: those that leave there, and those that the
-        script may hold before the backward pass."""
+        """Adds a hook to the backward pass that watches a parameter's gradients: gradients whose bytes leave in the pass, and
+        gradients that the script may hold before the pass."""
         parameter = self._parameters[key]
         self._followed.add(key)
         is_asked = self._mean is not None or key in self._own.ahead
@@ -108,8 +108,8 @@ class Gradients:
             watch(gradient, self)
 
     def missed(self, parameter: torch.nn.Parameter) -> None:
-        """Notes that the script has seen that a parameter has no gradient. It would leave out a mean that another worker's
-        gradient makes."""
+        """Notes that the script has seen that a parameter has no gradient. If another worker has a gradient of it, the script has
+        missed the mean."""
         if self._mean is not None and not self.is_apart:
             self._mean.missed.add(self._keys[id(parameter)])
 
@@ -201,7 +201,7 @@ class Gradients:
             watch(gradient, self)
 
     def _call_back(self) -> bool:
-        """Registers a callback for the end of the backward pass that runs on this thread. Returns whether one runs."""
+        """Registers a callback for the end of the backward pass that runs on this thread. Returns whether it is registered."""
         if in_compiled_backward():
             return False  # torch would drop the callback
         try:
@@ -211,15 +211,15 @@ class Gradients:
         return True
 
     def _backward_ended(self) -> None:
-        """Sends the remaining gradients. Computes the means before the script continues, because it may have views of
-        gradients."""
+        """Sends the remaining gradients. Computes scheduled means before the script continues, because the script may have views
+        of gradients."""
         self._send_bucket()
         if self._ends_backward:
             self._ends_backward = False
             self._average()
 
     def _average_after_backward(self) -> bool:
-        """Has the means computed at the end of the backward pass that runs on this thread, if one does."""
+        """Schedules the means for the end of the backward pass that runs on this thread. Returns whether they are scheduled."""
         if self._mean is None or not self._call_back():
             return False
         self._ends_backward = True
@@ -231,7 +231,7 @@ class Gradients:
         """Prepares for a script that is about to read or write a gradient that was watched.
 
         Raises:
-            MeanError: it is no parameter's gradient any more, so that the workers cannot make its mean.
+            MeanError: the gradient belongs to no parameter any more, so the workers cannot compute its mean.
         """
         if self._mean is not None and all(each is not gradient for each in self._current().values()):
             raise MeanError(
@@ -244,8 +244,8 @@ class Gradients:
             self._average()
 
     def zeroed_by_script(self, gradient: torch.Tensor) -> None:
-        """Notes that the script has set a gradient to zero, which it may keep. A hook watches additions by the next backward
-        pass."""
+        """Notes that the script has set a gradient to zero. The script may keep the gradient, so a hook watches additions by the
+        next backward pass."""
         for key, parameter in self._parameters.items():
             if gradient_of(parameter) is gradient:
                 self._follow(key)
@@ -269,7 +269,7 @@ class Gradients:
     # ---- a scaler
 
     def expect_search(self) -> None:
-        """Notes that torch's `GradScaler` searches the gradients next, and then has the optimizer make its step."""
+        """Notes that torch's `GradScaler` next checks the gradients for inf/NaN, and then calls `step()`."""
         self._expects_search = self._mean is not None
 
     def puts_off(self, found: torch.Tensor, factor: torch.Tensor) -> bool:
@@ -286,12 +286,12 @@ class Gradients:
         return bool(self._unanswered)
 
     def take_unanswered(self) -> List[torch.Tensor]:
-        """Takes the tensors of postponed searches. The scaler reads the results in them."""
+        """Takes the tensors in which the scaler reads the results of postponed searches."""
         unanswered, self._unanswered = self._unanswered, []
         return unanswered
 
     def unscale(self, times: float) -> None:
-        """Multiplies all gradients by a number, as the script finds them after a step with a scaler."""
+        """Multiplies all gradients by a number. After a step with a scaler, the script finds them unscaled."""
         if times != 1.0:
             with unasked(), torch.no_grad():
                 torch._foreach_mul_([each for each in self._current().values() if each is not None], times)
@@ -299,15 +299,15 @@ class Gradients:
     # ---- the step
 
     def meet(self) -> None:
-        """Makes the means of gradients that the script may hold and has zeroed, if this round has none yet. A worker with inputs
-        makes them in its backward pass, where it waits for the workers without inputs."""
+        """Computes the means of gradients that the script may hold and has zeroed, unless this round has means already. A worker
+        with inputs computes the means in its backward pass, and waits there for workers without inputs."""
         if self._mean is not None and self._is_zeroed and not self._is_touched:
             if any(is_exposed(gradient_of(self._parameters[key])) for key in self._followed):
                 self._average()
 
     def push(self, times: float = 1.0) -> List[str]:
-        """Ends the round: the hub steps with the gradients of the parameters, times a number. Returns the keys that have no
-        gradient here."""
+        """Ends the round: the hub makes a step with the parameters' gradients times `times`. Returns the keys that have no
+        gradient at this worker."""
         with unasked():
             gradients = self._current()
             unsent = self._own.unsent(gradients, times)

@@ -3,7 +3,7 @@
 A held parameter has one of two classes:
 
 ```
-   Held      its values are here. Torch's functions take it as any parameter, at no extra cost.
+   Held      its values have arrived. Torch's functions take it as any parameter, at no extra cost.
    Pending   its values have not arrived. Torch calls `__torch_function__` before each function, which waits for them.
 ```
 
@@ -83,7 +83,7 @@ class Holder(NamedTuple):
     read: Callable[[Any], None]
     """Waits for the values, and then calls `mark_here`."""
     exposed: Callable[[Any, bool], None]
-    """Notes that from now on the script can write the values without torch's notice. The flag: at any time, as by an address."""
+    """Notes that from now on the script can write the values without torch's notice; if the flag is set, at any later time."""
     moved: Callable[[Any], None]
     """Notes that the script has given the parameter other memory."""
     gradients: Callable[[], Optional[Taker]]
@@ -173,11 +173,11 @@ class Held:
             holder.moved(self)
         return self
 
-    # Only a gradient that a script has read or set is watched, so that the backward pass is not slower.
+    # Only gradients that a script has read or set are watched, so that the backward pass is not slower.
 
     @property
     def grad(self) -> Optional[torch.Tensor]:
-        """The gradient. A read notifies the `Taker` that the script has it from now on."""
+        """The gradient. A read notifies the `Taker` that the script has the gradient from now on."""
         gradient, taker = gradient_of(self), _taker(self)
         if taker is not None:
             _notify(taker, self, gradient)
@@ -265,7 +265,7 @@ class Pending(Held):
 
 @functools.lru_cache(maxsize=None)
 def _held(own: Any) -> type:
-    """Returns the `Held` class for parameters of the class `own`. It and its `Pending` class refer to each other."""
+    """Returns the `Held` class for parameters of the class `own`. This class and its `Pending` class refer to each other."""
     named = {"__doc__": own.__doc__, "__module__": own.__module__, "_phub_own": own}
     here, pending = (type(own.__name__, (kind, own), named) for kind in (Held, Pending))
     for each in (here, pending):
@@ -274,14 +274,14 @@ def _held(own: Any) -> type:
 
 
 def hold(parameter: Any, holder: Holder) -> None:
-    """Makes a parameter a held parameter, whose reads wait for its values. At first its values are here."""
+    """Makes a parameter a held parameter, whose reads wait for its values. At first its values count as arrived."""
     claim([parameter], holder)
     own: Any = type(parameter)
     parameter.__class__ = _held(getattr(own, "_phub_own", own))
 
 
 def claim(parameters: Iterable[Any], holder: Holder) -> None:
-    """Makes this holder the only one of the parameters. First waits for values that a former holder expects."""
+    """Makes this holder the only holder of the parameters. First waits for values that a former holder expects."""
     for parameter in parameters:
         if _HOLDERS.get(id(parameter)) is not holder:
             _read(parameter)
@@ -315,7 +315,7 @@ def mark_pending(parameters: Iterable[Any]) -> None:
 
 
 def mark_here(parameters: Iterable[Any]) -> None:
-    """Notes that the values of held parameters are here."""
+    """Notes that the values of held parameters have arrived."""
     for parameter in parameters:
         here = getattr(type(parameter), "_phub_here", None)
         if here is not None:

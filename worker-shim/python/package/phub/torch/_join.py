@@ -1,4 +1,4 @@
-"""The joins of an optimizer: of its job, and another job with other keys or with a state that is loaded."""
+"""The joins of an optimizer: first of its job, later of new jobs with other keys or with a loaded state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Join:
         return self._current
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Checks that parameters and state fit, before any worker leaves: otherwise the job would end.
+        """Checks, before any worker leaves the job, that a new job can have the parameters and the state.
 
         Raises:
             SettingsError: the state belongs to another model or optimizer; a parameter is of a type that the hub does not take.
@@ -108,7 +108,7 @@ class Join:
                 )
             buffers = self._buffers(joined)
             others = settings.others(optimizer.param_groups, parameters)
-            # The hub's hyperparameters may come from a checkpoint, and there is one optimizer for all keys at the join.
+            # A join has one optimizer for all keys, and the hub may have the hyperparameters of a checkpoint.
             if joined.rank == 0 and (joined.next_round > 0 or others):
                 multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
                 joined.set_optimizer(settings.optimizer, multipliers, groups=others)
@@ -150,8 +150,8 @@ _DROPPED: List[Exchange] = []
 
 
 def _leave_dropped() -> None:
-    """Leaves the jobs of dropped optimizers whose last values have arrived. The line that drops an optimizer waits for no other
-    worker."""
+    """Leaves the jobs of dropped optimizers whose last values have arrived. So the script's line that drops an optimizer
+    does not wait."""
     for exchange in list(_DROPPED):
         if exchange.is_settled and exchange in _DROPPED:
             _DROPPED.remove(exchange)

@@ -1,4 +1,4 @@
-"""The common part of optimizers in a job: those whose steps the hub makes, and those that step themselves."""
+"""The common part of optimizers in a job: the hub makes their steps, or they step themselves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Joined(torch.optim.Optimizer):
     _phub_own: type
 
     def leave(self) -> None:
-        """Waits for all parameters, and leaves the job. The end of a script does so, too."""
+        """Waits for all parameters, and leaves the job, as the end of a script does."""
         self._phub.leave()
 
     @property
@@ -82,12 +82,12 @@ def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: M
     named = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_phub_own": kind}
     optimizer.__class__ = type(kind.__name__, (joined, kind), named)
     optimizer._phub = membership  # type: ignore[attr-defined]
-    # Torch wraps `step` of each class in a function that calls hooks and marks steps for the profiler. The new class needs it.
+    # Torch wraps `step` of a class in a function that calls hooks and marks steps for the profiler. The new class needs it, too.
     patch: Any = getattr(optimizer, "_patch_step_function", None) or getattr(optimizer, "_hook_for_profile")  # noqa: B009
     patch()
     if counted is not None:
         optimizer.step = _counting(optimizer, counted)  # type: ignore[method-assign]
-    # A fused optimizer has this attribute. Without it a GradScaler unscales gradients itself.
+    # A fused optimizer has this attribute. If it is removed, a GradScaler unscales gradients itself.
     vars(optimizer).pop("_step_supports_amp_scaling", None)
 
 

@@ -46,12 +46,12 @@ class LocalExchange:
 
     @torch.no_grad()
     def begin_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Checks that parameters have the values that the last exchange gave them, and that they are those of the job.
+        """Checks that parameters have the values of the last exchange, and that the job has the same parameters.
 
         Raises:
             StateError: the script has written a parameter. The hub would replace some of the written values by its own.
             WrapError: a frozen parameter was unfrozen or got a gradient, or the groups have other parameters. The hub has no
-                key for them.
+                key for such parameters.
         """
         unfrozen = self._model.unfrozen
         if unfrozen or self._model.has_changed(optimizer):

@@ -23,9 +23,9 @@ _KEYS_OF_A_SIZE = 16
 
 
 def pieces(elements: int) -> Iterator[Tuple[int, int]]:
-    """Cuts a tensor: yields for each piece the size of its key, and the number of elements that the piece uses of it. Both depend
-    only on the tensor's number of elements, so all workers cut alike. A piece uses more than half of its key, unless the key has
-    the smallest size."""
+    """Cuts a tensor: yields for each piece the size of its key, and the number of elements that the piece uses of the key.
+    Both numbers depend only on the tensor's number of elements, so all workers cut alike. A piece uses more than half of its key,
+    unless the key has the smallest size."""
     while elements > 0:
         size = next((size for size in _SIZES if 2 * elements > size), _SIZES[-1])
         yield size, min(size, elements)
@@ -173,7 +173,7 @@ def _check_end(rest: torch.Tensor, session: Session, is_sum: bool) -> None:
     if rest.numel() == 0:
         return
     workers = -rest[0].item() * (1 if is_sum else session.world_size)
-    # Half a worker, or the rounding of 16 bits.
+    # The tolerance: half a worker, or the rounding error of 16 bits.
     limit = max(0.5, session.world_size / 128 if rest.element_size() == 2 else 0.0)
     if not abs(workers - session.world_size) < limit or bool(rest[1:].any()):
         raise OrderError(

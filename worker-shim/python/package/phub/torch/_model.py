@@ -84,12 +84,12 @@ class Model:
         self._frozen = {name: each for name, each in names.items() if id(each) not in trained}
 
     def has_changed(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the optimizer has other parameters than when the job was joined, or one is no longer frozen."""
+        """Whether the optimizer has other parameters than when the job was joined, or a frozen parameter is no longer frozen."""
         return not _have_same(_members(optimizer), self._members) or any(each.requires_grad for each in self.asleep)
 
     def changes_in_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a step of torch would step other parameters: see `has_changed`, or the script has given a gradient to a frozen
-        parameter."""
+        """Whether torch would step other parameters than the job has: see `has_changed`, or the script has given a gradient to a
+        frozen parameter."""
         return self.has_changed(optimizer) or any(map(_is_stepped, self.asleep))
 
     @property
@@ -136,7 +136,7 @@ def _members(optimizer: torch.optim.Optimizer) -> List[List[torch.nn.Parameter]]
 
 
 def _have_same(groups: List[List[torch.nn.Parameter]], former: List[List[torch.nn.Parameter]]) -> bool:
-    """Whether groups have the same parameters as before, in any order."""
+    """Whether each group has the same parameters as before, in any order."""
     if list(map(len, groups)) != list(map(len, former)):
         return False
     if all(all(map(operator.is_, *pair)) for pair in zip(groups, former)):  # the usual case, which needs no sets
@@ -145,10 +145,10 @@ def _have_same(groups: List[List[torch.nn.Parameter]], former: List[List[torch.n
 
 
 def check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
-    """Checks that no two parameters have the same values in memory: the hub would step each, and one result would be lost.
+    """Checks that no two parameters have the same values in memory: the hub would step both, and one result would be lost.
 
     Raises:
-        SettingsError: two have.
+        SettingsError: two parameters have the same memory.
     """
     places: Dict[Tuple[str, int], str] = {}
     for name, parameter in parameters.items():
@@ -163,10 +163,10 @@ def check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
 
 
 def _pairs(named: Any) -> List[Tuple[str, torch.nn.Parameter]]:
-    """Returns names and parameters, also of a dict.
+    """Returns pairs of name and parameter, also of a dict.
 
     Raises:
-        SettingsError: there are none.
+        SettingsError: an entry is not a name with a tensor.
     """
     pairs = list(named.items() if isinstance(named, Mapping) else named) if isinstance(named, Iterable) else [named]
     for each in pairs:

@@ -43,7 +43,7 @@ _COLUMNS = _OWN + 1  # the parts, and the time of waiting
 _NO_TIME = (0.0,) * _COLUMNS
 
 _STEPS = 50
-"""The number of steps from which a verdict is made."""
+"""The largest number of last steps on which a verdict is based."""
 _LEAST_STEPS = 5
 _FIRST_LOG = 10
 _LOGS_EVERY = 50
@@ -158,7 +158,7 @@ class _Rows:
         self._passes: Deque[_Pass] = collections.deque()
         """The passes whose times are not known yet, because the GPU may not have reached their moments."""
         self._row = _NO_TIME
-        """The times of the step to which the next pass belongs."""
+        """The times until now of the step to which the next pass belongs."""
         self._rows: Deque[Row] = collections.deque()
         """Rows that wait until the answer to an earlier row has arrived."""
         self._awaits = False
@@ -228,7 +228,7 @@ class _Rows:
         _LOG.warning("job %s: nobody is observed any more, and training continues: %s", self.session.job, error)
 
     def late(self) -> Optional[Late]:
-        """Returns the rank that slows down the job most, if one does."""
+        """Returns the rank that slows down the job most, or `None`."""
         seen = list(self.seen)
         return late(np.stack(seen)) if len(seen) >= _LEAST_STEPS and self._ranks > 1 else None
 
@@ -300,8 +300,8 @@ class Observer:
     def _backward_begins(self, _gradient: Any) -> None:
         if self._backward is None and self._forward is not None:
             self._backward = self._mark()
-            # Torch calls these callbacks in the order in which they were queued. So this one is called before DDP's, which waits
-            # for the gradients of all ranks.
+            # Torch calls these callbacks in the order in which they were queued. So `_backward_ends` is called before DDP's
+            # callback, which waits for the gradients of all ranks.
             _ENGINE.queue_callback(self._backward_ends)
 
     def _backward_ends(self) -> None:
@@ -373,7 +373,7 @@ def observe(
     the observation ends, and training continues. The time of passes in DDP's `no_sync()` is added to the next step.
 
     With FSDP every layer waits for all ranks, so a rank that is slow in its passes makes the passes of all ranks equally long.
-    Only a rank that is late before its forward pass is named, and the hub's page shows the last rank. FSDP was not tried.
+    Only a rank that is late before its forward pass is named, and the hub's page shows the last rank. Nobody has tried FSDP.
 
     Args:
         model: the module that the script calls, such as the `DistributedDataParallel`.
@@ -398,7 +398,7 @@ def observe(
 
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in a module's outputs. The outputs may be nested, and dataclasses, as in many language models."""
+    """Yields the tensors in a module's outputs. The outputs may be nested or dataclasses, as in many language models."""
     if isinstance(outputs, torch.Tensor):
         yield outputs
     elif isinstance(outputs, dict):

@@ -40,8 +40,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     """Lets the hub make an optimizer's steps, with the mean of all workers' gradients. Returns the same optimizer object, so
     learning-rate schedulers work.
 
-    All workers get rank 0's parameters, also the frozen ones, and its buffers. They also get the state of rank 0's
-    optimizer, if there is some.
+    All workers get rank 0's parameters, also the frozen parameters, and its buffers. They also get the state of rank 0's
+    optimizer, if it has a state.
 
     A script has the same meaning as with `DistributedDataParallel`: the gradients, parameters and settings at the call of
     `step()` count. With several workers, a script that accesses gradients before `step()`, to clip or log them, gets the mean of
@@ -61,23 +61,23 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             `torch.nn.utils.clip_grad_norm_` does after DDP. A call of that function would cost an exchange of gradients, and
             `clip_norm` costs none. `grad_norm` is the norm of the last step.
         clip_value: the largest absolute value of a gradient. Each worker clips the gradients that `step()` finds, before the mean.
-        backward_passes_per_step: the number of backward passes before the first `step()`. In the last of them the gradients
-            are sent. If a step has another number of passes, `step()` still takes the sum of all of them, and the next step
+        backward_passes_per_step: the number of backward passes before the first `step()`. In the last pass the gradients
+            are sent. If a step has another number of passes, `step()` still takes the sum of all its passes, and the next step
             expects that number.
         overlap: whether gradients are sent during the backward pass, and weights arrive during the next forward pass. If
             false, both happen in `step()`. The numbers are the same.
         broadcast_buffers: whether all workers get rank 0's buffers after each step, such as the means of a BatchNorm.
         schedule: as for `phub.Session`. With "p3" the parameters of the first layers, which are needed first, overtake the
-            others.
+            parameters of later layers.
         pull: as for `phub.Session`, with schedule="kvstore": parameters are pulled in batches of layers. A layer has the
             parameters of one module, by their names. The layers are in the order of `named_parameters`. From the second step
             on they are in the order in which the first training pass called the modules.
         session: more settings of `phub.Session`, such as `job`, `transport` and `compression`. With `ema=0.999` the hub keeps
             an average of the parameters, and `with optimizer.averaged():` evaluates the model with it. With
-            `clip_norm_last=1.0` a step is scaled by the norm of the step before. Its results are not those of torch's
-            clipping, and no parameter waits for the gradients of all. With `skip_nonfinite=True` a step is skipped if its
+            `clip_norm_last=1.0` a step is scaled by the norm of the step before. Its results differ from torch's
+            clipping, and no parameter waits for all gradients. With `skip_nonfinite=True` a step is skipped if its
             mean gradient is not finite. The hub then does the work of torch's `GradScaler`: it unscales gradients, and finds
-            those that are not finite. With `skip_spikes=3.0` a step is also skipped if its norm is above three times the
+            values that are not finite. With `skip_spikes=3.0` a step is also skipped if its norm is above three times the
             running mean.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The pushes of gradients to a job. The bytes of a gradient leave as soon as the backward pass has made it. They count at
+"""The pushes of gradients to a job. The bytes of a gradient leave as soon as the backward pass has made it. The bytes count at
 the push if the gradient has not changed since.
 
 There are two jobs. In the optimizer's own job the hub makes the step. The other job gives the mean of all workers' gradients to a
@@ -43,7 +43,7 @@ class Pushes:
 
     def __init__(self, session: Session, windows: Windows, overlap: bool, clip_value: Optional[float]) -> None:
         """Args:
-            overlap: whether bytes leave before the push. They do so only for keys where this saves time.
+            overlap: whether bytes leave before the push, for keys for which this saves time.
             clip_value: elements are sent clipped to between minus and plus this value. The gradient itself is not clipped.
         """
         self._session, self._windows, self._clip_value = session, windows, clip_value
@@ -52,10 +52,10 @@ class Pushes:
         """Keys whose bytes may leave before the push."""
         self._sent: Dict[str, _Sent] = {}
         self.left: Set[str] = set()
-        """Keys with bytes that have left since the last push, of any gradient."""
+        """Keys of which bytes have left since the last push, also of a former gradient."""
 
     def send_ahead(self, gradients: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
-        """Sends the bytes of gradients, times a factor. Nothing is counted yet."""
+        """Sends the bytes of gradients, times a factor. They count from the push on."""
         self._windows.write(gradients, times, self._clip_value)
         self._windows.do(list(gradients), self._session.send_ahead)
         for key, gradient in gradients.items():
@@ -63,7 +63,7 @@ class Pushes:
         self.left.update(gradients)
 
     def changed(self, key: str) -> None:
-        """Notes that the gradient that was sent is not the current one."""
+        """Notes that the gradient has changed since its bytes were sent."""
         self._sent.pop(key, None)
 
     def unsent(self, gradients: Made, times: float = 1.0) -> Dict[str, torch.Tensor]:
@@ -82,12 +82,12 @@ class Pushes:
         sent = self._sent.get(key)
         if sent is None or sent.gradient is not gradient or sent.times != times or gradient._version != sent.version:
             return False
-        # A view of an exposed gradient may have written it, and torch does not count that.
+        # Torch does not count a write to an exposed gradient through a view.
         return is_watched(gradient) or (is_exposed(gradient) and self._windows.has(key, gradient, times, self._clip_value))
 
     def push(self, gradients: Made, unsent: Mapping[str, torch.Tensor], means: Iterable[str] = ()) -> None:
-        """Ends the round with all gradients. Writes the bytes of those in `unsent` first; the gradients of `means` were clipped
-        by each worker already."""
+        """Ends the round with all gradients. First writes the gradients of `unsent`, without clipping gradients of `means`, which
+        each worker has clipped."""
         clipped = {key: unsent[key] for key in means if key in unsent}
         own = {key: each for key, each in unsent.items() if key not in clipped} if clipped else unsent
         self._windows.write(own, clip_value=self._clip_value)
@@ -116,20 +116,20 @@ class Mean:
     """The mean of all workers' gradients, for scripts that use gradients before `step()`. Its job is joined at the first use."""
 
     pushes: Optional[Pushes] = None
-    """The pushes of its job, once it is joined."""
+    """The pushes to the job that makes means; `None` before its join."""
 
     def __init__(self, join: Callable[[], Session], windows: Callable[[Session], Windows], pushes: Callable[..., Pushes]) -> None:
         """`pushes` makes the pushes of a session and its windows."""
         self._join, self._make_windows, self._make_pushes = join, windows, pushes
         self._session: Optional[Session] = None
         self.missed: Set[str] = set()
-        """Keys of which the script has seen that they have no gradient."""
+        """Keys whose gradient the script has read as `None`."""
 
     def send_ahead(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Sends the bytes of gradients. The hub sums them when they have come from all workers.
+        """Sends the bytes of gradients. The hub sums gradients when the bytes of all workers have arrived.
 
         Raises:
-            MeanError: they cannot leave.
+            MeanError: the bytes cannot be sent.
         """
         assert self.pushes is not None
         with _says_where():
@@ -190,7 +190,7 @@ def _own_scale(session: Session, factor: Optional[torch.Tensor]) -> Optional[tor
 
 
 def _check_scales(session: Session) -> None:
-    """Checks that the scalers of all workers that have one have the same scale.
+    """Checks that all workers' scalers have the same scale. A worker may have no scaler.
 
     Raises:
         MeanError: two scales differ.
@@ -211,7 +211,7 @@ def check(gradients: Mapping[str, torch.Tensor]) -> None:
     """Checks that the hub can take gradients.
 
     Raises:
-        GradientError: one is sparse.
+        GradientError: a gradient is sparse.
     """
     sparse = next((key for key, each in gradients.items() if each.is_sparse), None)
     if sparse is not None:

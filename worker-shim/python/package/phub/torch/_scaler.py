@@ -65,6 +65,6 @@ def unscaling(optimizer: torch.optim.Optimizer) -> float:
 
 
 def found_infinite(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the scaler itself has searched the gradients, and has found one that is not finite. For calls within its step."""
+    """Whether the scaler itself has searched the gradients and found a value that is not finite. For calls within its step."""
     found: Optional[torch.Tensor] = vars(optimizer).get("found_inf")
     return found is not None and found.item() > 0

@@ -35,7 +35,8 @@ _FOLLOWED = ("lr", "weight_decay", "betas", "eps", "trust", *_KIND, *_REFUSED)
 # The largest relative difference of multipliers that count as equal. Rounding may change a quotient by this much.
 _ROUNDING = 2e-7
 
-# A rate that is closer to 0 counts as 0 if it is below 0. Rounding leaves rates up to 1e-16 times a schedule's first rate.
+# A learning rate below 0 counts as 0 if it is closer to 0 than this number. Rounding leaves rates up to 1e-16 times a schedule's
+# first rate.
 _LEAST_RATE = 1e-12
 
 Groups = List[Dict[str, Any]]
@@ -96,14 +97,14 @@ class Settings:
         return _kind_of("maximize", self._seen[0])
 
     def differs(self, groups: Groups) -> bool:
-        """Whether the settings differ from those at the last change."""
+        """Whether the settings differ from the last call of `changed`."""
         return _seen(groups) != self._seen
 
     def changed(self, groups: Groups) -> Optional[Change]:
-        """Returns the change to send to the hub, or `None` if the settings are those of the last call.
+        """Returns the change to send to the hub, or `None` if the settings have not changed since the last call.
 
         Raises:
-            UnsupportedOptimizerError: a group has changed in a way that the hub cannot follow. Further calls raise it again.
+            UnsupportedOptimizerError: a group has changed in a way that the hub cannot follow. Later calls raise the error again.
         """
         seen = _seen(groups)
         if seen == self._seen:
@@ -168,7 +169,7 @@ def _numbers(
     kind: type, groups: Tuple[Dict[str, Any], ...], former: Tuple[Multipliers, ...]
 ) -> Tuple[Tuple[_optimizers.Optimizer, ...], Tuple[Multipliers, ...]]:
     """Returns the hub's optimizer for each group, and the multipliers of each group. A multiplier keeps its former value if the
-    new one is equal up to rounding, or if any value would do because the job's number is 0.
+    new value is equal up to rounding, or if the job's number is 0, so that the multiplier has no effect.
 
     Raises:
         UnsupportedOptimizerError: the hub does not have a setting, or the groups need different kinds of optimizers.
@@ -203,7 +204,7 @@ def _rate(group: Dict[str, Any]) -> float:
 
 
 def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:
-    """Returns a common number for all values, the first that is not zero, and the quotient of each value by this number."""
+    """Returns the first value that is not zero, and the quotient of each value by the first value."""
     numbers = [float(value) for value in values]
     base = next((number for number in numbers if number), 0.0)
     if not base:

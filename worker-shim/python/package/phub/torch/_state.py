@@ -15,8 +15,8 @@ _STEP = "step"
 
 
 def to_torch(state: State, key: str, parameter: torch.Tensor, dtype: Optional[torch.dtype] = None) -> Dict[str, Any]:
-    """Returns the optimizer state of a parameter, as a torch optimizer keeps it: on the parameter's device, in its type or in
-    `dtype`. Before the first step the state is empty, as with torch."""
+    """Returns the optimizer state of a parameter, as a torch optimizer keeps it: on the parameter's device, in the parameter's
+    type or in `dtype`. Before the first step the state is empty, as with torch."""
     if not state.made(key):
         return {}
     kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter.device, dtype or parameter.dtype) for each in state.names}
@@ -37,7 +37,7 @@ def from_torch(
     averages: Optional[Mapping[str, Array]] = None,
 ) -> Optional[State]:
     """Returns a state for the hub: the parameters, the state that a torch optimizer keeps of them, and averages by key. `None` if
-    there are neither optimizer state nor averages.
+    there is neither optimizer state nor an average.
 
     Raises:
         SettingsError: the optimizer state belongs to another model or another optimizer.
@@ -51,7 +51,7 @@ def from_torch(
     for key, parameter in parameters.items():
         seen = sorted(set(kept[key]) - {_STEP})
         if not seen:
-            # The parameter never had a gradient. The hub's state of it is zeros: torch, too, begins its means with the first
+            # The parameter never had a gradient, so its state at the hub is zeros. Torch, too, begins its means with the first
             # gradient.
             kept[key] = {name: torch.zeros_like(parameter) for name in names}
         elif seen != sorted(names):
@@ -72,7 +72,7 @@ def from_torch(
             made[key] = int(bool(seen))  # torch has no count here; but there is state only after the first step
     if not averages:
         return State(max(made.values(), default=0) + 1, tensors, made)
-    # There are averages, so there was a step, also if torch's optimizer counts none.
+    # A state with averages counts at least one step, even if torch's optimizer counts no step.
     state = State(max(made.values(), default=1) + 1, tensors, made)
     return state.with_ema({key: values for key, values in averages.items() if key in parameters})
 

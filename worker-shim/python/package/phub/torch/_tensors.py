@@ -89,7 +89,7 @@ class Broadcast:
 
     def again(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Gives every worker the values that rank 0's tensors have now. A script may have put other tensors in the place of
-        the former ones. If names, shapes or types have changed, every worker joins another job."""
+        the former tensors. If names, shapes or types have changed, every worker joins another job."""
         if _keys(_filled(tensors)) != self._keys:
             self.leave()
             self._times += 1
@@ -124,8 +124,8 @@ class Broadcast:
 
 
 def _filled(tensors: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-    """Returns the tensors that have elements, by key. A key has the type that its pieces do not show, so that types that differ
-    between workers are an error at the join."""
+    """Returns the tensors that have elements, by key. The key of a tensor that is sent in pieces of another type names the
+    tensor's type. So different types are an error at the join."""
     return {
         name if each.dtype in DTYPES else f"{name} ({each.dtype})": each for name, each in tensors.items() if each.numel() > 0
     }
@@ -141,7 +141,7 @@ def _keys(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Key]:
 
 
 def _pieces(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
-    """Returns a tensor's bytes as numbers, each of two bytes."""
+    """Returns a tensor's bytes as f32 numbers, one for two bytes."""
     raw = torch.Tensor.detach(tensor).cpu().contiguous().numpy().tobytes()
     return np.frombuffer(raw + b"\0" * (len(raw) % 2), np.uint16).astype(np.float32)
 

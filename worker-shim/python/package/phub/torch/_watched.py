@@ -1,8 +1,8 @@
-"""Gradients that are watched: torch asks their class before each function, and the class calls the gradient's watcher first.
+"""Gradients that are watched: torch calls their class before each function, and the class calls the gradient's watcher first.
 
 A read changes nothing with one worker. With several workers, `p.grad` is this worker's own gradient, and a script expects
-the mean of all workers, as with DDP. The watcher puts the mean there before the function runs. After that the gradient is
-an ordinary tensor again, and other code may have views of it. This module does not know sessions.
+the mean of all workers, as with DDP. The watcher puts the mean into the gradient before the function runs. After that the
+gradient is an ordinary tensor again, and other code may have views of it. This module does not know sessions.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Watcher(Protocol):
     """An object that watches gradients."""
 
     def touched(self, gradient: Any) -> None:
-        """Is called before the script reads or writes a watched gradient, and unwatches it."""
+        """Unwatches a gradient that the script is about to read or write."""
 
     def zeroed_by_script(self, gradient: Any) -> None:
         """Notes that the script is about to set a gradient to zero. After that the gradient need not be watched any more."""
 
     def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
         """Returns whether the watcher will do a search of `GradScaler` later, and write its result into `found`.
-        `GradScaler` searches gradients for values that are not finite, and multiplies them by `factor`. Here all the
-        gradients belong to this watcher."""
+        `GradScaler` searches gradients for values that are not finite, and multiplies them by `factor`. All the gradients of
+        the search belong to this watcher."""
 
 
 _WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}
@@ -99,7 +99,7 @@ def watch(gradient: Any, watcher: Watcher) -> None:
 
 
 def unwatch(gradient: Any) -> None:
-    """Makes a watched gradient an ordinary tensor, which may be in other hands from now on."""
+    """Makes a watched gradient an ordinary tensor, of which other code may have views from now on."""
     if isinstance(gradient, Watched):
         release(gradient)
         gradient._phub_is_exposed = True  # type: ignore[attr-defined]

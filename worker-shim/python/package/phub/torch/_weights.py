@@ -4,13 +4,13 @@ script writes are found at the next `step()`.
 ```
    step()              the values of all parameters are pending: a read waits
    read, or a module   values are copied from the window into the parameter's own memory
-   script writes       found by torch's count of writes; where torch can miss one, by comparing with the window
+   script writes       found by torch's count of writes; where torch can miss a write, by comparing with the window
    bytes sent ahead    the hub may write its answer into the window before `step()`
 ```
 
 A parameter keeps its memory, so views that a script has taken stay valid. If there are views, or other processes share the memory,
 `step()` waits for their values.
-Owned by the thread of the script. Other threads may read parameters, such as one that evaluates the model meanwhile.
+Owned by the thread of the script. Other threads may read parameters, such as a thread that evaluates the model meanwhile.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Weights:
         self._unmoved: FrozenSet[str] = frozenset()
         """The keys whose values the last step has not changed."""
         self._buckets: Dict[str, List[str]] = {}
-        """The bucket of each key: keys that are neighbours in the forward pass. Those that have arrived are copied together."""
+        """The bucket of each key: keys that are neighbours in the forward pass. A bucket's arrived values are copied together."""
         self._lock = threading.RLock()
-        """Is held from the look at `pending` until the values are copied, so that no step comes between the two."""
+        """A lock that is held from the read of `pending` until the values are copied, so that no step comes between."""
 
     def begin(self, gradients: Callable[[], Optional[Taker]]) -> None:
         """Copies the first values into the parameters, and makes them held parameters."""
@@ -231,7 +231,7 @@ class Weights:
         """Returns the keys of the parameters that the script has written since their values arrived.
 
         Raises:
-            SettingsError: the script has given a parameter the memory of another one.
+            SettingsError: the script has given a parameter the memory of another parameter.
         """
         if self._moved:
             check_memory(self.parameters)

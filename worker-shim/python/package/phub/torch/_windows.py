@@ -24,9 +24,8 @@ class _WithoutFlag:
 
 
 def tensor(session: Session, key: str, which: str) -> torch.Tensor:
-    """Returns a key's gradient or weights as a tensor over the window itself. Weights that are not this worker's own
-    are to be read
-    only: a write crashes the process."""
+    """Returns a key's gradient or weights as a tensor over the window itself. A write to weights that are not this worker's own
+    crashes the process."""
     array = session.gradient(key) if which == "gradient" else session.weights(key)
     if not array.flags.writeable:
         array = np.asarray(_WithoutFlag(array))
@@ -68,7 +67,7 @@ def unpin(addresses: List[int], device: torch.device) -> None:
 
 
 def _forget_error(device: torch.device) -> None:
-    # CUDA keeps the error of a call for the next caller that asks for the last one, and PyTorch asks after each kernel that
+    # CUDA keeps the error of a call for the next caller that asks for the last error, and PyTorch asks after each kernel that
     # it launches. So the script would get the error from a line that did not cause it. PyTorch has no cudaGetLastError, so
     # this launches a kernel, after which PyTorch takes the error.
     try:
@@ -104,7 +103,7 @@ class HostWindows:
                     _changed(each, times, clip_value, out=self._windows[key][0])
 
     def has(self, key: str, values: torch.Tensor, times: float, clip_value: Optional[float]) -> bool:
-        """Whether the hub reads the same bits as `write` would write now. False if the answer takes longer than a write."""
+        """Whether the hub reads the same bits as `write` would write now. Always False if comparing takes longer than a write."""
         window = self._windows[key][0]
         return values.dtype == window.dtype and not have_other_bits(_changed(values, times, clip_value), window)
 
@@ -152,7 +151,7 @@ def _copy_each(into: List[torch.Tensor], values: List[torch.Tensor]) -> None:
 
 
 copy: Callable[[List[torch.Tensor], List[torch.Tensor]], None] = getattr(torch, "_foreach_copy_", _copy_each)  # torch 2.1
-"""Copies tensors, at least one, from the second list into those of the first."""
+"""Copies the tensors of the second list, at least one, into those of the first."""
 
 
 def have_other_bits(values: torch.Tensor, others: torch.Tensor) -> bool:
@@ -171,10 +170,10 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class CudaWindows(HostWindows):
-    """The windows of parameters on a GPU: bytes cross on a stream of their own, beside the computation. Windows are pinned,
-    except weights that are the hub's pages.
+    """The windows of parameters on a GPU. A separate CUDA stream copies bytes while the GPU computes. Windows are pinned, except
+    weights in pages of the hub.
 
-    A call waits for its copy on a separate thread, so that the backward pass does not wait.
+    A separate thread waits for copies and then calls the session, so that the backward pass does not wait.
     """
 
     crosses_a_bus = True
@@ -216,8 +215,7 @@ class CudaWindows(HostWindows):
             self._made[key].wait()
             self._made[key] = made
         if keys:
-            # The keys of a bucket have one event; keys of a step that were written at other times have their
-            # own.
+            # Keys that one `write` has written, such as a bucket, share one event.
             copied = {id(event): event for event in (self._copied.pop(key, None) for key in keys) if event is not None}
             self._calls.put((list(copied.values()), keys, call, made))
 
@@ -251,7 +249,7 @@ class CudaWindows(HostWindows):
             raise self._error
 
     def ready(self, keys: Sequence[str]) -> List[str]:
-        # A key whose call has not been made has its former answer.
+        # A key whose call has not been made still shows its former answer as ready.
         return super().ready([key for key in keys if self._made[key].is_set()])
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:

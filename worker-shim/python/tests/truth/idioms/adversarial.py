@@ -77,7 +77,7 @@ def discriminator_frozen_meanwhile(ctx):
 
 @idiom()
 def wgan(ctx):
-    """Two steps of the critic for one of the generator; the critic's weights are clipped."""
+    """The critic makes two steps for each step of the generator, and the critic's weights are clipped."""
     generator, critic, by_generator, by_critic, of_generator, of_critic = both(ctx, sgd)
     for step, (real, _) in enumerate(ctx.batches(6)):
         of_critic.zero_grad()

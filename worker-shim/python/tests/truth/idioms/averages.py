@@ -11,7 +11,7 @@ from ..idiom import VERSION, idiom
 
 @idiom()
 def of_timm(ctx):
-    """A deep copy of the model, whose state is moved towards the model's after each step."""
+    """A deep copy of the model, whose state is moved towards the model's state after each step."""
     run = ctx.run()
     average = copy.deepcopy(run.net).eval()
     for _ in run.after_steps():
@@ -128,7 +128,7 @@ def of_numpy_views_before_the_wrap(ctx):
 
 @idiom()
 def of_a_state_dict_taken_once(ctx):
-    """The `state_dict()` is taken once, and then used in each step, because it shares memory with the model."""
+    """The script takes `state_dict()` once, and uses it in each step, because it shares memory with the model."""
     run = ctx.run()
     state = run.net.state_dict()
     for _ in run.after_steps():

@@ -26,7 +26,7 @@ class WithBuffers(Mlp):
 
 @idiom(workers=(2,))
 def unlike_seeds(ctx):
-    """Ranks have different seeds. After the wrap all parameters are rank 0's, also the frozen ones."""
+    """Ranks have different seeds. After the wrap all parameters are rank 0's, also the frozen parameters."""
     torch.manual_seed(ctx.rank)
     net = Mlp()
     net.first.requires_grad_(False)
@@ -86,13 +86,13 @@ class Normed(torch.nn.Module):
 
 @idiom()
 def batch_norm(ctx):
-    """Each rank has its own means, as in DDP with `broadcast_buffers=False`."""
+    """Each rank has its own means of BatchNorm, as in DDP with `broadcast_buffers=False`."""
     ctx.run(Normed(torch.nn.BatchNorm1d(8))).train()
 
 
 @idiom()
 def batch_norm_with_buffers_of_rank_0(ctx):
-    """DDP's default: before each forward pass all ranks get rank 0's means."""
+    """DDP's default: before each forward pass all ranks get rank 0's means of BatchNorm."""
     net = Normed(torch.nn.BatchNorm1d(8))
     run = ctx.run(net, adamw, wrap={"broadcast_buffers": True})
     run.train()
@@ -114,7 +114,7 @@ def batch_norm_of_a_frozen_backbone(ctx):
 
 
 class SyncedNorm(torch.nn.BatchNorm1d):
-    """A SyncBatchNorm for host memory, because torch's needs a GPU: the means are over the rows of all ranks."""
+    """A SyncBatchNorm for host memory, because torch's SyncBatchNorm needs a GPU. The means are over the rows of all ranks."""
 
     def forward(self, inputs):
         if not self.training:
@@ -158,7 +158,7 @@ def buffer_that_the_script_moves(ctx):
 
 
 class Centred(Mlp):
-    """A layer that moves its buffer by an assignment, which puts another tensor in its place."""
+    """A layer that moves its buffer by an assignment, which puts another tensor in the buffer's place."""
 
     def __init__(self):
         super().__init__()
@@ -176,7 +176,7 @@ def buffer_that_the_model_replaces(ctx):
 
 @idiom()
 def buffers_that_come_grow_and_go(ctx):
-    """The model makes a buffer in the run, as of a mask or a cache, replaces it by a larger one, and deletes it."""
+    """The model makes a buffer in the run, such as a mask or a cache, replaces it by a larger buffer, and deletes it."""
     net = Centred()
     run = ctx.run(net, wrap={"broadcast_buffers": True})
     for step, _ in enumerate(run.after_steps(8)):

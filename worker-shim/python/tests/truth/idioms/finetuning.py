@@ -30,7 +30,7 @@ def feature_extractor(ctx):
 
 @idiom()
 def frozen_parameters_in_the_optimizer(ctx):
-    """The optimizer has all parameters. Weight decay does not change the frozen ones."""
+    """The optimizer has all parameters. Weight decay does not change the frozen parameters."""
     net = Mlp()
     net.first.requires_grad_(False)
     trained(ctx, net, adamw(net.parameters(), weight_decay=0.5))
@@ -225,7 +225,7 @@ def head_replaced_in_the_run(ctx):
 
 @idiom()
 def elastic_weights(ctx):
-    """EWC: the script sums squared gradients in passes without steps, and then trains with a penalty of them."""
+    """EWC: the script sums squared gradients in passes without steps, and then trains with a penalty weighted by the sums."""
     run = ctx.run()
     run.train(2)
     importance = {name: torch.zeros_like(each) for name, each in run.net.named_parameters()}

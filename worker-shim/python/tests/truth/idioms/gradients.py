@@ -223,7 +223,7 @@ def skipped_when_one_rank_is_not_finite(ctx):
 
 @idiom()
 def momentum_of_the_scripts_own(ctx):
-    """The script keeps the gradients of earlier steps, and adds them to the new ones."""
+    """The script keeps the gradients of earlier steps, and adds them to the new gradients."""
     run = ctx.run(momentum=0.0)
     kept = {}
     for _ in run.before_steps():
@@ -245,7 +245,7 @@ def all_reduced_again(ctx):
 
 @idiom()
 def views_of_a_buffer(ctx):
-    """Gradients are views of one buffer, by which the script clips them."""
+    """Gradients are views of one buffer, and the script clips the buffer."""
     net = Mlp()
     model, optimizer = ctx.wrap(net, adamw(net.parameters()))
     flat, at = torch.zeros(sum(each.numel() for each in net.parameters())), 0

@@ -22,7 +22,7 @@ def trained(ctx, net, make=sgd, loss_of=torch.nn.functional.cross_entropy, steps
 class Slowly(torch.autograd.Function):
     """A backward pass that sleeps, so that an early answer of the hub would change weights that are still in use.
 
-    It sleeps, because there is no event to wait for: such an answer must not occur.
+    The pass sleeps, because there is no event to wait for: an early answer must not occur.
     """
 
     @staticmethod
@@ -124,7 +124,8 @@ def tied_layers(ctx):
 
 @idiom(workers=(1,))
 def embedding_with_a_limit(ctx):
-    """`max_norm`: the forward pass writes the weight. With several workers DDP's ranks diverge, and the hub's have rank 0's."""
+    """`max_norm`: the forward pass writes the weight. With several workers DDP's ranks diverge; with the hub all have rank
+    0's."""
 
     class Limited(torch.nn.Module):
         def __init__(self):

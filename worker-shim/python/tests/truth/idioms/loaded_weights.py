@@ -1,4 +1,4 @@
-"""Weights that are loaded into a model during the run: the best, a checkpoint's, an average."""
+"""Weights that are loaded into a model during the run: the best weights, a checkpoint's weights, an average."""
 
 import copy
 import io

@@ -7,7 +7,7 @@ from ..idiom import idiom
 
 
 class Branches(torch.nn.Module):
-    """Two branches after one layer; a batch uses one or both."""
+    """Two branches after one layer. A batch uses one branch or both branches."""
 
     def __init__(self):
         super().__init__()
@@ -22,7 +22,7 @@ class Branches(torch.nn.Module):
 
 
 def branches(ctx, make, ways, **settings):
-    """Trains with a list of ways through the branches: for each step one way for all ranks, or one for each rank."""
+    """Trains with a list of ways through the branches: for each step one way for all ranks, or one way for each rank."""
     net = Branches()
     model, optimizer = ctx.wrap(net, make(net.parameters()), unused=True)
     for (inputs, targets), way in zip(ctx.batches(len(ways)), ways):
@@ -119,7 +119,7 @@ def unfrozen_after_zero_grad_and_clipped(ctx):
 
 @idiom()
 def unfrozen_after_zero_grad_and_read(ctx):
-    """Only a gradient of the unfrozen layer is read, and one that a backward pass has added to afterwards."""
+    """Only a gradient of the unfrozen layer is read. The next backward pass adds to the same gradient."""
     unfrozen_after_zero_grad(ctx, lambda net: net.first.bias.grad.clone(), set_to_none=False)
 
 
@@ -241,7 +241,7 @@ def step_without_a_backward_pass_and_zeros(ctx):
 
 @idiom()
 def alternating_tasks(ctx):
-    """A head for each task, and one optimizer for all."""
+    """A head for each task, and one optimizer for all heads."""
     branches(ctx, adamw, [["l"], ["r"]] * 3, set_to_none=True)
 
 

@@ -71,7 +71,7 @@ def unscaled_and_clipped(ctx):
 
 
 AT_THE_HUB = {"skip_nonfinite": True}
-"""The hub unscales gradients and finds what is not finite."""
+"""Settings with which the hub unscales gradients and finds inf/NaN."""
 
 
 @idiom(workers=(1, 2, 4), hooked=False)
@@ -228,7 +228,7 @@ def with_accumulation(ctx):
 
 @idiom()
 def two_optimizers(ctx):
-    """One scaler, and two optimizers; only one has an infinite gradient."""
+    """One scaler, and two optimizers, of which only one has an infinite gradient."""
     first, second = Mlp(), Mlp()
     one, by_sgd = ctx.wrap(first, sgd(first.parameters()))
     other, by_adam = ctx.wrap(second, adamw(second.parameters()))

@@ -104,7 +104,7 @@ def resumed_with_adamw(ctx):
 
 @idiom()
 def resumed_after_skipped_steps(ctx):
-    """One parameter has fewer steps than the others, also in the state."""
+    """One parameter has fewer steps than the other parameters, also in the state."""
     run = ctx.run(make=adamw)
     for step, _ in enumerate(run.before_steps(4)):
         if step < 2:

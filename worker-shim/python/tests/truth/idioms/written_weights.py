@@ -178,7 +178,7 @@ def data_of_another_tensor(ctx):
 
 @idiom(workers=(1,))
 def memory_set_to_that_of_another_tensor(ctx):
-    """`Tensor.set_`, with one worker: DDP does not notice it, and its next step fails."""
+    """`Tensor.set_`, with one worker: DDP does not notice the call, and DDP's next step fails."""
     run = ctx.run()
     for step, _ in enumerate(run.after_steps()):
         if step in (0, 2):
@@ -213,7 +213,7 @@ def written_at_an_older_address(ctx):
 
 @idiom()
 def parameter_of_a_parameter(ctx):
-    """`torch.nn.Parameter(p)` has the memory of `p`: it is read, and written between steps."""
+    """`torch.nn.Parameter(p)` has the memory of `p`. The script reads it, and writes it between steps."""
     run = ctx.run()
     again = torch.nn.Parameter(run.net.first.weight)
     for step, _ in enumerate(run.after_steps(6)):
