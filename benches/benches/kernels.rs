@@ -42,7 +42,7 @@ fn all(criterion: &mut Criterion) {
     }
 }
 
-/// Measures many workers, from memory. The result is the cost of one of their gradients.
+/// Measures a kernel with many workers, from memory. The result is the cost of one worker's gradient.
 fn many(criterion: &mut Criterion) {
     for workers in [8, 16, 32, 64, 128] {
         let mut group = criterion.benchmark_group(format!("many-{workers}/memory"));

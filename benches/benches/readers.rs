@@ -86,7 +86,7 @@ impl Rounds {
             training.write(&mut session, key, |gradient| gradient.fill(0.5));
         }
         loop {
-            // This is read before a push, because all workers must end with the same round.
+            // Rank 0 reads the flag before a push, because all workers must end with the same round.
             let stops = rank == 0 && self.stop.load(Ordering::Relaxed);
             // Rank 0 may be gone before this worker's next push.
             if session.keys().try_for_each(|key| session.push(key)).is_err()

@@ -186,7 +186,7 @@ fn compressed_rounds_report_their_bytes() {
     for transport in ["tcp", "shm"] {
         let plain = report(&["--transport", transport]);
         assert_eq!(plain["compression"], serde_json::Value::Null);
-        // Small keys that cross in one post include the padding between them.
+        // Small keys that are sent in one post include the padding between them.
         let sent = plain["sent_bytes"].as_f64().unwrap();
         assert!((465_612.0..1.001 * 465_612.0).contains(&sent), "{sent}");
         for codec in ["bf16", "qsgd:8:512", "topk:0.01", "slim:0.2:0.1:20000:none:seeded"] {

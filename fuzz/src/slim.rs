@@ -1,5 +1,5 @@
-//! The payloads of Slim-DP: pushes from a hostile worker, and answers from a hostile hub. Both may change after
-//! the check.
+//! The payloads of Slim-DP: pushes from a hostile worker, and answers from a hostile hub. Each payload may
+//! change after the check.
 
 use pbox_core::slim::{Drawer, Explorer, Push, SlimDp, merge, set};
 use pbox_core::{ChunkId, Round};

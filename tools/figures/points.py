@@ -19,7 +19,7 @@ SWEEPS = {
     "vgg19": [10, 12.5, 15, 20, 30],
     "sockeye": [2, 4, 6, 8],
 }
-# The rate of each model's other figures, in Gb/s: that of the paper.
+# The paper's rate, in Gb/s, of each model's figures other than figure 7.
 SHOWN_AT = {"resnet50": 4, "vgg19": 15, "sockeye": 4}
 SCHEDULES = ["kvstore", "sliced", "p3"]
 SLICE_PARAMETERS = [5_000, 10_000, 25_000, 50_000, 250_000, 1_000_000]
@@ -121,8 +121,8 @@ def late():
 
 
 def codec():
-    """Yields points that are not in P3's paper: P3 on top of compression, beside either alone. A codec follows the schedule's
-    name. The rates are a quarter of those at which P3 gains most, since QSGD of 8 bits sends a quarter of the bytes."""
+    """Yields points that are not in P3's paper: P3 with compression, compared with P3 alone and compression alone. A codec
+    follows the schedule's name. The rates are a quarter of those at which P3 gains most, since QSGD of 8 bits sends a quarter of the bytes."""
     for model, gbps in [("resnet50", 1), ("vgg19", 3.125)]:
         for schedule in ["sliced", "p3", "sliced+qsgd:8:512", "p3+qsgd:8:512"]:
             yield Point(model, 4, gbps, schedule)

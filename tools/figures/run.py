@@ -50,7 +50,8 @@ def measure(machines, binaries, point, series_path=None):
 
 @contextlib.contextmanager
 def started(machines, binaries, places, count, options):
-    """Starts hubs on the machines `places`, and the probe as a worker on each of `count` machines. At the end all are killed.
+    """Starts hubs on the machines `places`, and the probe as a worker on each of `count` machines. At the end all these
+    processes are killed.
 
     A single hub has all cores. Several hubs get one core each, in turn.
     """

@@ -23,8 +23,8 @@ class Load:
         self.looks.append((time.monotonic(), busy, busy + idle + iowait, own + interrupts))
 
     def shares(self, seconds):
-        """Returns two shares of the cores' time, for the last `seconds` before the last sample: the busy part, and the part of
-        work by other processes."""
+        """Returns two shares of the cores' time in the last `seconds`: the busy part, and the part in which other processes
+        worked."""
         end = self.looks[-1]
         begin = max((look for look in self.looks if look[0] <= end[0] - seconds), default=self.looks[0])
         _, busy, total, own = (late - early for late, early in zip(end, begin))

@@ -1,5 +1,5 @@
-//! The load of the busiest core, compared with the mean, for each rule that places chunks. It is only
-//! computed, not measured.
+//! The load of the busiest core, compared with the mean, for each rule that places chunks. The
+//! load is computed, not measured.
 
 use pbox_core::models::{MODELS, model};
 use pbox_core::{ChunkId, Key, Layout, Placement};

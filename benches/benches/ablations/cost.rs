@@ -13,7 +13,7 @@ const ELEMENTS: usize = CHUNK_BYTES / size_of::<f32>();
 const TIMES: u32 = 1000;
 const BATCHES: u32 = 20;
 
-/// Prints the nanoseconds per chunk for each way.
+/// Prints the nanoseconds per chunk for each variant.
 pub fn print(cores: usize) {
     let slab = || Slab::zeroed("an ablation", ELEMENTS).expect("memory");
     let gradients: [Slab; WORKERS] = std::array::from_fn(|_| slab());

@@ -2,8 +2,8 @@
 //!
 //! P. Cortez, A. Cerdeira, F. Almeida, T. Matos, J. Reis: Modeling wine preferences by data mining
 //! from physicochemical properties, Decision Support Systems 47 (2009). UCI Machine Learning
-//! Repository, CC BY 4.0. The package linfa-datasets (MIT or Apache-2.0) contains it, so a run downloads nothing. It is the
-//! largest of that package's sets with classes.
+//! Repository, CC BY 4.0. The package linfa-datasets (MIT or Apache-2.0) contains it, so a run downloads nothing. This
+//! set is the largest of the package's sets with classes.
 
 use std::collections::HashSet;
 

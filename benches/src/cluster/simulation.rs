@@ -208,9 +208,9 @@ impl Simulation<'_> {
         self.planned.push(Reverse(Planned(self.now + after, self.count, event)));
     }
 
-    /// Sends the bytes of these layers between a worker and the hubs of all other machines. They use the
-    /// worker's own link `here`, and each hub's link `there`. The bytes of the worker's own hub cross no
-    /// link.
+    /// Sends the bytes of these layers between a worker and the hubs of all other machines. The
+    /// bytes use the worker's own link `here`, and each hub's link `there`. The bytes of the worker's own hub use
+    /// no link.
     fn send(&mut self, layers: Range<usize>, worker: usize, [here, there]: [usize; 2], cargo: Cargo) {
         let nodes = self.cluster.nodes;
         let by_hub = |hub: usize| {

@@ -49,7 +49,7 @@ fn two_machines_by_hand() {
     let layer = run(&two, &[0..1, 1..2]);
     assert!(near(layer.iteration, 7.0 + 4.0 + 4.5 + 2.5 + 3.0), "{layer:?}");
     assert!(near(layer.pulls[0], 4.5) && near(layer.pulls[1], 2.5), "{layer:?}");
-    // After the backward pass, the gradients take 2 and 4. Those of the last layer come first.
+    // After the backward pass, the gradients take 2 and 4. The last layer's gradients are sent first.
     let sequential = run(&Cluster { push_at_the_end: true, ..two }, &[0..2; 1]);
     assert!(near(sequential.iteration, 7.0 + 6.0 + 6.5 + 4.0), "{sequential:?}");
 }

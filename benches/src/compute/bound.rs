@@ -10,8 +10,8 @@
 //!                |<- computing inside: layers 0 and 1 ---->|
 //! ```
 //!
-//! So an iteration takes at least two times: the compute time outside of a layer's window, and the longer of
-//! computing and sending inside it. The last layer's window contains all bytes. While the last layer
+//! So an iteration takes at least the sum of two times. They are the compute time outside of a layer's window,
+//! and the longer of computing and sending inside the window. The last layer's window contains all bytes. While the last layer
 //! computes, the link has nothing to carry.
 
 use std::time::Duration;

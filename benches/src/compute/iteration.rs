@@ -3,8 +3,8 @@
 //!
 //! The imitated GPU has its own clock, `computed_until`. A layer begins when the previous layer has ended and
 //! the layer's own weights have arrived, not when this thread wakes. A late wake-up therefore delays a push,
-//! as with a real GPU, but delays do not add up. The worker's thread owns it. It is generic over the worker,
-//! so that tests can have their own clock.
+//! as with a real GPU, but delays do not add up. The worker's thread owns the iteration, which is
+//! generic over the worker, so that tests can have their own clock.
 
 use std::time::Duration;
 

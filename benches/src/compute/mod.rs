@@ -11,7 +11,8 @@
 //!                                                      Times    what the probe reports
 //! ```
 //!
-//! The worker's thread owns all of this. It must not depend on a transport, or on how gradients are summed.
+//! The worker's thread owns these values. This module must not depend on a transport, or on how gradients are
+//! summed.
 
 mod bound;
 mod built_in;

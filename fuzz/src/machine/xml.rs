@@ -1,7 +1,7 @@
 //! lstopo's XML: the checks that come before hwloc, and with the feature `xml-in-hwloc` hwloc itself.
 //!
 //! hwloc is C code that aborts on some inputs. Fuzzing it finds the inputs that the checks must refuse. The
-//! feature is off by default, because sooner or later an abort ends every run (docs/test-beds.md).
+//! feature is off by default, because sooner or later an abort ends every run.
 
 /// Parses any bytes.
 pub fn run(bytes: &[u8]) {

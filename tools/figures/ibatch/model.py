@@ -107,7 +107,7 @@ def main():
             rows += rows_of("5", answer)
             if model in SPARSE_MODELS:
                 rows += rows_of("6", sparse(answer, SPARSE))
-    # The same nodes with this project's pushes, which are sent while the backward pass computes others.
+    # The same nodes with this project's pushes: a layer's push is sent while the backward pass computes other layers.
     for nodes in NODES:
         answer = cluster(args.binaries, "vgg19-22k", nodes, scale, start_up_ms, push_at_the_end=False)
         rows += rows_of("5-pushed-as-made", answer)

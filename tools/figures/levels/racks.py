@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures racks whose uplinks are slower than their workers' links together (PHub, figure 5). All workers use one hub, or
 each rack has a hub and the hubs are a mesh. For comparison there are the times that the links allow, and the all-reduces of gloo
-and Open MPI over the same ranks. `tools/figures/run.sh racks` starts it. It names the packages of gloo and Open MPI that are
-missing."""
+and Open MPI over the same ranks. `tools/figures/run.sh racks` starts it. The program names the packages of gloo and Open MPI that
+are missing."""
 
 import os
 import statistics

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Simulates the racks of racks.py with SimGrid's fluid links, and prints the seconds beside those measured (racks.csv). Needs
-SimGrid's Python module (Debian's python3-simgrid 3.32) and no root. Must not measure.
+"""Simulates the racks of racks.py with SimGrid's fluid links, and prints the seconds beside the measured seconds (racks.csv).
+Needs SimGrid's Python module (Debian's python3-simgrid 3.32) and no root. Must not measure.
 
 Each worker, hub and rack has a link, and each pair of machines a stream that sends one piece after another. The work of machines
 takes no time.
@@ -47,7 +47,7 @@ class Simulated:
         zone.seal()
 
     def send(self, one, other, size, then):
-        """Adds a piece to the stream between two machines. `then` is called when it has arrived."""
+        """Adds a piece to the stream between two machines. `then` is called when the piece has arrived."""
         if (one, other) not in self.streams:
             pieces, waiting = [], simgrid.Semaphore(0)
             self.streams[one, other] = pieces, waiting
@@ -57,7 +57,7 @@ class Simulated:
         waiting.release()
 
     def stream(self, one, other):
-        """Sends the pieces of a stream, for ever."""
+        """Sends the pieces of a stream, without end."""
         pieces, waiting = self.streams[one, other]
         while True:
             waiting.acquire()
@@ -134,7 +134,7 @@ SHAPES = {"one hub": flat, "a hub in each rack": mesh, "gloo": ring}
 
 
 def main():
-    """Simulates a round, prints its seconds and those that the simulation took."""
+    """Simulates a round. Prints the seconds of the round, and the seconds that the simulation took."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("racks", help="racks x workers, such as 2x4")

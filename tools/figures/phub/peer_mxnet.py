@@ -16,7 +16,7 @@ WAS_THERE_S = 0.0005
 
 @contextlib.contextmanager
 def started(machines, python, layers, time_scale, iterations, shrink):
-    """Yields the scheduler with the servers, and the workers. At the end all are killed."""
+    """Yields the scheduler with the servers, and the workers. At the end all these processes are killed."""
     count, processes = machines.count, []
 
     def start(machine, role, **more):

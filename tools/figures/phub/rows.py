@@ -1,4 +1,4 @@
-"""The rows of phub.csv, and the numbers that the page has of them: ratios within a repeat, with median, lowest and highest."""
+"""The rows of phub.csv, and the numbers that are computed from them: ratios within a repeat, with median, lowest and highest."""
 
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""Tests of PHub's figures: rows, the numbers that the page has of them, and points. One test makes a small run on the rig, if
+"""Tests of PHub's figures: rows, the numbers that are computed from them, and points. One test makes a small run on the rig, if
 this machine can."""
 
 import os

@@ -114,7 +114,7 @@ class Hub:
         if accumulator is not None:
             self.cache.read(("sum", accumulator))
             self.free.append(accumulator)
-        # Reads as many slots as are not in the accumulator. They may be slots of other workers than these, with as many bytes.
+        # Reads a slot for each gradient that is not in the accumulator. It may be another worker's slot, of the same size.
         for worker in range(count, self.workers):
             self.cache.read(("slot", worker, chunk))
         for kind in STATE:

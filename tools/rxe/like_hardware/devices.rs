@@ -72,7 +72,7 @@ pub fn query_device(go_on: impl Fn() -> c_int, (_, attr): (*mut ibv_context, *mu
     answer
 }
 
-/// The exported function fills an older, shorter structure, which ends with the flags' byte.
+/// Changes the port's attributes. The real function fills an older, shorter structure, which ends with the flags' byte.
 pub fn query_port(
     go_on: impl Fn() -> c_int,
     (context, _, attr): (*mut ibv_context, u8, *mut ibv_port_attr),
@@ -106,7 +106,7 @@ pub fn partition_keys() -> Option<Vec<u16>> {
     Some(text.split(',').map(key).collect())
 }
 
-/// The key is in the order of the network.
+/// Returns a key of the table, in network byte order.
 pub fn query_pkey(
     go_on: impl Fn() -> c_int,
     (_, _, index, key): (*mut ibv_context, u8, c_int, *mut u16),

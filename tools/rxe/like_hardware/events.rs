@@ -29,13 +29,13 @@ pub fn events_of(context: *mut ibv_context) -> Option<(c_int, c_int)> {
     events.iter().find(|(of, ..)| *of == context as usize).map(|&(_, real, pipe)| (real, pipe))
 }
 
-/// Queues are made with the descriptor of the real events.
+/// Makes an object, such as a queue, while the context has the descriptor of the real events.
 pub fn with_real_events<T>(context: *mut ibv_context, make: impl Fn() -> T) -> T {
     let Some((real, pipe)) = events_of(context) else { return make() };
     // SAFETY: the caller's open context, whose events others read by `get_async_event`.
     unsafe { (*context).async_fd = real };
     let made = make();
-    // SAFETY: as above.
+    // SAFETY: the caller's open context, as above.
     unsafe { (*context).async_fd = pipe };
     made
 }
@@ -66,7 +66,7 @@ pub fn get_async_event(
     0
 }
 
-/// Events of a pipe are about a port or a device, which need no acknowledgement.
+/// Acknowledges an event, unless it is about a port or a device, as are those of a pipe: these need no acknowledgement.
 pub fn ack_async_event(go_on: impl Fn(), (event,): (*mut ibv_async_event,)) {
     // SAFETY: the caller's structure.
     if unsafe { (*event).event_type } < IBV_EVENT_DEVICE_FATAL {

@@ -3,9 +3,9 @@
 /// The limits of a kind of NIC.
 pub struct Kind {
     pub name: &'static str,
-    /// The depth that it reports for both queues of a queue pair.
+    /// The depth that a device reports for both queues of a queue pair.
     pub max_qp_wr: u32,
-    /// The depth of the send queues that it makes.
+    /// The depth of the send queues that a device makes.
     pub sends: u32,
     pub max_cqe: i32,
     pub max_mr: i64,

@@ -56,7 +56,7 @@ pub fn reg_mr_iova2(
     reg_mr(go_on, (pd, start, bytes, access as c_int))
 }
 
-/// Regions in dma-bufs: where each dma-buf is mapped, and its size.
+/// The regions in dma-bufs. Each entry has the region, and the address and size of the mapping of its dma-buf.
 pub static DMA_BUFS: Mutex<Vec<(usize, usize, usize)>> = Mutex::new(Vec::new());
 
 /// Registers a dma-buf as Linux's `ib_uverbs` and mlx5 do, by a mapping of the whole dma-buf. Some exporters of dma-bufs map
