@@ -21,12 +21,15 @@ pub enum TlsError {
     Unreadable { path: PathBuf, expected: &'static str, error: pem::Error },
     #[error("{} has no certificate; expected one or more in PEM", .path.display())]
     Empty { path: PathBuf },
-    #[error("the certificate {} and the key {}: {error}; expected a pair", .certificate.display(), .key.display())]
+    #[error(
+        "the certificate {} and the key {} cannot be used: {error}; expected a pair, as `phub-server certificate` makes",
+        .certificate.display(), .key.display()
+    )]
     Pair { certificate: PathBuf, key: PathBuf, error: rustls::Error },
     #[error("the certificates {}: {error}", .path.display())]
     Authority { path: PathBuf, error: String },
     #[error(
-        "PHUB_TLS_FINGERPRINT is {seen:?}; expected the SHA-256 of a certificate in 64 hexadecimal digits, or several with commas"
+        "PHUB_TLS_FINGERPRINT is {seen:?}; expected the SHA-256 of a certificate in 64 hexadecimal digits, or several with commas between them"
     )]
     Fingerprint { seen: String },
     #[error("PHUB_TLS_CA and PHUB_TLS_FINGERPRINT are both set; set one of them")]

@@ -44,7 +44,7 @@ pub enum CredentialError {
     )]
     Open { path: PathBuf, mode: u32 },
     #[error(
-        "there is no secret: PHUB_TOKEN and PHUB_TOKEN_FILE are not set, and neither HOME nor XDG_CONFIG_HOME says where this user's file is; set one of them"
+        "there is no secret: PHUB_TOKEN and PHUB_TOKEN_FILE are not set, and neither HOME nor XDG_CONFIG_HOME says where this user's file is; set one of the four variables"
     )]
     Nowhere,
     #[error("{place} is a token, which allows one thing; a hub needs the secret that tokens are made from")]

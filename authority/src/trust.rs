@@ -95,7 +95,7 @@ pub fn explain(error: &io::Error) -> Option<String> {
         }
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             format!(
-                "the hub's certificate is not from an authority in {AUTHORITY}; check that this is the hub's address, \
+                "the hub's certificate is not from an authority in {AUTHORITY}; check the hub's address, \
                  and that {AUTHORITY} has the certificate's authority"
             )
         }

@@ -345,7 +345,7 @@ fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, 
 fn last_squares(metadata: &Metadata) -> Result<Option<ExactSum>, DecodeError> {
     let (field, Some(seen)) = ("last_squares", metadata.last_squares.as_deref()) else { return Ok(None) };
     let squares = ExactSum::of_words(&parse(field, seen)?);
-    squares.map(Some).ok_or_else(|| faulty(field, seen, "expected the words of a sum of squares"))
+    squares.map(Some).ok_or_else(|| faulty(field, seen, "expected the numbers of an exact sum of squares"))
 }
 
 /// Reads the mean of the gradient's norms so far.
@@ -355,7 +355,7 @@ fn norm_mean(metadata: &Metadata) -> Result<NormMean, DecodeError> {
     };
     let (mean, norms) = parse(field, seen)?;
     NormMean::new(mean, norms)
-        .ok_or_else(|| faulty(field, seen, "expected a finite mean, 0 or above, of some norms"))
+        .ok_or_else(|| faulty(field, seen, "expected a finite mean of at least 0, and the number of its norms"))
 }
 
 /// Describes a share in few words.

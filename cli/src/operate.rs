@@ -162,7 +162,7 @@ async fn with_words<R>(
         }
         pause = NEXT_WORD;
         let does = match address.get::<ClockReply>("/v1/clock", reads.clone(), PATIENCE).await {
-            Ok(_) => "it is alive, and ends a round or writes the checkpoint".to_owned(),
+            Ok(_) => "the hub is alive, and ends a round or writes the checkpoint".to_owned(),
             Err(why) => format!("asked for the time, {why}"),
         };
         let (waited, limit) = (begun.elapsed().as_secs(), limit.as_secs());

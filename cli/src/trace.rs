@@ -41,8 +41,8 @@ impl TraceArgs {
         TraceFile::create(&self.to)?.write(&processes)?;
         for name in apart {
             say(format_args!(
-                "phub-server: the clock of {name} is not known from the other files: its times do not change. Add the \
-                 file of a worker that was on its machine, or of a worker of that hub"
+                "phub-server: the clock of {name} does not follow from the other files, so its times stay uncorrected. Add the \
+                 file of a worker on its machine; if it is a hub, of one of its workers"
             ));
         }
         Ok(())

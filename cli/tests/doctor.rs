@@ -154,7 +154,7 @@ fn the_way_to_a_hub_is_measured() {
     for (name, words) in [
         ("way to", ["pass", "with 1 cores"]),
         ("path MTU to", ["pass", "bytes: a packet of that size arrived there"]),
-        ("RDMA to", ["note", "the hub there offers no RDMA"]),
+        ("RDMA to", ["note", "the peer's hub offers no RDMA"]),
     ] {
         says(check(&text, &format!("{name} {}", hub.address)), &words);
     }

@@ -93,7 +93,7 @@ impl PublishArgs {
         publisher.check_job(&self.source.job)?;
         let mut out = Out::default();
         if let Some(why) = publisher.unreadable() {
-            out.line(format_args!("the next version is whole, because the newest cannot be read: {why}"))?;
+            out.line(format_args!("the next version is whole and no delta, because the newest version cannot be read: {why}"))?;
         }
         // A fetch waits for the hub on a thread, for which the process does not wait.
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -202,7 +202,7 @@ impl Publishing {
         let Published { id, is_whole, tensors, bytes, removed, warnings } =
             self.publisher.publish(origin, weights)?;
         for why in warnings {
-            self.out.line(format_args!("warning: version {id} is published, and {why}"))?;
+            self.out.line(format_args!("warning about version {id}, which is published: {why}"))?;
         }
         let what = if is_whole { "whole" } else { "delta" };
         let gone = if removed > 0 { format!(", {removed} old removed") } else { String::new() };

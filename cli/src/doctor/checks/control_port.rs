@@ -79,11 +79,11 @@ pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
             let port = listen.port();
             let fix = match error.kind() {
                 ErrorKind::AddrInUse => format!(
-                    "ss -ltnp 'sport = :{port}' shows who has it; --listen {}:0 takes a free port",
+                    "ss -ltnp 'sport = :{port}' shows the program that has the port; --listen {}:0 takes a free port",
                     listen.ip()
                 ),
                 ErrorKind::AddrNotAvailable => format!(
-                    "--listen with an address that this machine has (ip -brief address), or 0.0.0.0:{port}; for a hub elsewhere: start it, and let TCP port {port} pass"
+                    "--listen with an address that this machine has (ip -brief address), or 0.0.0.0:{port}; for a hub on another machine: start the hub, and let TCP port {port} pass"
                 ),
                 ErrorKind::PermissionDenied => "--listen with a port of 1024 or more".into(),
                 _ => "--listen with another address".into(),
@@ -103,7 +103,7 @@ fn running(listen: SocketAddr, hub: &HubReply) -> Check {
         ways.join(", ")
     );
     let ours = env!("CARGO_PKG_VERSION");
-    let fix = format!("run hub and workers of one version ({ours} is this one)");
+    let fix = format!("run hub and workers of one version (this program has {ours})");
     let theirs = Versions::of(hub.protocol, hub.protocol_lowest);
     if theirs.common(Versions::OURS).is_none() {
         let seen = format!("{seen}; the hub speaks protocol {theirs}, this program {}", Versions::OURS);

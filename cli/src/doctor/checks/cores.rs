@@ -18,7 +18,7 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
             NAME,
             format!("{cores}; cpus {isolated} are isolated, and the hub uses none of them"),
             format!(
-                "taskset -c {isolated} phub-server serve --cores {isolated}, and other settings as they are"
+                "taskset -c {isolated} phub-server serve --cores {isolated}, with the other settings unchanged"
             ),
         );
     }
@@ -47,9 +47,9 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
     let isolated = match (bare.len(), idle) {
         (0, _) => "all isolated",
         (n, _) if n < hub.len() => "some isolated",
-        _ => "none isolated, which only --idle busy-poll needs",
+        _ => "none isolated; only --idle busy-poll needs isolated cpus",
     };
-    Check::pass(NAME, format!("{cores}, {others} cpus left to others{allowed}; {isolated}"))
+    Check::pass(NAME, format!("{cores}, {others} cpus left to other programs{allowed}; {isolated}"))
 }
 
 /// Judges whether the hub's cores run at full speed.

@@ -38,7 +38,7 @@ pub(crate) fn shared_memory() -> Check {
         Err(error @ ShmError::Connect(shm::ConnectError::Unshared(_))) => Check::warn(
             NAME,
             error.to_string(),
-            "allow memfd_create (a container's seccomp profile); workers of this machine use TCP without it",
+            "allow memfd_create (a container's seccomp profile); until then workers of this machine use TCP",
         ),
         Err(error) => Check::fail(
             NAME,
@@ -124,7 +124,7 @@ fn judge(name: &str, at: &str, control: &Seen, error: Option<std::io::Error>) ->
         _ => Check::fail(
             name,
             format!("cannot listen at {at}: {error}"),
-            "--data-listen with an address of this machine (ip -brief address) and a port that is free, as must be the next higher port (ss -ltnp)",
+            "--data-listen with an address of this machine (ip -brief address) and a port that is free; the next higher port must be free, too (ss -ltnp)",
         ),
     }
 }

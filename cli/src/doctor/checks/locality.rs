@@ -28,7 +28,7 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     let mut fixes = Vec::new();
     if !unknown.is_empty() {
         fixes.push(format!(
-            "{}: the firmware does not say which node they are on; update it, or in a virtual machine give their PCI bus a node (QEMU: pxb-pcie with numa_node); or choose near cores with --cores",
+            "{}: the firmware does not say on which NUMA node; update the firmware, or in a virtual machine give the PCI bus a node (QEMU: pxb-pcie with numa_node); or choose near cores with --cores",
             unknown.join(", ")
         ));
     }
@@ -60,13 +60,12 @@ pub(crate) fn balancing(nodes: usize, facts: &Balancing) -> Check {
         return Check::pass(NAME, format!("{seen}; this machine has one node"));
     }
     if facts.has_policy {
-        return Check::pass(NAME, format!("{seen}; the hub's memory has a policy, so its pages stay"));
+        return Check::pass(NAME, format!("{seen}; the hub's memory has a policy, so its pages stay on their nodes"));
     }
     Check::warn(
         NAME,
         format!(
-            "{seen}, and this process may not give memory a policy (mbind): the kernel takes pages away from cores that sum them, \
-             and moves them"
+            "{seen}, and this process may not give memory a policy (mbind): the kernel moves pages between nodes, while cores sum them"
         ),
         "as root on the host: sysctl -w kernel.numa_balancing=0, and the same line in /etc/sysctl.d\n\
          docker run --cap-add SYS_NICE lets the hub keep its pages",

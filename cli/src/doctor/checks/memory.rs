@@ -23,7 +23,7 @@ pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock
     if *capable && *first_namespace {
         return Check::pass(
             NAME,
-            format!("{sum}; CAP_IPC_LOCK: RLIMIT_MEMLOCK ({limit} bytes) does not count"),
+            format!("{sum}; with CAP_IPC_LOCK, RLIMIT_MEMLOCK ({limit} bytes) does not count"),
         );
     }
     if limit >= needed {
@@ -56,7 +56,7 @@ pub(crate) fn window_pages(job: &Job, nodes: &[u32], facts: &HugePages) -> Check
         false => {
             let name = &job.name;
             format!(
-                "; {huge} of {bytes} bytes of each window of {name}: where neighbouring chunks are of one NUMA node"
+                "; {huge} of {bytes} bytes of each window of {name}, where neighbouring chunks are on one NUMA node"
             )
         }
     };

@@ -67,13 +67,13 @@ pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
         );
         let set = on.iter().map(|name| format!("setpci -s {name} ECAP_ACS+6.w=0000"));
         let fix = format!(
-            "{}\nor ACS off in the firmware's settings; virtual machines with devices of their own need it",
+            "{}\nor ACS off in the firmware's settings; virtual machines with devices of their own need ACS",
             set.collect::<Vec<_>>().join("\n")
         );
         return Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) });
     }
     if bridges.values().any(Option::is_none) {
-        return Some(Check::note(NAME, "not readable at the bridges above the NICs: run as root"));
+        return Some(Check::note(NAME, "ACS of the bridges above the NICs is not readable: run as root"));
     }
     Some(Check::pass(NAME, "devices below one bridge reach each other directly"))
 }
@@ -141,7 +141,7 @@ pub(crate) fn flow_control(nic: &NicFacts, traffic_class: u8) -> Option<Check> {
     let seen = format!("PFC on priority {}, by {trust}", has.join(", "));
     match (trust, traffic_class >> 2) {
         ("dscp", 0) => {
-            let fix = "PHUB_RDMA_TC at both ends, --rdma-tc here; a DSCP is its upper six bits (NCCL_IB_TC counts, too)";
+            let fix = "PHUB_RDMA_TC at both ends, or --rdma-tc at the hub; the DSCP is the upper six bits (NCCL_IB_TC counts, too)";
             let seen = format!("{seen}; this hub's packets have DSCP 0, so they are not in that priority");
             Some(Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) })
         }

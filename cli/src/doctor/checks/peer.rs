@@ -79,7 +79,7 @@ fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
 
 fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check {
     if tried.is_empty() {
-        return Check::note(name, "the hub there names none: its workers must be on its machine");
+        return Check::note(name, "the peer's hub names no address: its workers must be on its machine");
     }
     let open: Vec<String> =
         tried.iter().filter(|(_, error)| error.is_none()).map(|(to, _)| to.to_string()).collect();
@@ -94,7 +94,7 @@ fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check
         name,
         format!("no connection to {}", shut.join("; ")),
         format!(
-            "let TCP port {} pass (firewall, security group, port of the container); --data-listen chooses the ports there, by default \
+            "let TCP port {} pass (firewall, security group, port of the container); --data-listen of the hub chooses the ports, by default \
              7078 and 7079",
             ports.join(", ")
         ),
@@ -166,7 +166,7 @@ fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
             format!(
                 "small packets arrive, and packets of {mtu} bytes, the MTU of the interface, are lost without an error"
             ),
-            "one MTU on all interfaces and switches of the path, or a smaller one here (ip link set DEV mtu N)",
+            "one MTU on all interfaces and switches of the path, or a smaller MTU on this machine (ip link set DEV mtu N)",
         ),
         _ => Check::note(name, format!("{mtu} bytes as far as is known: the peer answers no UDP packets")),
     }
@@ -182,15 +182,15 @@ fn rdma(
 ) -> Check {
     let name = format!("RDMA to {peer}");
     if !hub.transports.iter().any(|offer| offer.transport() == Transport::Verbs) {
-        return Check::note(name, "the hub there offers no RDMA");
+        return Check::note(name, "the peer's hub offers no RDMA");
     }
     if ready.is_empty() {
-        return Check::note(name, "the hub there offers RDMA; no NIC of this machine is ready");
+        return Check::note(name, "the peer's hub offers RDMA; no NIC of this machine is ready");
     }
     match pairs(address, hub, credential, nics, ready) {
         Ok(rates) => judge_pairs(name, &rates),
         Err(error) => {
-            let fix = "the hub's log may say more; PHUB_RAILS pairs NICs otherwise; ib_write_bw between the two NICs tries them without a hub";
+            let fix = "the hub's log may say more; PHUB_RAILS pairs NICs otherwise; ib_write_bw tests the two NICs without a hub";
             Check::fail(name, error, fix)
         }
     }
@@ -220,7 +220,7 @@ impl Rate {
 
     fn words(&self) -> String {
         let seen =
-            format!("{} links, {:.3} GB/s both ways together, summed there", self.links, self.gigabytes());
+            format!("{} links, {:.3} GB/s both ways together, with sums at the hub", self.links, self.gigabytes());
         match self.of_line().zip(self.line_mbps) {
             None => seen,
             Some((part, mbps)) => {
@@ -253,7 +253,7 @@ fn judge_pairs(name: String, rates: &Rates) -> Check {
     let below = those(&|rate| rate.of_line().is_some_and(|part| part < 0.5));
     if !below.is_empty() {
         let fix = format!(
-            "less than half of the line rate: {}; ib_write_bw between the two NICs shows whether it is the wire, or the one core that sums 1 MiB here; a line rate of soft-RoCE is nominal",
+            "less than half of the line rate: {}; ib_write_bw between the two NICs shows whether the wire is slow, or the one core that sums 1 MiB in this check; a line rate of soft-RoCE is nominal",
             below.join("; ")
         );
         return Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) };
@@ -422,7 +422,7 @@ mod tests {
         assert!(slow.seen.ends_with("each way 34 % of a line rate of 2.5 Gb/s"), "{}", slow.seen);
         assert!(slow.fix.unwrap().starts_with("less than half of the line rate: a with x;"));
         let unknown = judge(None);
-        assert!(unknown.verdict == Verdict::Pass && unknown.seen.ends_with("summed there"), "{unknown:?}");
+        assert!(unknown.verdict == Verdict::Pass && unknown.seen.ends_with("sums at the hub"), "{unknown:?}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(super) struct MachinesArgs {
 }
 
 /// The reason for the limit on machines and racks, for errors.
-const EACH_HAS_A_HUB: &str = "each has a hub of the job, and a job has no more hubs than that";
+const EACH_HAS_A_HUB: &str = "each has a hub, and a job has at most that many hubs";
 
 fn machines(text: &str) -> Result<u32, String> {
     number(text, MAX_HUBS, "machines", EACH_HAS_A_HUB)
@@ -54,7 +54,7 @@ pub(super) fn racks(text: &str) -> Result<u32, String> {
 }
 
 pub(super) fn workers(text: &str) -> Result<u32, String> {
-    number(text, MAX_WORKERS, "workers", "give those that push to one hub: of a machine, or of a rack")
+    number(text, MAX_WORKERS, "workers", "count only the workers of one hub: those of a machine, or of a rack")
 }
 
 fn above_hubs(text: &str) -> Result<u32, String> {
@@ -118,9 +118,9 @@ impl MachinesArgs {
         }
         let nics = plan.nics().iter().filter_map(|placed| host.nic(placed.nic));
         match fastest(nics) {
-            None => (None, "speed unknown, so bytes only: --link-gbps 25 gives it in Gb/s".to_owned()),
+            None => (None, "speed unknown, so bytes only: --link-gbps 25 sets a speed of 25 Gb/s".to_owned()),
             Some((gbps, name)) => {
-                (Some(gbps), format!("{gbps} Gb/s each way, the speed of {name}; --link-gbps gives another"))
+                (Some(gbps), format!("{gbps} Gb/s each way, the speed of {name}; --link-gbps sets another speed"))
             }
         }
     }

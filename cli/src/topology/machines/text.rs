@@ -113,7 +113,7 @@ impl MachinesJob {
         writeln!(out, "\nMemory of a machine's hub, in a mesh, with Nesterov")?;
         writeln!(
             out,
-            "  job of its {} workers: {} of gradients, {} of sums, {} of weights that they read",
+            "  job of its {} workers: {} of gradients, {} of sums, {} of weights that the workers read",
             self.terms.workers,
             mb(below.gradients),
             mb(below.sums),
@@ -128,7 +128,7 @@ impl MachinesJob {
         )?;
         writeln!(
             out,
-            "  together at most {}: the own share of sums and weights is the same memory in both jobs",
+            "  together at most {}: for the chunks that the hub owns, sums and weights have one memory in both jobs",
             mb(below.needed() + own.needed())
         )?;
         // Each hub is a member of every other hub's job, and serves every other hub in its own job. Both
