@@ -82,7 +82,9 @@ pub enum Mismatch {
     #[error("the file has no tensor {name:?}, which the job has; train the same model")]
     Missing { name: String },
 
-    #[error("the file's tensor {name:?} has the shape {file:?}, and the job's has {job:?}; train the same model")]
+    #[error(
+        "the file's tensor {name:?} has the shape {file:?}, and the job's has {job:?}; train the same model"
+    )]
     Shape { name: String, file: Vec<u64>, job: Vec<u64> },
 
     #[error("the file has {file} tensors, but the job has only {job} of them; train the same model")]

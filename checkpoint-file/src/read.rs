@@ -354,8 +354,9 @@ fn norm_mean(metadata: &Metadata) -> Result<NormMean, DecodeError> {
         return Ok(NormMean::default());
     };
     let (mean, norms) = parse(field, seen)?;
-    NormMean::new(mean, norms)
-        .ok_or_else(|| faulty(field, seen, "expected a finite mean of at least 0, and the number of its norms"))
+    NormMean::new(mean, norms).ok_or_else(|| {
+        faulty(field, seen, "expected a finite mean of at least 0, and the number of its norms")
+    })
 }
 
 /// Describes a share in few words.

@@ -178,7 +178,7 @@ fn make_rdma(
     let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());
     let rails = nics.rails.clone().map_or_else(RailMap::of_environment, Ok).map_err(|e| e.to_string())?;
     if !rails.is_empty() {
-        tracing::info!(%rails, "NICs of this machine and of the hub's are paired by a map");
+        tracing::info!(%rails, "a map of rails pairs this machine's NICs with the hub's");
     }
     let options = GroupOptions { rails, first_vector: local_rank, paths: nics.paths.clone() };
     let nics = usable_nics(nics.list.as_ref().unwrap_or(&nccl.list), local_rank)?;
@@ -240,10 +240,7 @@ fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, Strin
                 .collect::<Vec<_>>()
         };
         let why: Vec<String> = fitness.warnings.into_iter().chain(devices.iter().flat_map(ports)).collect();
-        return Err(format!(
-            "none of this machine's RDMA devices can be used, of {names:?}: {}",
-            why.join("; ")
-        ));
+        return Err(format!("none of this machine's RDMA devices {names:?} can be used: {}", why.join("; ")));
     }
     Ok(nics)
 }
@@ -296,10 +293,9 @@ impl<'a> Route<'a> {
                     match any::connect(&address, self.token, group, window, receive, &self.plan, limit) {
                         Ok(mut joined) => {
                             let paths = std::mem::take(&mut joined.paths);
-                            joined
-                                .dead
-                                .iter()
-                                .for_each(|why| tracing::warn!("RDMA uses another pair of NICs: {why}"));
+                            joined.dead.iter().for_each(|why| {
+                                tracing::warn!("RDMA uses another pair of NICs, because a pair failed: {why}")
+                            });
                             tried.push(why.to_owned());
                             if let Some(congestion) = joined.congestion.take() {
                                 tracing::info!(hub = self.hub.control.hub, "TCP: {congestion}");
@@ -366,7 +362,7 @@ impl<'a> Route<'a> {
             TransportAddress::Tcp { addresses } => {
                 let (seen, ports) = (addresses.len(), self.hub.reply.ports);
                 if seen != ports as usize {
-                    return Err(format!("the hub gives {seen} addresses for {ports} ports"));
+                    return Err(format!("the hub gives {seen} addresses for its {ports} ports"));
                 }
                 let addresses = addresses.iter().map(|&address| self.reached_at(address));
                 Ok((Address::Tcp(addresses.collect::<Result<_, _>>()?), "TCP works over any network"))

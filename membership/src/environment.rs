@@ -108,8 +108,8 @@ fn warning(name: &str, value: &str, known: &[&str]) -> Option<String> {
     }
     if is_of_a_service(name, value) {
         return Some(format!(
-            "Kubernetes sets {name} for a Service with a name that begins with \"phub\", and it is not a setting \
-             of ours: give the Service another name, or the pod enableServiceLinks: false"
+            "Kubernetes sets {name} for a Service with a name that begins with \"phub\", which is not a setting \
+             of phub: give the Service another name, or the pod enableServiceLinks: false"
         ));
     }
     if known.contains(&name) {

@@ -36,7 +36,10 @@ impl StateReader {
 impl Read for StateReader {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let cut = |error: io::Error| {
-            io::Error::new(error.kind(), format!("the hub at {} was cut off: {error}", self.hub))
+            io::Error::new(
+                error.kind(),
+                format!("the connection to the hub at {} was cut off: {error}", self.hub),
+            )
         };
         self.body.read(room).map_err(cut)
     }

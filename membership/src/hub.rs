@@ -301,7 +301,8 @@ impl Hub {
             return Ok(());
         }
         let request = PrioritiesRequest { token: self.token.clone(), keys: keys.to_vec() };
-        self.post("priorities", "set the priorities of its keys", &request).map(|_: serde_json::Value| ())
+        self.post("priorities", "set the priorities of this worker's keys", &request)
+            .map(|_: serde_json::Value| ())
     }
 
     /// Leaves the job at this hub. `at` has the round before which the member leaves each key.

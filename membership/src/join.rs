@@ -389,7 +389,7 @@ impl LetIn {
         let (theirs, ours) = (&self.reply.placement, placement.digest());
         if *theirs != ours {
             return Err(self.nonsense(format!(
-                "a placement of its share with digest {theirs}, where this member has computed {ours}"
+                "a placement of its share with digest {theirs}, and this member has computed digest {ours}"
             )));
         }
         Ok(placement)

@@ -38,9 +38,7 @@ impl Named {
         match self {
             Named::Outside(peers) if !peers.allows(host, ip) => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                format!(
-                    "--peers of this hub, which bounds the peers that it may ask, does not have {host} ({ip})"
-                ),
+                format!("--peers, the list of hosts that this hub may ask, does not have {host} ({ip})"),
             )),
             _ => Ok(()),
         }

@@ -93,7 +93,9 @@ impl PublishArgs {
         publisher.check_job(&self.source.job)?;
         let mut out = Out::default();
         if let Some(why) = publisher.unreadable() {
-            out.line(format_args!("the next version is whole and no delta, because the newest version cannot be read: {why}"))?;
+            out.line(format_args!(
+                "the next version is whole and no delta, because the newest version cannot be read: {why}"
+            ))?;
         }
         // A fetch waits for the hub on a thread, for which the process does not wait.
         let runtime = Builder::new_current_thread().enable_all().build()?;

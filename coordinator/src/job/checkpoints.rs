@@ -238,7 +238,7 @@ impl Checkpoints {
         match share.is_whole() || may_write(whole, rounds) {
             true => Ok(whole.clone()),
             false => Err(format!(
-                "another hub of the job has not written its part of the rounds {:?}, which wait here for it; see the log \
+                "another hub of the job has not written its part of rounds {:?}, and this hub keeps no more unfinished rounds; see the log \
                  of hub 0",
                 rounds.iter().map(|round| round.0).collect::<Vec<_>>()
             )),

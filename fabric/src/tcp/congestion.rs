@@ -91,7 +91,7 @@ impl Congestion {
                 }
                 None => {
                     let why = format!(
-                        "the system's own, which is slower here than {}: this process may use none of these, \
+                        "the system's own; over this path {} would be faster, but this process may not use them, \
                          see net.ipv4.tcp_allowed_congestion_control",
                         LOSS_BASED.join(" or ")
                     );

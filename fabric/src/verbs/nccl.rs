@@ -28,7 +28,7 @@ impl Nccl {
         let said = |name: &str| environment(name).filter(|text| !text.trim().is_empty());
         let mut nccl = Nccl::default();
         let mut warn = |name: &str, seen: &str, why: &str| {
-            nccl.warnings.push(format!("{name} is {seen:?}, which does not count here: {why}"));
+            nccl.warnings.push(format!("{name} is {seen:?}, which is ignored: {why}"));
         };
         if let Some(text) = said("NCCL_IB_DISABLE") {
             match number(&text) {

@@ -19,8 +19,9 @@ pub(crate) fn congestion(asked: &Congestion) -> Check {
 }
 
 fn judge(asked: &Congestion, got: &Controlled, rules: &CongestionRules) -> Check {
-    let says =
-        |names: &Option<String>| names.clone().unwrap_or("unknown algorithms (the kernel does not show them)".into());
+    let says = |names: &Option<String>| {
+        names.clone().unwrap_or("unknown algorithms (the kernel does not show them)".into())
+    };
     let (available, allowed) = (says(&rules.available), says(&rules.allowed));
     let seen = format!("{got}; the kernel has {available}, and lets every process have {allowed}");
     if *asked == Congestion::Auto && got.is_paced() {

@@ -60,7 +60,10 @@ pub(crate) fn balancing(nodes: usize, facts: &Balancing) -> Check {
         return Check::pass(NAME, format!("{seen}; this machine has one node"));
     }
     if facts.has_policy {
-        return Check::pass(NAME, format!("{seen}; the hub's memory has a policy, so its pages stay on their nodes"));
+        return Check::pass(
+            NAME,
+            format!("{seen}; the hub's memory has a policy, so its pages stay on their nodes"),
+        );
     }
     Check::warn(
         NAME,

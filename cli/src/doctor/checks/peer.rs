@@ -219,8 +219,11 @@ impl Rate {
     }
 
     fn words(&self) -> String {
-        let seen =
-            format!("{} links, {:.3} GB/s both ways together, with sums at the hub", self.links, self.gigabytes());
+        let seen = format!(
+            "{} links, {:.3} GB/s both ways together, with sums at the hub",
+            self.links,
+            self.gigabytes()
+        );
         match self.of_line().zip(self.line_mbps) {
             None => seen,
             Some((part, mbps)) => {

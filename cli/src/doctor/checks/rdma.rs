@@ -186,9 +186,14 @@ fn describe(port: &DevicePort) -> String {
 fn not_active(candidate: &Candidate, name: String, ports: &str, wanted: Option<u8>) -> Check {
     let first = candidate.device.ports.iter().find(|port| wanted.is_none_or(|wanted| port.number == wanted));
     let fix = match first {
-        None => format!("--nics {} without a port, or with a port that the device has", candidate.device.name),
+        None => {
+            format!("--nics {} without a port, or with a port that the device has", candidate.device.name)
+        }
         Some(port) if port.link_layer == LinkLayer::Ethernet => {
-            format!("ip link set {} up; if the interface is up already, look at cable and switch", candidate.netdev(port))
+            format!(
+                "ip link set {} up; if the interface is up already, look at cable and switch",
+                candidate.netdev(port)
+            )
         }
         Some(_) => "look at cable and switch, and whether a subnet manager runs (sminfo)".to_owned(),
     };

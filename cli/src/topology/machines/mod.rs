@@ -54,7 +54,12 @@ pub(super) fn racks(text: &str) -> Result<u32, String> {
 }
 
 pub(super) fn workers(text: &str) -> Result<u32, String> {
-    number(text, MAX_WORKERS, "workers", "count only the workers of one hub: those of a machine, or of a rack")
+    number(
+        text,
+        MAX_WORKERS,
+        "workers",
+        "count only the workers of one hub: those of a machine, or of a rack",
+    )
 }
 
 fn above_hubs(text: &str) -> Result<u32, String> {
@@ -119,9 +124,10 @@ impl MachinesArgs {
         let nics = plan.nics().iter().filter_map(|placed| host.nic(placed.nic));
         match fastest(nics) {
             None => (None, "speed unknown, so bytes only: --link-gbps 25 sets a speed of 25 Gb/s".to_owned()),
-            Some((gbps, name)) => {
-                (Some(gbps), format!("{gbps} Gb/s each way, the speed of {name}; --link-gbps sets another speed"))
-            }
+            Some((gbps, name)) => (
+                Some(gbps),
+                format!("{gbps} Gb/s each way, the speed of {name}; --link-gbps sets another speed"),
+            ),
         }
     }
 }

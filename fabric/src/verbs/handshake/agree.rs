@@ -50,7 +50,7 @@ pub(super) fn agree<'a>(
                 let join = |(port, end): &(u16, LinkEnd)| {
                     let (Some(link), Some(nic)) = (on_port(*port), nics.get(usize::from(end.nic))) else {
                         let what = format!(
-                            "a trial of the hub's port {port} with NIC {} of {}",
+                            "the worker tries the hub's port {port} with its NIC {} of {}, and one of them does not exist",
                             end.nic,
                             nics.len()
                         );
@@ -78,7 +78,7 @@ pub(super) fn agree<'a>(
             other => return Err(unexpected("pairs of NICs to try, or the ports without a pair", &other)),
         }
     }
-    Err(ConnectError::Nonsense(format!("the worker has tried NICs {MAX_TURNS} times")))
+    Err(ConnectError::Nonsense(format!("the worker has tried pairs of NICs {MAX_TURNS} times, the maximum")))
 }
 
 /// Chooses the NICs for the hub's ends of the links, and offers them to the joiner. `passed` has the NICs of
@@ -153,7 +153,7 @@ pub(super) fn choose(
                     match outcome {
                         Ok(()) => alive.push(pairing),
                         Err(why) => {
-                            let why = format!("nothing crosses from {worker} to the hub's {hub}: {why}");
+                            let why = format!("no packet crosses from {worker} to the hub's {hub}: {why}");
                             dead.push(DeadPair { hub: hub.clone(), nic: *nic, why });
                         }
                     }
