@@ -119,14 +119,17 @@ fn answering(answer: &'static str) -> String {
 fn who_answers_and_is_no_hub_is_named_by_its_status_and_controls_no_terminal() {
     let _watchdog = Watchdog::start();
     for (answer, words) in [
-        ("HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n", "it answers 403 Forbidden, and not as a hub"),
+        (
+            "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n",
+            "the server answers 403 Forbidden, and not as a hub",
+        ),
         (
             "HTTP/1.1 404 Not Found\r\ncontent-length: 6\r\n\r\n<html>",
-            "it answers 404 Not Found, and not as a hub",
+            "the server answers 404 Not Found, and not as a hub",
         ),
         (
             "HTTP/1.1 409 Conflict\r\ncontent-length: 27\r\n\r\n{\"error\":\"\\u001b[2Jf\\null\"}",
-            "it refuses:  [2Jf ull",
+            "the hub refuses:  [2Jf ull",
         ),
     ] {
         says(failure(&["status", &answering(answer)]), &[words]);

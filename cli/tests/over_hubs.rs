@@ -301,7 +301,7 @@ fn a_job_whose_hub_keeps_no_weights_is_an_error_at_once() {
     let to = dir.path().join("versions");
     says(
         failure(&["publish", "job", &hubs[0].address, "--to", to.to_str().unwrap()]),
-        &["job \"job\"", "its optimizer, average, keeps no weights"],
+        &["job \"job\"", "the job's optimizer, average, keeps no weights"],
     );
 }
 

@@ -279,8 +279,8 @@ mod tests {
         let link = LinkPorts { joiner: PortId(1), hub: PortId(0) };
         let refused = |ports, links| HelloMessage::decode(&hello(ports, links).encode()).unwrap_err();
         assert_eq!(refused(1, vec![link]), "a link ends at the peer's port 1, and the peer has 1 ports");
-        assert_eq!(refused(1, vec![]), "0 links are not between 1 and 4096");
-        assert_eq!(refused(4097, vec![link]), "4097 ports are not between 1 and 4096");
+        assert_eq!(refused(1, vec![]), "the message has 0 links; expected 1 to 4096");
+        assert_eq!(refused(4097, vec![link]), "the message has 4097 ports; expected 1 to 4096");
     }
 
     #[test]

@@ -96,20 +96,21 @@ pub(super) fn replace(
         let (round, aside) = (snapshot.round(), aside.to_owned());
         return Err(CheckpointError::NotFinite { round, found, aside, kept: UNTOUCHED });
     }
-    keep().doing("keeping the previous one").map_err(error(UNTOUCHED))?;
+    keep().doing("keeping the previous checkpoint").map_err(error(UNTOUCHED))?;
     written.rename(path).map_err(error(UNTOUCHED))?;
     // A rename is on the disk only after the sync of the directory.
-    let synced = disk::sync_dir(dir).doing("bringing its name to the disk (fsync of the directory)");
+    let synced = disk::sync_dir(dir).doing("bringing the file's name to the disk (fsync of the directory)");
     synced.map_err(error(REPLACED))
 }
 
 fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
-    let mut temporary = Temporary::make(path, mode).doing("making a temporary file next to it")?;
+    let mut temporary =
+        Temporary::make(path, mode).doing("making a temporary file next to the checkpoint")?;
     // With this, a full disk is an error before the long write begins.
-    temporary.file.reserve(plan.file_bytes).doing("reserving its space")?;
-    temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;
-    temporary.file.sync().doing("bringing it to the disk (fsync)")?;
+    temporary.file.reserve(plan.file_bytes).doing("reserving space for the file")?;
+    temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing the file")?;
+    temporary.file.sync().doing("bringing the file to the disk (fsync)")?;
     Ok(temporary)
 }
 
@@ -128,7 +129,7 @@ impl Temporary {
     }
 
     fn rename(mut self, path: &Path) -> Result<(), Failed> {
-        disk::rename(&self.path, path).doing("renaming the temporary file to it")?;
+        disk::rename(&self.path, path).doing("renaming the temporary file to the checkpoint's name")?;
         self.remove = false;
         Ok(())
     }
@@ -139,7 +140,10 @@ impl Drop for Temporary {
         if self.remove
             && let Err(error) = disk::remove(&self.path)
         {
-            tracing::warn!("cannot remove {}: {error}; the next start will", self.path.display());
+            tracing::warn!(
+                "cannot remove {}: {error}; the hub's next start removes the file",
+                self.path.display()
+            );
         }
     }
 }

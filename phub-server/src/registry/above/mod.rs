@@ -172,7 +172,7 @@ impl Up {
             (None, ip) if ip.is_unspecified() => meet()?.0.ip(),
             (None, ip) if ip.is_loopback() && !meet()?.1.ip().is_loopback() => {
                 return Err(format!(
-                    "this hub listens on {}, where the hubs of other machines do not reach it; start it with --listen \
+                    "this hub listens on {}, which other machines do not reach; start the hub with --listen \
                      0.0.0.0:{}",
                     self.control,
                     self.control.port()
