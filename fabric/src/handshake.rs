@@ -145,6 +145,6 @@ pub(crate) fn nothing_left(body: &[u8]) -> Result<(), String> {
     if body.is_empty() {
         Ok(())
     } else {
-        Err(format!("{} bytes follow the end of the handshake message", body.len()))
+        Err(format!("the handshake message has {} bytes too many", body.len()))
     }
 }
