@@ -170,7 +170,7 @@ fn a_hub_that_ended_is_named_and_the_job_that_begins_anew_is_read() {
     drop(session);
     hubs.push(serve_at(dir.path(), &gone));
     match source.fetch() {
-        Err(NoWeights::Away(why)) => says(why, &[&gone, "was started anew"]),
+        Err(NoWeights::Away(why)) => says(why, &[&gone, "was started again"]),
         other => panic!("{other:?}"),
     }
     while !matches!(source.fetch(), Err(NoWeights::NoJob(_))) {

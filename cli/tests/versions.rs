@@ -311,7 +311,7 @@ fn a_state_that_is_longer_than_its_model_is_refused_before_memory_is_reserved() 
     let liar = liar(&hub.address, 10 << 40);
     says(
         failure(&["pull", "job", &liar, "--to", &file]),
-        &["the weights of job", "have 10995116277760 bytes", "its model has room"],
+        &["the weights of job", "have 10995116277760 bytes", "model has room"],
     );
 }
 

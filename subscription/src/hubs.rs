@@ -205,7 +205,7 @@ impl Hubs {
             };
             let Some(&ahead) = MARGINS.get(margin) else {
                 return Err(NoWeights::NotYet(format!(
-                    "the hubs of job {:?} did not give one round in {} tries, the last of them {} rounds ahead; try again",
+                    "the hubs of job {:?} did not all give the state of one round in {} tries, the last one {} rounds ahead; try again",
                     ask.job,
                     MARGINS.len() + 1,
                     MARGINS[MARGINS.len() - 1]
@@ -340,7 +340,7 @@ impl HubOf {
         let (start, job) = self.look(ask)?;
         let before = std::mem::replace(&mut self.start, start);
         if !before.is_empty() && before != self.start {
-            return Err(NoWeights::Away(format!("the hub at {} was started anew", self.address)));
+            return Err(NoWeights::Away(format!("the hub at {} was started again", self.address)));
         }
         self.keys = job.as_ref().map_or(0, |job| job.keys);
         // If the hub lacks the job, it refuses with its own message.

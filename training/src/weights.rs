@@ -30,7 +30,7 @@ impl fmt::Display for OtherBits {
         let (one_bits, other_bits) = (one.to_bits(), other.to_bits());
         write!(
             f,
-            "key {key:?}, element {element}: {one:e} (bits {one_bits:08x}) and {other:e} (bits {other_bits:08x})"
+            "key {key:?}, element {element}: {one:e} (bits {one_bits:08x}) differs from {other:e} (bits {other_bits:08x})"
         )
     }
 }

@@ -103,7 +103,7 @@ fn check_also(also: &[PathBuf]) -> Result<(), VersionError> {
     for path in also {
         let (name, _) = open_also(path)?;
         if !names.insert(name) {
-            let why = "expected files with different names, each once; another one has this name";
+            let why = "expected files with different names; another file has this name, too";
             return Err(VersionError::faulty(path, ALSO, why));
         }
     }
@@ -116,7 +116,8 @@ fn open_also(path: &Path) -> Result<(&str, File), VersionError> {
     let wrong =
         || VersionError::faulty(path, ALSO, "expected a UTF-8 name that does not end in .safetensors");
     let name = name.ok_or_else(wrong)?;
-    let file = File::open(path).map_err(VersionError::disk(path, "opening a file for whole versions"))?;
+    let file = File::open(path)
+        .map_err(VersionError::disk(path, "opening a file to copy next to whole versions"))?;
     Ok((name, file))
 }
 

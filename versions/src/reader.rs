@@ -194,11 +194,14 @@ impl Reader {
                     Some(base) => {
                         let tensor = weights.0.get_mut(&name);
                         let tensor = tensor.ok_or_else(|| {
-                            faulty(format!("{name:?}: version {} has no such tensor", base.id))
+                            faulty(format!(
+                                "tensor {name:?} of a delta: its base, version {}, has no such tensor",
+                                base.id
+                            ))
                         })?;
                         if stored.dtype != Dtype::U8 {
                             return Err(faulty(format!(
-                                "{name:?}: expected a frame as U8, and it is {:?}",
+                                "tensor {name:?} of a delta has type {:?}; expected U8",
                                 stored.dtype
                             )));
                         }

@@ -81,7 +81,7 @@ pub struct NicChoice {
 #[non_exhaustive]
 pub enum PlaceError {
     /// The request was for 0 cores.
-    #[error("placement: asked for 0 cores, expected at least 1; omit the choice to use every core")]
+    #[error("placement: asked for 0 cores, expected at least 1; omit the number to use every core")]
     NoCores,
     /// The process is not allowed to run on any cpu of this host.
     #[error(
@@ -134,7 +134,9 @@ pub enum PlaceError {
         known: String,
     },
     /// The sum of the weights does not fit in 64 bits.
-    #[error("placement: the {items} items' bytes do not fit in 64 bits; are the weights in bytes?")]
+    #[error(
+        "placement: the {items} items' bytes do not fit in 64 bits; check that the items' weights are in bytes"
+    )]
     BytesOverflow {
         /// The number of items.
         items: usize,

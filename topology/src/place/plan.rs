@@ -253,7 +253,7 @@ fn remarks(host: &Host, plan: &Plan) -> Vec<String> {
         remarks.push(format!("{idle} of {} cores own nothing: there are too few items.", plan.cores.len()));
     } else if plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT) {
         remarks.push(
-            "Cores are loaded evenly, so NICs with more cores for their speed carry more. Use a number of cores \
+            "Cores are loaded evenly, so a NIC that has many cores for its speed carries more. Use a number of cores \
              that the NICs can share evenly."
                 .into(),
         );

@@ -174,8 +174,8 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     role = env.get("DMLC_ROLE", "worker")
     if role != "worker" and "PHUB_RANK" not in env:
         raise SettingsError(
-            f"environment: DMLC_ROLE is {role!r}; the hub takes the place of servers and scheduler: start it (phub-server serve), "
-            f"and workers only, with PHUB_HUB"
+            f"environment: DMLC_ROLE is {role!r}; the hub takes the place of servers and scheduler: start a hub (phub-server serve) "
+            f"and only the workers, with PHUB_HUB"
         )
     slurm = _slurm_task(env)
     for name, rank, size, *_ in _LAUNCHERS:
@@ -193,7 +193,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     for rank in _RANKS_ALONE:
         if rank in env:
             raise SettingsError(
-                f"environment: {rank} is set, by a launcher that does not tell the number of workers here: start the script by "
+                f"environment: {rank} is set, by a launcher that does not tell the number of workers: start the script by "
                 f"torchrun, mpiexec or srun, or {_BY_HAND}"
             )
     _refuse_outside_of_step(env)
