@@ -166,7 +166,7 @@ mod tests {
         assert!(!format!("{all:?} {one:?}").contains(secret.reveal()));
     }
 
-    /// People and their editors write all these forms of a file.
+    /// Checks all forms in which people and their editors write the file of a secret.
     #[test]
     fn a_file_that_an_editor_has_touched_holds_the_same_secret() {
         let own = Credential::parse("0123456789abcdef", "a test").unwrap().token(Right::Join, "job");

@@ -156,8 +156,8 @@ pub(crate) struct Metadata {
     /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`, if workers have set more than learning rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizers: Option<String>,
-    /// JSON, `[[first round, [optimizer, ...], {"key": its number from 1, ...}], ...]`, if keys have other
-    /// hyperparameters than those in `optimizers`.
+    /// JSON, `[[first round, [optimizer, ...], {"key": number of its group, from 1, ...}], ...]`, if keys
+    /// have other hyperparameters than those in `optimizers`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<String>,
     /// JSON, `{"key": steps, ...}`, for the keys that have not made exactly one step per round after the broadcast.

@@ -25,7 +25,8 @@ enum Command {
         /// The directory of `phub-server serve --checkpoints`.
         directory: PathBuf,
     },
-    /// Read whole files, and check that each is as it was written and that every value is finite. Fails if one is not.
+    /// Read whole files, and check that each is as it was written and that every value is finite. Fails if a file has
+    /// a fault.
     Verify {
         /// Checkpoint files.
         #[arg(required = true)]
@@ -48,7 +49,7 @@ enum Command {
 }
 
 impl CheckpointArgs {
-    /// Runs the subcommand. Returns whether all files are good, and prints the faults of those that are not.
+    /// Runs the subcommand. Returns whether all files are good, and prints the faults of bad files.
     ///
     /// # Errors
     /// Returns an error if a file or directory cannot be read or written.

@@ -13,7 +13,7 @@ use timeline::{TraceFile, merge};
 ///
 ///   phub-server trace hub.json run.rank0.json run.rank1.json --to all.json
 ///
-/// https://ui.perfetto.dev opens it.
+/// https://ui.perfetto.dev opens the merged file.
 #[derive(Clone, Debug, Parser)]
 pub struct TraceArgs {
     /// Files that `--trace`, PHUB_TRACE or GET /v1/trace made.

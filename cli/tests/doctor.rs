@@ -237,7 +237,7 @@ fn a_job_that_does_not_fit_is_a_failure() {
 }
 
 /// Checks that no thread panics if the system refuses new threads. Root has no such limit, so an unprivileged
-/// user runs it.
+/// user runs the doctor.
 #[test]
 fn threads_that_cannot_be_made_are_a_failure() {
     let _watchdog = Watchdog::start();

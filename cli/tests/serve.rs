@@ -142,7 +142,7 @@ fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     drop(sessions);
 }
 
-/// The status once was 0 although a checkpoint was not written, so a supervisor took everything for saved.
+/// Checks the exit status if a checkpoint was not written. It once was 0, so a supervisor took everything for saved.
 #[test]
 fn a_last_checkpoint_that_cannot_be_written_ends_it_with_an_error() {
     let _watchdog = Watchdog::start();
@@ -409,7 +409,7 @@ fn who_joins_who_is_refused_and_who_stops_is_named() {
     }
 }
 
-/// The command once waited five minutes for a hub that hung, and printed nothing.
+/// Checks that `stop` prints why it waits. It once waited five minutes for a hub that hung, and printed nothing.
 #[test]
 fn a_stop_says_that_it_waits_and_for_what() {
     let _watchdog = Watchdog::start();

@@ -207,8 +207,8 @@ impl Control {
         }
     }
 
-    /// Offers the hub the state before a round. `steps` are the numbers of steps of the keys, if they are not one per
-    /// round. If the hub wants the state, returns the number of bytes that it wants.
+    /// Offers the hub the state before a round. `steps` are the numbers of steps of the keys, if some key has not
+    /// made one step per round. If the hub wants the state, returns the number of bytes that it wants.
     pub fn offer(
         &self,
         token: &str,

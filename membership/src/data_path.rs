@@ -34,8 +34,8 @@ pub struct Ports {
     pub rdma: Result<(), String>,
     /// The transport to use. `None` for the best transport that reaches a hub.
     pub transport: Option<Transport>,
-    /// Whether the send window may be on one NUMA node, for example a worker's. It then has huge pages. With shared memory,
-    /// the hub decides instead.
+    /// Whether the send window may be on one NUMA node, as a worker's window may. Such a window has huge pages. With shared
+    /// memory, the hub decides instead.
     pub on_one_node: bool,
 }
 
@@ -214,7 +214,8 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the RDMA NICs of this machine that may be used, the nearest first. They are the named NICs, or all that work.
+/// Returns the RDMA NICs of this machine that may be used, the nearest first. These are the named NICs, or all NICs that
+/// work.
 fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, String> {
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let fitness = Fitness::of(&devices, list);

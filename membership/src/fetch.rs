@@ -13,7 +13,7 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::named::Named;
 
-/// The time within which a hub must begin to send. Half of it is for the end of a round.
+/// The time within which a hub must begin to send. Half of this time is for the end of a round.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// The least speed at which a hub sends a state. A slower hub counts as stuck.

@@ -57,7 +57,7 @@ pub struct Hub {
 pub struct Missing {
     /// The ranks of the missing members.
     pub ranks: Vec<u32>,
-    /// The machines whose hub is not ready at the hubs above. Only if no rank is missing.
+    /// The machines whose hub is not ready at the hubs above. Known only if no rank is missing.
     pub machines: Vec<u32>,
     /// The last worker that was refused, with the reason.
     pub refused: Option<String>,
@@ -224,7 +224,8 @@ impl Hub {
     }
 
     /// Offers the hub the state before a round, with which a new job can begin. `steps` are the numbers of steps of the
-    /// keys, if they are not one per round. If the hub wants the state, returns the number of bytes that it wants.
+    /// keys, if some key has not made one step per round. If the hub wants the state, returns the number of bytes that
+    /// it wants.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).

@@ -57,11 +57,11 @@ pub(crate) struct Hubs {
 #[derive(Debug)]
 struct HubOf {
     address: String,
-    /// The name of the start of the hub that has answered. Empty before the first answer.
+    /// The name of the hub's start, which changes when the hub is restarted. Empty before the first answer.
     start: String,
-    /// The keys of the job at the last answer.
+    /// The number of the job's keys in the last answer.
     keys: usize,
-    /// Whether the job ran at the last look.
+    /// Whether the job ran according to the last answer.
     runs: bool,
 }
 
@@ -215,8 +215,8 @@ impl Hubs {
         }
     }
 
-    /// Returns the parts of all hubs, before a round or now. If they do not belong together, asks once more: the job may have
-    /// been made anew after one hub had answered, and before another one did.
+    /// Returns the parts of all hubs, before a round or now. If they do not belong together, asks once more: a new job may
+    /// have begun between the answers of two hubs.
     fn parts(&mut self, ask: &Ask, before: Option<Round>) -> Result<Vec<Decoded>, NoPart> {
         match self.ask_all(ask, before) {
             Err(NoPart::Unlike(_)) => self.ask_all(ask, before),

@@ -150,7 +150,7 @@ fn apply_overwrite(contents: &mut impl Read, bytes: &mut [u8]) -> io::Result<Str
     let mut count = [0; 4];
     contents.read_exact(&mut count)?;
     let count = u32::from_le_bytes(count) as usize;
-    // The memory for positions is bounded by the tensor's.
+    // The tensor's size bounds the memory for positions.
     if count > bytes.len() {
         return Err(faulty("the delta changes more bytes than the tensor has"));
     }

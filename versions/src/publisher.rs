@@ -160,8 +160,8 @@ impl Publisher {
     /// Opens a directory, or creates it, and continues the numbers of its versions.
     ///
     /// # Errors
-    /// Returns an error if another program publishes there, if the directory cannot be read or written, or if a file to
-    /// copy cannot be read or has the name of another one.
+    /// Returns an error if another program publishes in the directory, or if the directory cannot be read or written.
+    /// Returns an error if a file to copy cannot be read, or if two such files have one name.
     pub fn open(dir: &Path, rules: Rules) -> Result<Self, VersionError> {
         check_also(&rules.also)?;
         std::fs::create_dir_all(dir).map_err(VersionError::disk(dir, "making it"))?;

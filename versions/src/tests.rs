@@ -155,7 +155,7 @@ fn field(dir: &Path, id: u64, field: &str) -> Option<String> {
 
 #[test]
 fn deltas_have_the_form_that_is_asked_for_or_the_shorter_one() {
-    // A bit of every byte changes, or two bytes among many. Positions are shorter for the latter.
+    // In `noise` a bit of every byte changes. In `few` two bytes among many change, and positions make the shorter delta.
     let noise = |number: u32| (0..4000u32).map(move |n| n.wrapping_mul(0x9e37_79b9) ^ (number * 0x0101_0101));
     let few =
         |number: u32| (0..4000u32).map(move |n| if n == 17 { number } else { n.wrapping_mul(0x9e37_79b9) });

@@ -22,9 +22,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Publish a job's weights while it trains, as versions in a directory that engines read.
 ///
 /// Each version is the weights of one round, in a directory weight_v000001, weight_v000002, ... that appears whole. Most are
-/// deltas: what changed since the version before, exactly, in a zstd frame for each tensor. SGLang, slime and
-/// miles read this layout; `phub-server versions` makes a safetensors file of any version. No worker waits for a version, and the
-/// hub has a copy of the job's state while it sends one. After a restart it continues. It ends with the job, or by Ctrl-C.
+/// deltas: what changed since the version before, exactly, in a zstd frame for each tensor. SGLang, slime and miles read this
+/// layout; `phub-server versions` makes a safetensors file of any version. No worker waits for a version, and the hub has a copy
+/// of the job's state while it sends one. After a restart `publish` continues. It ends with the job, or by Ctrl-C.
 #[derive(Clone, Debug, Parser)]
 pub struct PublishArgs {
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub struct PublishArgs {
     #[arg(long, value_name = "ROUNDS", conflicts_with_all = ["every", "once"])]
     each_rounds: Option<NonZeroU32>,
 
-    /// The longest time that it waits for a hub that is away, and until its job runs again. It then ends with an error.
+    /// The longest time without a hub, or without its job after the hub's return. Then `publish` ends with an error.
     #[arg(long, value_name = "SECONDS", default_value_t = HUB_WAIT.as_secs())]
     hub_wait: u64,
 

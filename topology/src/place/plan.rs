@@ -35,7 +35,7 @@ pub struct PlacedCore {
     pub core: CoreId,
     /// The socket.
     pub socket: SocketId,
-    /// The NUMA node on which its memory should be.
+    /// The NUMA node on which the core's memory should be.
     pub node: NodeId,
     /// The NICs that the core uses, ascending. Empty if the plan uses no NIC. Several if there are more NICs
     /// than cores.
@@ -60,11 +60,11 @@ pub struct PlacedNic {
     pub nic: NicId,
     /// The name.
     pub name: String,
-    /// The cores that use it, ascending; never empty.
+    /// The cores that use the NIC, ascending; never empty.
     pub cores: Vec<CoreSlot>,
     /// The number of items that pass through the NIC.
     pub items: usize,
-    /// The number of bytes that pass through it.
+    /// The number of bytes that pass through the NIC.
     pub load_bytes: u64,
     /// The speed in bits per second, or a substitute if the speed is unknown.
     pub weight: u64,

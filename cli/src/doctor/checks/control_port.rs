@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 const NAME: &str = "control port";
 
-/// What is at the address of the control port.
+/// The state of the address for the control port.
 #[derive(Debug)]
 pub(crate) enum Seen {
     /// Nothing: a hub can listen there.

@@ -1,5 +1,5 @@
 //! The cores of the hub: the other programs that run on them, and their speed. This module judges facts that
-//! others read.
+//! other modules read.
 
 use phub_server::IdleChoice;
 use topology::cpulist;

@@ -97,7 +97,7 @@ fn try_shared_memory() -> Result<(), ShmError> {
     Err(ShmError::Silent)
 }
 
-/// Checks the address for gradients and weights over TCP. `control` is what is at the control port.
+/// Checks the address for gradients and weights over TCP. `control` is the state of the control port's address.
 pub(crate) fn tcp(settings: &HubSettings, control: &Seen) -> Check {
     address("TCP data path", settings.data_path(settings.listen.ip()), control)
 }

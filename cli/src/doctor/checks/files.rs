@@ -1,4 +1,4 @@
-//! Open files: whether the limit is enough for the job's workers. This module judges facts that others read.
+//! Open files: whether the limit is enough for the job's workers. This module judges facts that other modules read.
 
 use phub_server::open_files;
 use rustix::process::Rlimit;

@@ -1,11 +1,11 @@
-//! The locked memory that the job needs, and huge pages. This module judges facts that others read.
+//! The locked memory that the job needs, and huge pages. This module judges facts that other modules read.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{HugePages, Memlock};
 use crate::doctor::job::Job;
 
-/// Judges whether the kernel lets the hub register the job's windows. They are `window_bytes` on all its NICs
-/// together.
+/// Judges whether the kernel lets the hub register the job's windows. `window_bytes` has the bytes of one
+/// window of a worker, added over all NICs.
 pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock) -> Check {
     const NAME: &str = "memlock";
     let Memlock { limit, hard, capable, first_namespace } = facts;

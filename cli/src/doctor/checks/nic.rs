@@ -1,5 +1,5 @@
 //! The slot of a NIC, its IOMMU, the bridges above it, the other NICs in its subnet, and flow control. This
-//! module judges facts that others read.
+//! module judges facts that other modules read.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! RDMA: library, provider, devices, ports, GIDs. This module judges facts that others read.
+//! RDMA: library, provider, devices, ports, GIDs. This module judges facts that other modules read.
 
 use fabric::verbs::{Device, DevicePort, GidError, LibraryError, LinkLayer, NicOptions, VerbsError};
 
@@ -10,7 +10,7 @@ use crate::doctor::facts::KernelRdma;
 pub(crate) enum Need {
     /// `--transports` names RDMA, or the machine has NICs for it.
     Wanted,
-    /// No setting asks for RDMA, and there is no such NIC.
+    /// No setting asks for RDMA, and the machine has no NIC for RDMA.
     Idle,
 }
 
