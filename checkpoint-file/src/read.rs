@@ -361,8 +361,8 @@ fn norm_mean(metadata: &Metadata) -> Result<NormMean, DecodeError> {
 
 /// Describes a share in few words.
 fn shown(share: &Option<FileShare>) -> String {
-    share.as_ref().map_or("one hub's".to_owned(), |FileShare { hub, hubs, pieces }| {
-        format!("hub {hub}'s of {hubs}, with a part of {} keys", pieces.len())
+    share.as_ref().map_or("the file of a job with one hub".to_owned(), |FileShare { hub, hubs, pieces }| {
+        format!("the part of hub {hub} of {hubs}, with pieces of {} keys", pieces.len())
     })
 }
 

@@ -73,8 +73,8 @@ fn list(directory: &Path) -> anyhow::Result<()> {
         let above = directory.parent().filter(|above| *above != Path::new("")).unwrap_or(Path::new("."));
         let (file, above) = (directory.display(), above.display());
         bail!(
-            "{file} is a file; {expected}: `phub-server checkpoint list {above}` lists it beside others, and `phub-server checkpoint \
-             verify {file}` says what is in it"
+            "{file} is a file; {expected}: `phub-server checkpoint list {above}` lists the files of a directory, and `phub-server checkpoint \
+             verify {file}` checks this file"
         );
     }
     let entries = std::fs::read_dir(directory)

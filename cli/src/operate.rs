@@ -103,9 +103,10 @@ impl DrainArgs {
         let DrainReply { jobs } = ask(&self.hub, Some(()), "/v1/drain", Right::Operate, ALL_JOBS, PATIENCE)?;
         match jobs.as_slice() {
             [] => line("the hub takes no more jobs; it has none, and ends now"),
-            jobs => {
-                line(format_args!("the hub takes no more jobs, and ends with these: {}", jobs.join(", ")))
-            }
+            jobs => line(format_args!(
+                "the hub takes no more jobs, and ends when these jobs have ended: {}",
+                jobs.join(", ")
+            )),
         }
     }
 }

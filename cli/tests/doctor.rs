@@ -153,7 +153,7 @@ fn the_way_to_a_hub_is_measured() {
     assert_eq!(status, Some(0), "{text}");
     for (name, words) in [
         ("way to", ["pass", "with 1 cores"]),
-        ("path MTU to", ["pass", "bytes: a packet of that size arrived there"]),
+        ("path MTU to", ["pass", "bytes: a packet of this size arrived at the peer"]),
         ("RDMA to", ["note", "the peer's hub offers no RDMA"]),
     ] {
         says(check(&text, &format!("{name} {}", hub.address)), &words);
@@ -161,7 +161,7 @@ fn the_way_to_a_hub_is_measured() {
     drop(hub);
     let (status, text) = doctor(&[&here[..], &["--peer", "127.0.0.1:1"]].concat());
     assert_eq!(status, Some(1), "{text}");
-    says(check(&text, "way to 127.0.0.1:1"), &["FAIL", "start phub-server serve there"]);
+    says(check(&text, "way to 127.0.0.1:1"), &["FAIL", "start phub-server serve on the peer"]);
 }
 
 #[test]

@@ -165,7 +165,7 @@ fn make_rdma(
     let offered =
         |hub: &LetIn| hub.reply.transports.iter().any(|offer| offer.transport() == Transport::Verbs);
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
-        return Err("no hub of the job that must be reached by RDMA offers RDMA".into());
+        return Err("no hub that this member must reach by RDMA offers RDMA".into());
     }
     let nccl = Nccl::of_environment(&nics.paths, nics.list.is_some());
     if nccl.disabled && transport.is_none() && nics.list.is_none() {

@@ -12,7 +12,7 @@ use pbox_core::control::{RefusalCode, Versions};
 pub enum MemberError {
     /// The list of hubs cannot be used.
     #[error(
-        "hubs {seen:?}: {why}; expected host:port, or 2 to {} different ones with commas between them",
+        "hubs {seen:?}: {why}; expected host:port, or 2 to {} different addresses with commas between them",
         pbox_core::MAX_HUBS
     )]
     Hubs {
@@ -140,7 +140,7 @@ pub enum MemberError {
     },
     /// The state for the hub has the wrong length, or cannot be read.
     #[error(
-        "job {job:?}: the state that this member brings {why}; expected {bytes} bytes: f32 of all keys' weights, then of what the optimizer keeps"
+        "job {job:?}: the state that this member brings {why}; expected {bytes} bytes: as f32 the weights of all keys, then the values of the optimizer"
     )]
     State {
         /// The job.

@@ -120,7 +120,9 @@ pub enum HubError {
         error: Box<HubError>,
     },
     /// Workers would have no transport to the hub.
-    #[error("--transports names none: no worker could reach the hub; leave the flag out to offer all")]
+    #[error(
+        "--transports names no transport: no worker could reach the hub; leave the flag out to offer all"
+    )]
     NoTransport,
     /// Threads or descriptors ran out.
     #[error("starting the hub: {}{}", .0, advice(.0))]

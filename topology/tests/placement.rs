@@ -133,7 +133,7 @@ fn a_nic_on_a_node_without_owners_is_served_from_elsewhere() {
     let plan = place(&host, &request).unwrap();
     assert_eq!(cpus(&plan), [1, 0], "an explicit list keeps its order");
     assert!(plan.nics().iter().all(|nic| nic.cores.len() == 1));
-    assert!(has_reason(&plan, "nic1 is on node 1, which has no owner: node 0 serves it."));
+    assert!(has_reason(&plan, "nic1 is on node 1, which has no owning core: node 0 serves it."));
 }
 
 #[test]

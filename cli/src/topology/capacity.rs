@@ -89,7 +89,7 @@ impl CapacityArgs {
         let next = match limits.as_slice() {
             [] => "No limit is known: NICs have no speeds here. Give --memory-gb-s.".to_owned(),
             [only] => format!(
-                "At most {} workers. The first limit: {}. The speed of the other one (NICs or memory) is not known.",
+                "At most {} workers. The first limit: {}. The speed of the other resource (NICs or memory) is not known.",
                 only.workers.floor(),
                 only.name
             ),

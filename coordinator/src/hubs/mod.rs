@@ -185,7 +185,7 @@ impl Hubs {
         match self.front {
             Some(front) if !from.is_near(front) || !request.asks_for_nothing() && *from < front => {
                 Err(format!(
-                    "a cut before round {}: this hub's chunks are at round {}, and the chunks of all hubs are at most {} rounds apart",
+                    "a cut before round {} is not possible: this hub's chunks are at round {}, and the chunks of all hubs are at most {} rounds apart",
                     from.0,
                     front.0,
                     Round::APART

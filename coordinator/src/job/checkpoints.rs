@@ -124,10 +124,9 @@ impl Checkpoints {
             _ if before == Round(0) => {
                 parts.values().find(is_under_way).cloned().unwrap_or(PartState::Written(0))
             }
-            Some((newest, _)) if *newest >= before => parts
-                .get(&before)
-                .cloned()
-                .unwrap_or_else(|| PartState::Failed(format!("it is at round {} by now", newest.0))),
+            Some((newest, _)) if *newest >= before => parts.get(&before).cloned().unwrap_or_else(|| {
+                PartState::Failed(format!("its newest part is already before round {}", newest.0))
+            }),
             _ => PartState::Collecting,
         }
     }

@@ -45,7 +45,9 @@ pub enum PayloadError {
     )]
     Index { at: usize, least: usize, elements: usize, seen: usize },
 
-    #[error("a payload has bits for {seen} of {elements} elements, but values for {count}: it is damaged")]
+    #[error(
+        "a payload has bits for {seen} of {elements} elements, but values for {count}: the payload is damaged"
+    )]
     Bits { elements: usize, count: usize, seen: usize },
 
     #[error(

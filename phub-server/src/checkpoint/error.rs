@@ -124,7 +124,7 @@ impl From<CheckpointError> for String {
 /// Returns the advice for an error of the kernel.
 fn advice(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
-        Some(Errno::NOSPC | Errno::DQUOT) => "free space there, or give another directory",
+        Some(Errno::NOSPC | Errno::DQUOT) => "free space in the file system, or give another directory",
         Some(Errno::FBIG) => {
             "raise the limit on file sizes (ulimit -f), or use a file system for larger files"
         }

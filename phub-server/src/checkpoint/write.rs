@@ -86,7 +86,7 @@ pub(super) fn replace(
         let has_no_room = matches!(Errno::from_io_error(&why.1), Some(Errno::NOSPC | Errno::DQUOT));
         let goes_on = has_no_room
             && *is_worth_it.get_or_insert_with(|| is_finite(plan, snapshot))
-            && make_room().doing("removing an older one, to make room").map_err(error(UNTOUCHED))?;
+            && make_room().doing("removing an older checkpoint, to make room").map_err(error(UNTOUCHED))?;
         if !goes_on {
             return Err(error(UNTOUCHED)(why));
         }

@@ -229,7 +229,7 @@ impl Page {
         self.gauge(
             "job_round",
             None,
-            "The round of the job when the hub last looked, which it does every few seconds",
+            "The round of the job, updated every few seconds",
             of(|job| Some(f64::from(job.round.0))),
         );
         self.gauge(
@@ -259,7 +259,7 @@ impl Page {
         self.gauge(
             "job_checkpoint_duration",
             Some(Unit::Seconds),
-            "Time of the last checkpoint's write",
+            "Time that the write of the last checkpoint took",
             of(|job| Some(job.checkpoint.as_ref()?.milliseconds as f64 / 1e3)),
         );
         self.gauge(
@@ -345,7 +345,7 @@ impl Page {
             "Reads of weights or a state that began",
             of(|read| read.reads as f64),
         );
-        let help = "Copies of the state for readers; those that wait at the same time share one";
+        let help = "Copies of the state for readers; readers that wait at the same time share a copy";
         self.counter("job_read_copies", None, help, of(|read| read.copies as f64));
         let help = "Bytes that went to readers";
         self.counter("job_read", Some(Unit::Bytes), help, of(|read| read.bytes as f64));

@@ -38,7 +38,7 @@ impl Registry {
     pub fn drain(&self, by: &str) -> DrainReply {
         let jobs = self.lock().ask(Drain);
         if !self.draining.send_replace(true) {
-            tracing::info!(by, "the hub takes no more jobs, and ends with its last");
+            tracing::info!(by, "the hub takes no more jobs, and ends with its last job");
         }
         DrainReply { jobs }
     }

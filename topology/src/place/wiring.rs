@@ -149,7 +149,10 @@ fn explain_home(nic: &UsedNic, own: Option<NodeId>, home: &NodeCores, reasons: &
     match (own, nic.socket) {
         (Some(own), _) if own == home.node => {}
         (Some(own), _) => {
-            reasons.push(format!("{} is on {own}, which has no owner: {} serves it.", nic.name, home.node));
+            reasons.push(format!(
+                "{} is on {own}, which has no owning core: {} serves it.",
+                nic.name, home.node
+            ));
         }
         (None, Some(socket)) if socket == home.socket => {
             reasons.push(format!("{} is near all nodes of {socket}: {} serves it.", nic.name, home.node));

@@ -61,11 +61,11 @@ pub(crate) fn governor(hub: &[u32], facts: &Cpus) -> Check {
     match ours().find(|(_, governor)| governor != "performance") {
         Some((_, governor)) => Check::warn(
             NAME,
-            format!("{governor} on cpus {}: they slow down between rounds", list(&slow)),
+            format!("{governor} on cpus {}, which slow down between rounds", list(&slow)),
             format!("as root: cpupower --cpu {} frequency-set --governor performance", list(&slow)),
         ),
         None if ours().next().is_some() => Check::pass(NAME, "performance"),
-        None => Check::note(NAME, "sysfs does not tell (a virtual machine, or the firmware decides)"),
+        None => Check::note(NAME, "sysfs shows no governor (a virtual machine, or the firmware decides)"),
     }
 }
 

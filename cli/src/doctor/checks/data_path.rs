@@ -25,7 +25,7 @@ enum ShmError {
     Connect(#[from] shm::ConnectError),
     #[error("making ports: {0}")]
     System(#[from] std::io::Error),
-    #[error("what one end posted did not arrive at the other within {PATIENCE:?}")]
+    #[error("the bytes of one end did not arrive at the other end within {PATIENCE:?}")]
     Silent,
 }
 
@@ -119,7 +119,7 @@ fn judge(name: &str, at: &str, control: &Seen, error: Option<std::io::Error>) ->
     let Some(error) = error else { return Check::pass(name, format!("{at} can be listened at")) };
     match (control, error.kind()) {
         (Seen::Hub(_), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {
-            Check::note(name, format!("{at}: {error}; a hub runs already"))
+            Check::note(name, format!("{at}: {error}, because a hub runs already"))
         }
         _ => Check::fail(
             name,

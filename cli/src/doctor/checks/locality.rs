@@ -18,7 +18,10 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     );
     let left = host.core_count().saturating_sub(plan.cores().len());
     if left > 0 {
-        seen.push_str(&format!("; {left} of the machine's {} left over", count(host.core_count(), "core")));
+        seen.push_str(&format!(
+            "; {left} of the machine's {} are left over",
+            count(host.core_count(), "core")
+        ));
     }
     for line in plan.reasons().iter().chain(&host.notes) {
         seen.push_str(&format!("\n{line}"));
@@ -37,11 +40,11 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
             plan.cores().iter().map(|core| core.cpu.0).filter(|cpu| !far.contains(cpu)).collect();
         fixes.push(match near.is_empty() {
             false => format!(
-                "cpus {} cross between sockets for every byte: --cores {} uses those near a NIC, or put a NIC on each node",
+                "cpus {} cross between sockets for every byte: --cores {} uses the cores near a NIC, or put a NIC on each node",
                 cpulist::format(far),
                 cpulist::format(near)
             ),
-            true => "no core that the hub may use is near a NIC: widen its cpuset, or choose others with --cores".into(),
+            true => "no core that the hub may use is near a NIC: widen the hub's cpuset, or choose other cores with --cores".into(),
         });
     }
     if fixes.is_empty() { Check::pass(NAME, seen) } else { Check::warn(NAME, seen, fixes.join("\n")) }

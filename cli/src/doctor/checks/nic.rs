@@ -43,7 +43,7 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
         .map(|(nic, kind)| format!("{} ({kind})", nic.name))
         .collect();
     if translated.is_empty() {
-        return Some(Check::pass(NAME, "addresses of NICs are those of memory"));
+        return Some(Check::pass(NAME, "NICs use the addresses of memory without a translation"));
     }
     let seen = format!("every address is translated for {}", translated.join(", "));
     let fix = "iommu=pt on the kernel's command line: a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
@@ -101,7 +101,7 @@ pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
     let (flux, strict) = (of(|nic| nic.arp_ignore == Some(0)), of(|nic| nic.rp_filter == Some(1)));
     let (mut seen, mut fix) = (all, Vec::new());
     if !flux.is_empty() {
-        seen.push_str(&format!("; each of {} answers ARP for the others' addresses", names(&flux)));
+        seen.push_str(&format!("; each of {} answers ARP for the other NICs' addresses", names(&flux)));
         fix.push("sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2".to_owned());
     }
     if !strict.is_empty() {

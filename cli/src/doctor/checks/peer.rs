@@ -45,7 +45,7 @@ pub(crate) fn check(
     let hub = match membership::describe(&address, PATIENCE, credential) {
         Ok(hub) => hub,
         Err(error) => {
-            let fix = "start phub-server serve there, with --listen at an address of the network, and show its secret (PHUB_TOKEN)";
+            let fix = "start phub-server serve on the peer, with --listen at an address of the network, and set PHUB_TOKEN to its secret";
             return report(Check::fail(name, error.to_string(), fix));
         }
     };
@@ -160,7 +160,9 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
 
 fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
     match (large, small) {
-        (Echo::Came, _) => Check::pass(name, format!("{mtu} bytes: a packet of that size arrived there")),
+        (Echo::Came, _) => {
+            Check::pass(name, format!("{mtu} bytes: a packet of this size arrived at the peer"))
+        }
         (_, Echo::Came) => Check::warn(
             name,
             format!(

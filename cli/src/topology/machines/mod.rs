@@ -67,7 +67,7 @@ fn above_hubs(text: &str) -> Result<u32, String> {
         text,
         MAX_HUBS,
         "hubs above",
-        "leave it out for a mesh, in which the machines' hubs own the chunks",
+        "leave --above-hubs out for a mesh, in which the machines' hubs own the chunks",
     )
 }
 
@@ -82,7 +82,7 @@ pub(super) fn gbps(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(gbps) if (0.001..=1e6).contains(&gbps) => Ok(gbps),
         _ => Err(format!(
-            "{text:?} Gb/s: expected a speed from 0.001 to 1000000, such as 25; leave it out for bytes alone"
+            "{text:?} Gb/s: expected a speed from 0.001 to 1000000, such as 25; leave the speed out to see bytes alone"
         )),
     }
 }

@@ -23,7 +23,7 @@ pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
             "remote invalid request error: the peer's NIC does not accept the kind of request"
         }
         IBV_WC_REM_ACCESS_ERR => {
-            "remote access error: the peer's window does not cover the span or its key is gone"
+            "remote access error: the peer's window does not cover the span, or the window's key is not valid any more"
         }
         IBV_WC_REM_OP_ERR => "remote operation error: the peer's NIC could not complete the request",
         IBV_WC_RETRY_EXC_ERR => "transport retry counter exceeded: the peer or the path to it is gone",

@@ -96,7 +96,9 @@ fn offer<'a>(
         let port = link.ports.hub.index();
         let rail = match group.rail(port, peer, |nic| !passed.contains(&(port, nic.clone()))) {
             Err(_) if passed.iter().any(|(of, _)| *of == port) => {
-                return Err(ConnectError::NoPath(format!("port {port} of the hub has no other NIC")));
+                return Err(ConnectError::NoPath(format!(
+                    "port {port} of the hub has no further NIC to try"
+                )));
             }
             rail => rail?,
         };

@@ -143,7 +143,7 @@ def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
             raise
         launcher, rank, world_size = "", 0, 1
     if rank >= world_size:
-        raise SettingsError(f"{launcher}: rank {rank} of {world_size} workers: expected a rank below that")
+        raise SettingsError(f"{launcher}: rank {rank} of {world_size} workers: expected a rank below that number")
     named = env.get("PHUB_JOB")
     job, hub = named or _job(env, launcher), env.get("PHUB_HUB")
     if levels == "machine":
@@ -357,7 +357,7 @@ def _machine(
     else:
         local, size = rank, world_size
     if local >= size:
-        raise SettingsError(f"{launcher}: local rank {local} of {size} workers on this machine: expected a rank below that")
+        raise SettingsError(f"{launcher}: local rank {local} of {size} workers on this machine: expected a rank below that number")
     # Unless the launcher says otherwise, each machine has the same number of workers, in the order of their ranks.
     number, of = rank // size, -(-world_size // size)
     if launcher == "torchrun" and "GROUP_WORLD_SIZE" in env:
