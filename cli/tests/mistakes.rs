@@ -72,7 +72,7 @@ fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
     let said = || serve(&["--checkpoints", text(&checkpoints), "--token-file", text(&secret)]);
     let words = [
         format!("other users can read the secret in {0}, which has mode 644: chmod 600 {0}", text(&secret)),
-        format!("chmod 700 {} closes it", text(&checkpoints)),
+        format!("chmod 700 {} closes the directory", text(&checkpoints)),
     ];
     says(said(), &[&words[0], &words[1], "cannot listen on 192.0.2.1:0"]);
     open(&checkpoints, 0o700);

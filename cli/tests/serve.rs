@@ -164,7 +164,13 @@ fn a_last_checkpoint_that_cannot_be_written_ends_it_with_an_error() {
     let file = dir.join("job.safetensors").display().to_string();
     says(
         &words,
-        &["job \"job\"", "last checkpoint was not written", &file, "ot a directory", "the one before"],
+        &[
+            "job \"job\"",
+            "last checkpoint was not written",
+            &file,
+            "ot a directory",
+            "its earlier checkpoint",
+        ],
     );
 }
 

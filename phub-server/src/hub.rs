@@ -373,7 +373,7 @@ fn up(
         (None, Some(_)) => return Err(HubError::Alone),
         (Some(hubs), Some(machine)) => {
             let hubs: Vec<String> = membership::hub_addresses(hubs)?.into_iter().map(str::to_owned).collect();
-            tracing::info!(hubs = hubs.join(","), %machine, "this hub sends its sums to the hubs above");
+            tracing::info!(hubs = hubs.join(","), %machine, "this hub's sums go up to other hubs");
             Some(HubsAbove { hubs, machine, own: None })
         }
         (_, None) => None,

@@ -308,7 +308,7 @@ fn cores_are_dealt_to_nics_by_speed() {
     assert_eq!(plan.nic_balance().unwrap().max_over_mean, 1.0);
     host.nics[1].speed = None;
     let plan = place(&host, &Request::new(&[1; 1000])).unwrap();
-    assert!(has_reason(&plan, "Speed unknown: nic1: counted as 100 Gb/s"));
+    assert!(has_reason(&plan, "The speed of nic1 is unknown: counted as 100 Gb/s"));
 }
 
 #[test]

@@ -169,7 +169,7 @@ mod tests {
     fn ranges_that_do_not_meet_are_both_named() {
         let body = format!(r#"{{"protocol":{},"protocol_lowest":{}}}"#, PROTOCOL + 2, PROTOCOL + 1);
         let why = parse_join(body.as_bytes()).unwrap_err().to_string();
-        assert!(why.contains("protocol 11 to 13, the other end 14 to 15"), "{why}");
+        assert!(why.contains("protocol 11 to 13, and the other end protocol 14 to 15"), "{why}");
     }
 
     #[test]

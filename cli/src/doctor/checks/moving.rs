@@ -29,7 +29,7 @@ pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
 /// Checks whether this NIC could read gradients in a GPU. The check needs no GPU.
 pub(crate) fn from_gpus(nic: &NicOptions) -> Check {
     let seen = match takes_dma_bufs(&nic.device) {
-        Ok(()) => "the NIC's driver accepts dma-bufs; dma-bufs of a GPU were not tried".to_owned(),
+        Ok(()) => "its driver accepts dma-bufs; dma-bufs of a GPU were not tried".to_owned(),
         Err(why) => format!("none: {why}"),
     };
     Check::note(format!("dma-bufs with {nic}"), seen)

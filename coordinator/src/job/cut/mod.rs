@@ -124,7 +124,9 @@ pub enum Stepped {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCut {
     /// There is no state for a snapshot, because no round is over.
-    #[error("the job has no weights yet, because no round is over; try again after the first round")]
+    #[error(
+        "the state is not there: the job has no weights yet, because no round is over; try again after the first round"
+    )]
     NoWeights,
     /// No snapshot can be taken before the round that a reader named.
     #[error(transparent)]

@@ -170,7 +170,7 @@ impl CreateError {
             device: device.to_owned(),
             size: format!(" of {wanted} entries"),
             error: format!("{call}: the device's maximum is {most}"),
-            advice: "larger chunks, more cores, or fewer workers on this NIC need fewer entries",
+            advice: "use larger chunks, more cores, or fewer workers on this NIC, which need fewer entries",
         }
     }
 }

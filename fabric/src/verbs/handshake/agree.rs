@@ -155,7 +155,7 @@ pub(super) fn choose(
                     match outcome {
                         Ok(()) => alive.push(pairing),
                         Err(why) => {
-                            let why = format!("no packet crosses from {worker} to the hub's {hub}: {why}");
+                            let why = format!("nothing crosses from {worker} to the hub's {hub}: {why}");
                             dead.push(DeadPair { hub: hub.clone(), nic: *nic, why });
                         }
                     }

@@ -200,7 +200,7 @@ impl Registry {
         let Coming { job: id, before: round, bytes, seen, goes } = coming;
         if seen != bytes {
             return Err(Refusal::bad(format!(
-                "the state has {seen} bytes; expected {bytes}: as f32 all keys' weights in the order of the join, then \
+                "the state has {seen} bytes, expected {bytes}: as f32 all keys' weights in the order of the join, then \
                  the optimizer's first value of all keys, and so on, and last any averages; join again to bring the state"
             )));
         }

@@ -215,7 +215,7 @@ impl Registry {
         let numbers = |rounds: &[Round]| rounds.iter().map(|round| round.0).collect::<Vec<_>>();
         if first_round > Round(0) && !has_part || first_round == Round(0) && !rounds.is_empty() {
             return Err(format!(
-                "{share}: hub 0 begins the job with round {}, and this hub has checkpoints before rounds {:?}; join again",
+                "{share}: hub 0 begins with round {}, and this hub has checkpoints before rounds {:?}; join again",
                 first_round.0,
                 numbers(&rounds)
             ));
