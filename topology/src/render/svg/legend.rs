@@ -23,11 +23,11 @@ pub fn figure(host: &Host, plan: Option<&Plan>, noun: &str, width: f64) -> Flow 
             tint: palette::nic_tint(0),
             hint: "an owning core".into(),
         },
-        &format!("core, with the bytes of its {noun}s as a share of the fullest core's"),
+        &format!("core and its {noun}s' bytes, beside the fullest core's"),
     )];
     if !plan.nics().is_empty() {
         let sign = nic("speed", "bytes", NicRole::Here);
-        keys.push(key(sign, "NIC, with the bytes that it carries in one direction"));
+        keys.push(key(sign, "NIC and the bytes it carries one way"));
     }
     let far = plan
         .cores()
