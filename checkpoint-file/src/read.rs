@@ -64,7 +64,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         metadata => metadata?,
     };
     let tensors = match from_safetensors(&header, file_bytes) {
-        // A hub without weights writes such a file. The digest shows that nothing is missing.
+        // A hub without weights writes a file without tensors. The digest shows that nothing is missing.
         Err(ManifestError::NoKeys) => Vec::new(),
         tensors => tensors?,
     };
@@ -244,8 +244,7 @@ fn read_values(
     file_bytes: u64,
     hash: &mut Xxh3,
 ) -> Result<Slab, DecodeError> {
-    // The header was checked against the file's length, so the number of f32 values is whole, and all of them
-    // are there.
+    // The header was checked against the file's length, so the number of f32 values is whole, and no value is missing.
     let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
     let mut slab = Slab::zeroed("a checkpoint", elements)?;
     let mut left = value_bytes;

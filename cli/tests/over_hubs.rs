@@ -100,8 +100,8 @@ pub(crate) fn check(weights: &Weights, round: u32) {
     check_by(weights, round, 0.0, f64::from(round - 1));
 }
 
-/// Asserts that each element of each key has its average before a round. Averages are rounded, and those of
-/// the next round differ by half a gradient.
+/// Asserts that each element of each key has its average before a round. Averages are rounded, and the
+/// averages of the next round differ by half a gradient.
 fn check_averages(weights: &Weights, round: u32) {
     let steps = f64::from(round - 1);
     check_by(weights, round, 0.1, steps - 1.0 + (-steps).exp2());

@@ -1,5 +1,5 @@
-//! `phub-server serve` as a process. On SIGINT and SIGTERM it ends well even if a job is in the middle of a
-//! round. It notifies its workers, and leaves nothing behind.
+//! `phub-server serve` as a process. On SIGINT and SIGTERM the hub ends well even if a job is in the middle
+//! of a round. The hub notifies its workers, and leaves nothing behind.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

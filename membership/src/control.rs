@@ -332,7 +332,8 @@ fn by_member(token: &str) -> String {
     format!("Phub-Member {token}")
 }
 
-/// A reader of exactly `left` bytes. It returns an error if the values end earlier, because their length is in the header.
+/// A reader of exactly `left` bytes. The reader returns an error if the values end earlier, because the header announces
+/// their length.
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,

@@ -1,5 +1,5 @@
-//! Connections for the HTTP library. They lead directly to the address of a hub's name, without TLS, or with TLS to hubs
-//! that this process trusts.
+//! Connections for the HTTP library. Each connection leads directly to the address of a hub's name. It has no TLS, or
+//! TLS to a hub that this process trusts.
 
 use std::io::{Read, Write};
 

@@ -1,4 +1,4 @@
-//! The download of a job's state from a hub. It is read piece by piece, and is never in memory as a whole.
+//! The download of a job's state from a hub. The state is read piece by piece, and is never in memory as a whole.
 //!
 //! Runs on the caller's thread. Must not depend on the content of the state.
 

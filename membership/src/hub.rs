@@ -125,7 +125,7 @@ impl Hub {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }
 
-    /// Returns the late workers: other workers have waited for them for too long.
+    /// Returns the late workers, for which other workers have waited too long.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.heartbeat.news().reply.held_up_by.clone()
     }
@@ -161,8 +161,8 @@ impl Hub {
         self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 
-    /// Returns the time of the hub's clock. It is that of the quickest of several requests, each with the timeout `limit`.
-    /// `None` if the hub does not give its time.
+    /// Returns the time of the hub's clock, from the quickest of several requests, each with the timeout `limit`. `None`
+    /// if the hub does not give its time.
     pub fn clock(&self, limit: Duration) -> Option<HubClock> {
         let control = self.control.within(limit);
         let tries = std::iter::repeat_with(|| control.clock().ok()).map_while(|clock| clock);

@@ -45,7 +45,7 @@ pub(crate) struct Ask {
 pub(crate) struct Hubs {
     /// The addresses of the hubs that the user names.
     named: Vec<String>,
-    /// The hubs with the job's state: the named ones, or those at the top of the levels above them.
+    /// The hubs with the job's state: the named hubs, or the hubs at the top of the levels above the named hubs.
     all: Vec<HubOf>,
     /// The job's name at these hubs, if the job was found at the named ones.
     found: Option<String>,
@@ -335,7 +335,7 @@ impl HubOf {
         }
     }
 
-    /// Returns the length of the longest possible file of the job's weights. It bounds the memory that is reserved.
+    /// Returns the length of the longest possible file of the job's weights. This length bounds the memory that is reserved.
     fn most_bytes(&mut self, ask: &Ask) -> Result<u64, NoWeights> {
         let (start, job) = self.look(ask)?;
         let before = std::mem::replace(&mut self.start, start);

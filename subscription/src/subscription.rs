@@ -49,7 +49,7 @@ pub enum Wanted {
         every: Duration,
     },
     /// Multiples of a number. From hubs, the weights before each round that is a multiple. From a directory, each version whose
-    /// number is a multiple, beginning with the oldest that is there.
+    /// number is a multiple, beginning with the oldest in the directory.
     Each(NonZeroU32),
 }
 
@@ -176,8 +176,8 @@ impl Subscription {
 }
 
 impl Drop for Subscription {
-    /// Leaks the end of a channel in the child of a fork. The thread that has the other end is not there, and may have been
-    /// sending.
+    /// Leaks the end of a channel in the child of a fork. The thread with the other end does not exist in the child, and
+    /// may have been sending.
     fn drop(&mut self) {
         if std::process::id() != self.process
             && let Ok(state) = self.state.get_mut()

@@ -110,7 +110,7 @@ fn check_also(also: &[PathBuf]) -> Result<(), VersionError> {
     Ok(())
 }
 
-/// Opens a file that whole versions get a copy of. Returns its name there.
+/// Opens a file that whole versions get a copy of. Returns the name of the copies.
 fn open_also(path: &Path) -> Result<(&str, File), VersionError> {
     let name = path.file_name().and_then(|name| name.to_str()).filter(|name| !name.ends_with(".safetensors"));
     let wrong =
@@ -338,9 +338,9 @@ impl Publisher {
         Ok(())
     }
 
-    /// Removes the versions on which no kept version builds, the newest of them first. If a kill interrupts the removal,
-    /// the remaining versions still begin with a whole version. Returns the number of removed versions, and the error of one
-    /// that could not be removed.
+    /// Removes the versions on which no kept version builds, the newest of them first. If a kill interrupts the removal, the
+    /// remaining versions still begin with a whole version. Returns the number of removed versions, and the error of a
+    /// version that could not be removed.
     fn remove_old(&self) -> (usize, Option<VersionError>) {
         let all = match readable(&self.dir) {
             Ok(all) if all.is_empty() => return (0, None),

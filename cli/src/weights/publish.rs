@@ -30,7 +30,7 @@ pub struct PublishArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The directory. It is created if it is missing. The umask decides who may read it.
+    /// The directory. It is created if it is missing. The umask decides who may read the directory.
     #[arg(long, value_name = "DIRECTORY")]
     to: PathBuf,
 

@@ -54,12 +54,12 @@ pub enum CoreChoice {
     /// by speed. If there are too few cores for that, every core is used.
     EvenOverNics,
     /// Half of the cores of [`EveryCore`](Self::EveryCore), at least one; the rest is for workers on the same
-    /// host. They are spread like those of [`Count`](Self::Count). If NICs have RDMA, only as many of them are
-    /// used as [`EvenOverNics`](Self::EvenOverNics) would choose.
+    /// host. The cores are spread like the cores of [`Count`](Self::Count). If NICs have RDMA, only as many
+    /// cores are used as [`EvenOverNics`](Self::EvenOverNics) would choose.
     HalfOfTheCores,
     /// This number of cpus, spread over the nodes in proportion to the speed of their NICs. Each node with
     /// NICs gets its first cpu before any node gets a second. One cpu of each physical core comes first, and
-    /// then its siblings. Slow cpus are used only if the others are too few.
+    /// then its siblings. Slow cpus are used only if all faster cpus are used.
     Count(usize),
     /// Exactly these cpus, in this order. The first is slot 0.
     Cpus(Vec<CpuId>),

@@ -40,8 +40,7 @@ pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
         let near = |group: usize| nics[at].socket == Some(groups[group].socket);
         let any_near = (0..groups.len()).any(near);
         let open = (0..groups.len()).filter(|&group| near(group) || !any_near);
-        // This compares the speed per core after adding the NIC, cross-multiplied. `min_by` keeps the first
-        // of equals.
+        // The speed per core after adding the NIC is compared, by cross-multiplication. `min_by` keeps the first of equals.
         let speed = |group: usize| load[group] + u128::from(nics[at].weight);
         let per_core = |a: &usize, b: &usize| {
             (speed(*a) * groups[*b].cores as u128).cmp(&(speed(*b) * groups[*a].cores as u128))

@@ -1,5 +1,4 @@
-//! TCP's congestion control: the algorithm that connections of the data path get, and those that the kernel
-//! allows.
+//! TCP's congestion control: the algorithm that connections of the data path get, and the algorithms that the kernel allows.
 
 use std::net::Ipv4Addr;
 

@@ -1,5 +1,5 @@
-//! The control port: whether it is free, or a hub answers there. One function asks by HTTP, and the judgement
-//! only computes.
+//! The control port: whether the port is free, or a hub answers at it. One function asks by HTTP, and the
+//! judgement only computes.
 
 use authority::{ALL_JOBS, Credential, Right};
 use membership::Named;
@@ -25,7 +25,7 @@ pub(crate) enum Seen {
     Free,
     /// A hub, which answers.
     Hub(Box<HubReply>),
-    /// No hub can listen there, and no hub answers.
+    /// No hub can listen at the address, and no hub answers.
     Blocked {
         /// The kernel's answer.
         error: std::io::Error,

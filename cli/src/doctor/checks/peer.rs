@@ -125,7 +125,7 @@ fn packets(peer: &str, address: &str) -> Check {
     }
 }
 
-/// Returns the MTU of the path, and the results of two packets: one of that size, and one small packet.
+/// Returns the MTU of the path, and the results of two packets: one as large as the MTU, and a small one.
 fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
     let socket = UdpSocket::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), 0))?;
     set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
@@ -239,7 +239,7 @@ impl Rate {
 /// The rates of all pairs of NICs, by the text that describes the pair.
 type Rates = BTreeMap<String, Rate>;
 
-/// Judges the pairs: names those that are much slower than the fastest pair, or than their NICs.
+/// Judges the pairs: names the pairs that are much slower than the fastest pair, or than their NICs.
 fn judge_pairs(name: String, rates: &Rates) -> Check {
     let fastest = rates.values().map(Rate::gigabytes).fold(0.0, f64::max);
     let seen: Vec<String> = rates.iter().map(|(pair, rate)| format!("{pair}: {}", rate.words())).collect();
@@ -321,7 +321,7 @@ fn pairs(
         let words = &way.words;
         let time =
             cross(&mut port, link, &wire, &chunks, round).map_err(|error| format!("{words}: {error}"))?;
-        // The text begins with the hub's port. It is left out, because a NIC may have several ports.
+        // The text begins with the hub's port. This port is left out, because a NIC may have several ports.
         let pair = words.split_once(", ").map_or(words.as_str(), |(_, pair)| pair);
         let rate = rates.entry(pair.to_owned()).or_default();
         rate.links += 1;

@@ -30,7 +30,7 @@ pub(super) struct MachinesArgs {
     #[arg(long, value_name = "N", value_parser = workers, requires = "machines")]
     workers_per_machine: Option<u32>,
 
-    /// Dedicated hubs above those of the machines. The shape with them is shown, too.
+    /// Dedicated hubs above the hubs of the machines. The shape with dedicated hubs is shown, too.
     #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
     above_hubs: Option<u32>,
 
