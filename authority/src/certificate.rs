@@ -21,12 +21,15 @@ pub enum TlsError {
     Unreadable { path: PathBuf, expected: &'static str, error: pem::Error },
     #[error("{} has no certificate; expected one or more in PEM", .path.display())]
     Empty { path: PathBuf },
-    #[error("the certificate {} and the key {}: {error}; expected a pair", .certificate.display(), .key.display())]
+    #[error(
+        "the certificate {} and the key {} cannot be used: {error}; expected a pair, as `phub-server certificate` makes",
+        .certificate.display(), .key.display()
+    )]
     Pair { certificate: PathBuf, key: PathBuf, error: rustls::Error },
     #[error("the certificates {}: {error}", .path.display())]
     Authority { path: PathBuf, error: String },
     #[error(
-        "PHUB_TLS_FINGERPRINT is {seen:?}; expected the SHA-256 of a certificate in 64 hexadecimal digits, or several with commas"
+        "PHUB_TLS_FINGERPRINT is {seen:?}; expected the SHA-256 of a certificate in 64 hexadecimal digits, or several with commas between them"
     )]
     Fingerprint { seen: String },
     #[error("PHUB_TLS_CA and PHUB_TLS_FINGERPRINT are both set; set one of them")]
@@ -39,7 +42,7 @@ pub enum TlsError {
     System(#[from] io::Error),
 }
 
-/// Returns the library of ciphers, which is the only one in use.
+/// Returns the library of ciphers that all TLS connections use.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
@@ -77,8 +80,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     if read.is_empty() { Err(TlsError::Empty { path: path.to_owned() }) } else { Ok(read) }
 }
 
-/// Returns the certificates of a file as trusted ones: these certificates, and certificates that they have signed, are
-/// trusted.
+/// Returns the certificates of a file as roots: TLS trusts each of them, and each certificate that one of them has signed.
 pub(crate) fn roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
@@ -89,7 +91,7 @@ pub(crate) fn roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
 }
 
 /// Returns the hub's TLS settings, and the fingerprint of its certificate. The settings have the hub's certificate and key.
-/// If the hub asks clients for certificates, they also have the accepted ones.
+/// If the hub asks clients for certificates, the settings also have the accepted certificates.
 ///
 /// # Errors
 /// Returns an error if a file cannot be read, or if certificate and key do not belong together.

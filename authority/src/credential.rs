@@ -44,7 +44,7 @@ pub enum CredentialError {
     )]
     Open { path: PathBuf, mode: u32 },
     #[error(
-        "there is no secret: PHUB_TOKEN and PHUB_TOKEN_FILE are not set, and neither HOME nor XDG_CONFIG_HOME says where this user's file is; set one of them"
+        "there is no secret: PHUB_TOKEN and PHUB_TOKEN_FILE are not set, and neither HOME nor XDG_CONFIG_HOME says where this user's file is; set one of the four variables"
     )]
     Nowhere,
     #[error("{place} is a token, which allows one thing; a hub needs the secret that tokens are made from")]
@@ -166,7 +166,7 @@ mod tests {
         assert!(!format!("{all:?} {one:?}").contains(secret.reveal()));
     }
 
-    /// People and their editors write all these forms of a file.
+    /// Checks all forms in which people and their editors write the file of a secret.
     #[test]
     fn a_file_that_an_editor_has_touched_holds_the_same_secret() {
         let own = Credential::parse("0123456789abcdef", "a test").unwrap().token(Right::Join, "job");

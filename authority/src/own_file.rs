@@ -41,8 +41,8 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     fs::read_to_string(path).map_err(failed)
 }
 
-/// Creates the file. Several processes may do this at the same time, also on machines that share the directory. So a
-/// complete file that exists is not replaced.
+/// Creates the file. Several processes may create the file at the same time, also on machines that share the
+/// directory. So a complete file that exists is not replaced.
 fn make(path: &Path) -> io::Result<()> {
     let directory = path.parent().expect("it is in a directory");
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;

@@ -20,7 +20,7 @@ pub struct Secret(String);
 /// An error: the text is too easy to guess, or is not only a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the secret {seen}; expected {FEWEST} or more without spaces, such as `phub-server token --new` prints"
+    "the secret {seen}; expected {FEWEST} or more characters without spaces, such as `phub-server token --new` prints"
 )]
 pub struct WeakSecret {
     seen: String,

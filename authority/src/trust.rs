@@ -88,21 +88,21 @@ pub fn explain(error: &io::Error) -> Option<String> {
     Some(match error {
         Error::InvalidMessage(_) => format!(
             "the hub does not speak TLS; start it with --tls-cert and --tls-key, or unset {AUTHORITY} and \
-             {FINGERPRINT} here"
+             {FINGERPRINT} in this process"
         ),
         Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
             "the hub's certificate has expired; give the hub a new one, and send it SIGHUP".into()
         }
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             format!(
-                "the hub's certificate is not from an authority in {AUTHORITY}; check that this is the hub's address, \
+                "the hub's certificate is not from an authority in {AUTHORITY}; check the hub's address, \
                  and that {AUTHORITY} has the certificate's authority"
             )
         }
         Error::InvalidCertificate(
             error @ (CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }),
         ) => format!(
-            "{error}; use a name of the certificate for the hub, or trust the certificate by {FINGERPRINT}"
+            "{error}; reach the hub by a name in its certificate, or trust the certificate by {FINGERPRINT}"
         ),
         Error::AlertReceived(
             AlertDescription::CertificateRequired
@@ -154,8 +154,8 @@ impl ServerCertVerifier for Known {
         }
         let expected = self.prints.join(" or ");
         Err(Error::General(format!(
-            "the hub's certificate has the fingerprint {seen}, and {FINGERPRINT} here is {expected}; check that this \
-             is the hub's address, and that the hub's log shows the same fingerprint"
+            "the hub's certificate has the fingerprint {seen}, and {FINGERPRINT} of this process is {expected}; check \
+             the hub's address, and that the hub's log shows the same fingerprint"
         )))
     }
 

@@ -18,7 +18,7 @@ pub enum UnusableKeys {
     )]
     Reserved { name: String },
 
-    #[error("with separate tensors for the optimizer's state, {error}")]
+    #[error("the tensors of the optimizer's state do not fit into one file: {error}")]
     Manifest { error: ManifestError },
 
     #[error(
@@ -32,20 +32,20 @@ pub enum UnusableKeys {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message
 pub enum DecodeError {
-    #[error("reading it: {0}")]
+    #[error("reading the file: {0}")]
     Read(#[from] io::Error),
 
-    #[error("it ends after {seen} bytes, and was {expected} bytes long when it was opened")]
+    #[error("the file ends after {seen} bytes, and was {expected} bytes long when it was opened")]
     Ended { seen: u64, expected: u64 },
 
     #[error(
-        "it is not a checkpoint that a parameter hub wrote (its first bytes are {seen:?}); other safetensors files \
+        "the file is not a checkpoint that a parameter hub wrote (its first bytes are {seen:?}); other safetensors files \
          have no round and no optimizer to continue with"
     )]
     Foreign { seen: String },
 
     #[error(
-        "it is of checkpoint format {seen:?}, and this program reads format {FORMAT}; use the program that wrote it, \
+        "the file has checkpoint format {seen:?}, and this program reads format {FORMAT}; use the program that wrote the file, \
          {program:?}, or a newer one"
     )]
     Version { seen: String, program: String },
@@ -53,14 +53,14 @@ pub enum DecodeError {
     #[error(transparent)]
     Header(#[from] ManifestError),
 
-    #[error("its tensor {name:?} is {seen}, and a hub keeps F32: its writer is at fault")]
+    #[error("the file's tensor {name:?} is {seen}, and a hub writes F32: another program wrote it")]
     Dtype { name: String, seen: &'static str },
 
-    #[error("its {field} is {seen:?}: {reason}")]
+    #[error("the file's {field} is {seen:?}: {reason}")]
     Metadata { field: &'static str, seen: String, reason: String },
 
     #[error(
-        "it was altered or damaged: its digest is {written:?}, and its bytes have {computed:?}; copy \
+        "the file was altered or damaged: its digest is {written:?}, and its bytes have {computed:?}; copy \
          the original file again"
     )]
     Digest { written: String, computed: String },
@@ -73,29 +73,31 @@ pub enum DecodeError {
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message
 pub enum Mismatch {
-    #[error("its optimizer is {file}, and the job asks for {job}; ask for the same")]
+    #[error("the file's optimizer is {file}, and the job asks for {job}; ask for the file's")]
     Optimizer { file: String, job: String },
 
-    #[error("its average of weights (ema) is {file}, and the job asks for {job}; ask for the same")]
+    #[error("the file's average of weights (ema) is {file}, and the job asks for {job}; ask for the file's")]
     Ema { file: String, job: String },
 
-    #[error("it has no tensor {name:?}, which the job has; train the same model")]
+    #[error("the file has no tensor {name:?}, which the job has; train the same model")]
     Missing { name: String },
 
-    #[error("its tensor {name:?} has the shape {file:?}, and the job's has {job:?}; train the same model")]
+    #[error(
+        "the file's tensor {name:?} has the shape {file:?}, and the job's has {job:?}; train the same model"
+    )]
     Shape { name: String, file: Vec<u64>, job: Vec<u64> },
 
-    #[error("it has {file} tensors, but the job has only {job} of them; train the same model")]
+    #[error("the file has {file} tensors, but the job has only {job} of them; train the same model")]
     Count { file: usize, job: usize },
 
     #[error(
-        "it is {file}, but the job's hubs share the model in another way: expected {job}; ask for the same hubs, chunk size, \
-         schedule and split_above"
+        "the file is {file}, but the job's hubs share the model in another way: expected {job}; ask for the hubs, chunk size, \
+         schedule and split_above with which the file was written"
     )]
     Share { file: String, job: String },
 
     #[error(
-        "its optimizer's hyperparameters from round {round} on do not fit the job: {error}; train the same model"
+        "the file's hyperparameters of the optimizer from round {round} on do not fit the job: {error}; train the same model"
     )]
     Numbers { round: u32, error: InvalidNumbers },
 

@@ -70,8 +70,8 @@ pub(crate) fn multipliers(keys: &[Key]) -> Multipliers {
     with.map(|key| (key.name.clone(), [key.lr_mult, key.wd_mult])).collect()
 }
 
-/// The optimizer's hyperparameters from a round on: the first round, the optimizer, and the multipliers of keys. If
-/// the multipliers are missing, those of the job's terms hold.
+/// The optimizer's hyperparameters from a round on: the first round, the optimizer, and the multipliers of keys.
+/// Without multipliers, the multipliers in the job's terms hold.
 pub(crate) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 
 /// The parameter groups from a round on: the first round, the groups' optimizers, and each key's group,
@@ -156,8 +156,8 @@ pub(crate) struct Metadata {
     /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`, if workers have set more than learning rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizers: Option<String>,
-    /// JSON, `[[first round, [optimizer, ...], {"key": its number from 1, ...}], ...]`, if keys have other
-    /// hyperparameters than those in `optimizers`.
+    /// JSON, `[[first round, [optimizer, ...], {"key": number of its group, from 1, ...}], ...]`, if keys
+    /// have other hyperparameters than those in `optimizers`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<String>,
     /// JSON, `{"key": steps, ...}`, for the keys that have not made exactly one step per round after the broadcast.
@@ -319,7 +319,7 @@ pub fn entries(
             Entry { key: id, elements, piece, tensor, shown: Key::f32(name, shape) }
         })
         .collect();
-    // These are the limits of the reader, so that every file can be read back.
+    // The reader has the same limits, so that every file can be read back.
     let shown: Vec<Key> = entries.iter().map(|entry| entry.shown.clone()).collect();
     match manifest::check(&shown) {
         // A hub without weights writes a file that has the round to continue with, and no tensor.

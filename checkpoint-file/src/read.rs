@@ -64,7 +64,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         metadata => metadata?,
     };
     let tensors = match from_safetensors(&header, file_bytes) {
-        // A hub without weights writes such a file. The digest shows that nothing is missing.
+        // A hub without weights writes a file without tensors. The digest shows that nothing is missing.
         Err(ManifestError::NoKeys) => Vec::new(),
         tensors => tensors?,
     };
@@ -244,8 +244,7 @@ fn read_values(
     file_bytes: u64,
     hash: &mut Xxh3,
 ) -> Result<Slab, DecodeError> {
-    // The header was checked against the file's length, so the number of f32 values is whole, and all of them
-    // are there.
+    // The header was checked against the file's length, so the number of f32 values is whole, and no value is missing.
     let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
     let mut slab = Slab::zeroed("a checkpoint", elements)?;
     let mut left = value_bytes;
@@ -345,7 +344,7 @@ fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, 
 fn last_squares(metadata: &Metadata) -> Result<Option<ExactSum>, DecodeError> {
     let (field, Some(seen)) = ("last_squares", metadata.last_squares.as_deref()) else { return Ok(None) };
     let squares = ExactSum::of_words(&parse(field, seen)?);
-    squares.map(Some).ok_or_else(|| faulty(field, seen, "expected the words of a sum of squares"))
+    squares.map(Some).ok_or_else(|| faulty(field, seen, "expected the numbers of an exact sum of squares"))
 }
 
 /// Reads the mean of the gradient's norms so far.
@@ -354,14 +353,15 @@ fn norm_mean(metadata: &Metadata) -> Result<NormMean, DecodeError> {
         return Ok(NormMean::default());
     };
     let (mean, norms) = parse(field, seen)?;
-    NormMean::new(mean, norms)
-        .ok_or_else(|| faulty(field, seen, "expected a finite mean, 0 or above, of some norms"))
+    NormMean::new(mean, norms).ok_or_else(|| {
+        faulty(field, seen, "expected a finite mean of at least 0, and the number of its norms")
+    })
 }
 
 /// Describes a share in few words.
 fn shown(share: &Option<FileShare>) -> String {
-    share.as_ref().map_or("one hub's".to_owned(), |FileShare { hub, hubs, pieces }| {
-        format!("hub {hub}'s of {hubs}, with a part of {} keys", pieces.len())
+    share.as_ref().map_or("the file of a job with one hub".to_owned(), |FileShare { hub, hubs, pieces }| {
+        format!("the part of hub {hub} of {hubs}, with pieces of {} keys", pieces.len())
     })
 }
 

@@ -65,8 +65,8 @@ impl CertificateArgs {
     }
 }
 
-/// Reads a name. A certificate for a text that is no name, such as one with a port, would be of no use. An address of IPv6 may
-/// have brackets here, and has none in a certificate.
+/// Parses the name or the address of a host. Refuses other texts, such as a name with a port. Removes brackets around an IPv6
+/// address, because a certificate has none.
 fn name(text: &str) -> Result<String, String> {
     let text = text.trim();
     let name = text.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(text);

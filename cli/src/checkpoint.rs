@@ -25,7 +25,8 @@ enum Command {
         /// The directory of `phub-server serve --checkpoints`.
         directory: PathBuf,
     },
-    /// Read whole files, and check that each is as it was written and that every value is finite. Fails if one is not.
+    /// Read whole files, and check that each is as it was written and that every value is finite. Fails if a file has
+    /// a fault.
     Verify {
         /// Checkpoint files.
         #[arg(required = true)]
@@ -48,7 +49,7 @@ enum Command {
 }
 
 impl CheckpointArgs {
-    /// Runs the subcommand. Returns whether all files are good, and prints the faults of those that are not.
+    /// Runs the subcommand. Returns whether all files are good, and prints the faults of bad files.
     ///
     /// # Errors
     /// Returns an error if a file or directory cannot be read or written.
@@ -72,8 +73,8 @@ fn list(directory: &Path) -> anyhow::Result<()> {
         let above = directory.parent().filter(|above| *above != Path::new("")).unwrap_or(Path::new("."));
         let (file, above) = (directory.display(), above.display());
         bail!(
-            "{file} is a file; {expected}: `phub-server checkpoint list {above}` lists it beside others, and `phub-server checkpoint \
-             verify {file}` says what is in it"
+            "{file} is a file; {expected}: `phub-server checkpoint list {above}` lists the files of a directory, and `phub-server checkpoint \
+             verify {file}` checks this file"
         );
     }
     let entries = std::fs::read_dir(directory)

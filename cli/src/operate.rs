@@ -103,9 +103,10 @@ impl DrainArgs {
         let DrainReply { jobs } = ask(&self.hub, Some(()), "/v1/drain", Right::Operate, ALL_JOBS, PATIENCE)?;
         match jobs.as_slice() {
             [] => line("the hub takes no more jobs; it has none, and ends now"),
-            jobs => {
-                line(format_args!("the hub takes no more jobs, and ends with these: {}", jobs.join(", ")))
-            }
+            jobs => line(format_args!(
+                "the hub takes no more jobs, and ends when these jobs have ended: {}",
+                jobs.join(", ")
+            )),
         }
     }
 }
@@ -162,7 +163,7 @@ async fn with_words<R>(
         }
         pause = NEXT_WORD;
         let does = match address.get::<ClockReply>("/v1/clock", reads.clone(), PATIENCE).await {
-            Ok(_) => "it is alive, and ends a round or writes the checkpoint".to_owned(),
+            Ok(_) => "the hub is alive, and ends a round or writes the checkpoint".to_owned(),
             Err(why) => format!("asked for the time, {why}"),
         };
         let (waited, limit) = (begun.elapsed().as_secs(), limit.as_secs());

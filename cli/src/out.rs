@@ -25,14 +25,14 @@ pub(crate) fn all(text: impl Display) -> anyhow::Result<()> {
     }
 }
 
-/// The stdout of a command whose work is not what it prints. If the reader of the pipe has ended, the work continues.
+/// The stdout of a command whose main work is not its output. If the reader of the pipe has ended, the work continues.
 #[derive(Debug, Default)]
 pub(crate) struct Out {
     is_closed: bool,
 }
 
 impl Out {
-    /// Prints a line, unless the reader of the pipe has ended. The first time, stderr says so.
+    /// Prints a line. If the reader of the pipe has ended, prints nothing, except one message to stderr.
     ///
     /// # Errors
     /// Returns an error if writing to stdout fails for another reason.

@@ -92,7 +92,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
         }
     });
     let ended_at = Instant::now();
-    tracing::info!("{why}: the hub stops once checkpoints are written; another signal ends it at once");
+    tracing::info!("{why}: the hub stops once checkpoints are written; another signal ends the hub at once");
     let unsaved = hub.unsaved();
     let (done, stopped) = oneshot::channel();
     let bug = broke.then(|| anyhow!("{why}"));
@@ -124,9 +124,9 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
 /// Returns the error after a second signal, which names the lost checkpoints.
 fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
     if unsaved.is_empty() {
-        return anyhow!("ended at once by {signal}; the hub knew of no checkpoint to write yet");
+        return anyhow!("the hub was ended at once by {signal}; it had no checkpoint to write yet");
     }
     anyhow!(
-        "ended at once by {signal}; not written: the last checkpoints of jobs {unsaved:?}, which continue from the ones before, if there are any"
+        "the hub was ended at once by {signal}, and did not write the last checkpoints of jobs {unsaved:?}; these jobs continue from their earlier checkpoints, if there are any"
     )
 }

@@ -19,7 +19,7 @@ use crate::out;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The time between two requests.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The number of ranks of a job that are shown. They are those for which the job waits most.
+/// The number of ranks of a job that are shown: the ranks for which the job waits most.
 const RANKS: usize = 8;
 /// The number of refusals that are shown, and for how long each is shown.
 const REFUSALS: usize = 3;
@@ -30,7 +30,7 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 /// Settings of `phub-server top`.
 ///
 /// Shows the progress of a hub's jobs, as its page does: a verdict for each job, and the ranks that the hub waits for most.
-/// In a terminal it is drawn again each second until Ctrl-C. Otherwise there is a line for each job and second.
+/// In a terminal the screen is drawn again each second until Ctrl-C. Otherwise there is a line for each job and second.
 #[derive(Clone, Debug, Parser)]
 pub struct TopArgs {
     /// The hub's control port.

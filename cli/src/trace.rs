@@ -13,7 +13,7 @@ use timeline::{TraceFile, merge};
 ///
 ///   phub-server trace hub.json run.rank0.json run.rank1.json --to all.json
 ///
-/// https://ui.perfetto.dev opens it.
+/// https://ui.perfetto.dev opens the merged file.
 #[derive(Clone, Debug, Parser)]
 pub struct TraceArgs {
     /// Files that `--trace`, PHUB_TRACE or GET /v1/trace made.
@@ -41,8 +41,8 @@ impl TraceArgs {
         TraceFile::create(&self.to)?.write(&processes)?;
         for name in apart {
             say(format_args!(
-                "phub-server: the clock of {name} is not known from the other files: its times do not change. Add the \
-                 file of a worker that was on its machine, or of a worker of that hub"
+                "phub-server: the clock of {name} does not follow from the other files, so its times stay uncorrected. Add the \
+                 file of a worker on its machine; if it is a hub, of one of its workers"
             ));
         }
         Ok(())

@@ -11,7 +11,8 @@ pub static SHORT: LazyLock<String> =
 
 /// The facts that a bug report needs, one per line.
 pub static LONG: LazyLock<String> = LazyLock::new(|| {
-    let features = if cfg!(feature = "hwloc") { "hwloc" } else { "none: the machine is read from sysfs" };
+    let features =
+        if cfg!(feature = "hwloc") { "hwloc" } else { "none (without hwloc, sysfs describes the machine)" };
     let Versions { lowest, highest } = Versions::OURS;
     format!(
         "{}\nfeatures: {features}\ninstruction set: {}\nprotocol: {highest}, and with older hubs and workers {lowest}",

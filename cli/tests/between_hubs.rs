@@ -97,8 +97,8 @@ fn hubs_that_give_no_common_round_in_five_tries_are_asked_again_later() {
     });
 }
 
-/// The last hub has described the job with `first` keys when the workers leave and begin the job anew. It answers the request
-/// for the weights after this.
+/// Checks a reader between two jobs of one name. The last hub describes the job with `first` keys, then the workers begin a
+/// new job, and only then the hub answers the request for weights.
 fn made_anew(hubs: usize, first: usize) {
     let dir = tempfile::tempdir().unwrap();
     let hubs = serve(dir.path(), hubs);
@@ -170,7 +170,7 @@ fn a_hub_that_ended_is_named_and_the_job_that_begins_anew_is_read() {
     drop(session);
     hubs.push(serve_at(dir.path(), &gone));
     match source.fetch() {
-        Err(NoWeights::Away(why)) => says(why, &[&gone, "was started anew"]),
+        Err(NoWeights::Away(why)) => says(why, &[&gone, "was started again"]),
         other => panic!("{other:?}"),
     }
     while !matches!(source.fetch(), Err(NoWeights::NoJob(_))) {

@@ -27,7 +27,7 @@ fn the_box_of_the_paper_is_limited_by_its_memory() {
 
 #[test]
 fn a_limit_that_is_not_known_is_named() {
-    says(said(PBOX, &[]), &["At most 111 workers. The first limit: NICs. The speed of the other one"]);
+    says(said(PBOX, &[]), &["At most 111 workers. The first limit: NICs. The speed of the other resource"]);
     says(said("sockets:1 cores:4", &[]), &["No limit is known"]);
     says(said("sockets:1 cores:4", &["--memory-gb-s", "0.1"]), &["At most 0 workers"]);
     let asked = ["topology", "--synthetic", PBOX, "--workers-for"];

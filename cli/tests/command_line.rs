@@ -32,7 +32,7 @@ fn serve_settings_out_of_range() {
     }
 }
 
-/// The status once was 1, as for a hub that cannot start today.
+/// Checks the exit status for a wrong setting. It once was 1, the status of a hub that cannot start.
 #[test]
 fn a_wrong_setting_has_a_status_of_its_own() {
     let _watchdog = Watchdog::start();
@@ -66,7 +66,7 @@ fn a_wrong_setting_has_a_status_of_its_own() {
     }
 }
 
-/// A certificate for no name can be made, and no worker takes it.
+/// Checks that texts other than names are refused: no worker would accept such a certificate.
 #[test]
 fn a_certificate_has_names() {
     let _watchdog = Watchdog::start();
@@ -158,7 +158,7 @@ fn nics_that_are_not_there_are_refused() {
     let _watchdog = Watchdog::start();
     let error = failure(&["serve", "--listen", "127.0.0.1:0", "--nics", "=no_such_nic7"]);
     says(&error, &["--nics asks for RDMA, and this hub has none"]);
-    // Without the library or without a device, the error names that instead.
+    // Without the library or without any device, the error names what is missing instead.
     assert!(["no_such_nic7", "libibverbs", "RDMA"].iter().any(|word| error.contains(word)), "{error}");
 }
 

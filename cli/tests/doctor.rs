@@ -153,15 +153,15 @@ fn the_way_to_a_hub_is_measured() {
     assert_eq!(status, Some(0), "{text}");
     for (name, words) in [
         ("way to", ["pass", "with 1 cores"]),
-        ("path MTU to", ["pass", "bytes: a packet of that size arrived there"]),
-        ("RDMA to", ["note", "the hub there offers no RDMA"]),
+        ("path MTU to", ["pass", "bytes: a packet of this size arrived at the peer"]),
+        ("RDMA to", ["note", "the peer's hub offers no RDMA"]),
     ] {
         says(check(&text, &format!("{name} {}", hub.address)), &words);
     }
     drop(hub);
     let (status, text) = doctor(&[&here[..], &["--peer", "127.0.0.1:1"]].concat());
     assert_eq!(status, Some(1), "{text}");
-    says(check(&text, "way to 127.0.0.1:1"), &["FAIL", "start phub-server serve there"]);
+    says(check(&text, "way to 127.0.0.1:1"), &["FAIL", "start phub-server serve on the peer"]);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_job_that_does_not_fit_is_a_failure() {
 }
 
 /// Checks that no thread panics if the system refuses new threads. Root has no such limit, so an unprivileged
-/// user runs it.
+/// user runs the doctor.
 #[test]
 fn threads_that_cannot_be_made_are_a_failure() {
     let _watchdog = Watchdog::start();

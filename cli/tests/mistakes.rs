@@ -72,7 +72,7 @@ fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
     let said = || serve(&["--checkpoints", text(&checkpoints), "--token-file", text(&secret)]);
     let words = [
         format!("other users can read the secret in {0}, which has mode 644: chmod 600 {0}", text(&secret)),
-        format!("chmod 700 {} closes it", text(&checkpoints)),
+        format!("chmod 700 {} closes the directory", text(&checkpoints)),
     ];
     says(said(), &[&words[0], &words[1], "cannot listen on 192.0.2.1:0"]);
     open(&checkpoints, 0o700);
@@ -81,8 +81,8 @@ fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
     assert!(!said.contains("chmod"), "{said}");
 }
 
-/// A hub checks its settings before it opens the directory. That check once compared the mode of the directory with mode 600, and
-/// each warning came twice.
+/// Checks that no warning comes twice. A hub checks its settings before it opens the directory. The check of the settings once
+/// compared the mode of the directory with mode 600, and each warning came twice.
 #[test]
 fn a_directory_that_a_group_may_read_by_setting_is_no_mistake() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,14 +119,17 @@ fn answering(answer: &'static str) -> String {
 fn who_answers_and_is_no_hub_is_named_by_its_status_and_controls_no_terminal() {
     let _watchdog = Watchdog::start();
     for (answer, words) in [
-        ("HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n", "it answers 403 Forbidden, and not as a hub"),
+        (
+            "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n",
+            "the server answers 403 Forbidden, and not as a hub",
+        ),
         (
             "HTTP/1.1 404 Not Found\r\ncontent-length: 6\r\n\r\n<html>",
-            "it answers 404 Not Found, and not as a hub",
+            "the server answers 404 Not Found, and not as a hub",
         ),
         (
             "HTTP/1.1 409 Conflict\r\ncontent-length: 27\r\n\r\n{\"error\":\"\\u001b[2Jf\\null\"}",
-            "it refuses:  [2Jf ull",
+            "the hub refuses:  [2Jf ull",
         ),
     ] {
         says(failure(&["status", &answering(answer)]), &[words]);

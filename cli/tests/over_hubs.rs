@@ -100,8 +100,8 @@ pub(crate) fn check(weights: &Weights, round: u32) {
     check_by(weights, round, 0.0, f64::from(round - 1));
 }
 
-/// Asserts that each element of each key has its average before a round. Averages are rounded, and those of
-/// the next round differ by half a gradient.
+/// Asserts that each element of each key has its average before a round. Averages are rounded, and the
+/// averages of the next round differ by half a gradient.
 fn check_averages(weights: &Weights, round: u32) {
     let steps = f64::from(round - 1);
     check_by(weights, round, 0.1, steps - 1.0 + (-steps).exp2());
@@ -301,7 +301,7 @@ fn a_job_whose_hub_keeps_no_weights_is_an_error_at_once() {
     let to = dir.path().join("versions");
     says(
         failure(&["publish", "job", &hubs[0].address, "--to", to.to_str().unwrap()]),
-        &["job \"job\"", "its optimizer, average, keeps no weights"],
+        &["job \"job\"", "the job's optimizer, average, keeps no weights"],
     );
 }
 
@@ -319,14 +319,14 @@ fn hubs_that_do_not_belong_together_are_named() {
         says(failure(&["pull", "job", hubs, "--to", &file]), words);
         assert!(begun.elapsed() < Duration::from_secs(60));
     };
-    refused(first, &["the number of hubs given for job \"job\" is 1, expected 2", "name all of its hubs"]);
+    refused(first, &["the number of hubs given for job \"job\" is 1; expected all 2 hubs of the job"]);
     refused(&format!("{first},{first}"), &[first, "is listed twice"]);
     let twice = first.replace("127.0.0.1", "localhost");
     refused(&format!("{first},{twice}"), &["are both hub 0 of job \"job\"", first, &twice]);
     let strange = format!("{first},{}", theirs[1].address);
     refused(&strange, &[first, &theirs[1].address, "have different jobs with the name \"job\""]);
     let others = format!("{first},{second},{}", theirs[0].address);
-    refused(&others, &["is 3, expected 2"]);
+    refused(&others, &["is 3; expected all 2 hubs"]);
     // No hub listens at this port.
     let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     refused(&format!("{first},{away}"), &[&away]);

@@ -1,5 +1,5 @@
-//! `phub-server serve` as a process. On SIGINT and SIGTERM it ends well even if a job is in the middle of a
-//! round. It notifies its workers, and leaves nothing behind.
+//! `phub-server serve` as a process. On SIGINT and SIGTERM the hub ends well even if a job is in the middle
+//! of a round. The hub notifies its workers, and leaves nothing behind.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -142,7 +142,7 @@ fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     drop(sessions);
 }
 
-/// The status once was 0 although a checkpoint was not written, so a supervisor took everything for saved.
+/// Checks the exit status if a checkpoint was not written. It once was 0, so a supervisor took everything for saved.
 #[test]
 fn a_last_checkpoint_that_cannot_be_written_ends_it_with_an_error() {
     let _watchdog = Watchdog::start();
@@ -164,7 +164,13 @@ fn a_last_checkpoint_that_cannot_be_written_ends_it_with_an_error() {
     let file = dir.join("job.safetensors").display().to_string();
     says(
         &words,
-        &["job \"job\"", "last checkpoint was not written", &file, "ot a directory", "the one before"],
+        &[
+            "job \"job\"",
+            "last checkpoint was not written",
+            &file,
+            "ot a directory",
+            "its earlier checkpoint",
+        ],
     );
 }
 
@@ -409,7 +415,7 @@ fn who_joins_who_is_refused_and_who_stops_is_named() {
     }
 }
 
-/// The command once waited five minutes for a hub that hung, and printed nothing.
+/// Checks that `stop` prints why it waits. It once waited five minutes for a hub that hung, and printed nothing.
 #[test]
 fn a_stop_says_that_it_waits_and_for_what() {
     let _watchdog = Watchdog::start();

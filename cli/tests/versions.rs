@@ -22,7 +22,7 @@ fn serve(dir: &Path) -> Serve {
     Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "warn"))
 }
 
-/// Returns the worker of a job whose weights are ones: they are `1 - steps / 2` then.
+/// Returns the worker of a job whose weights begin as ones. After `steps` steps they are `1 - steps / 2`.
 fn worker(address: &str, optimizer: Optimizer) -> Session {
     let keys = vec![Key::f32("a", [100]), Key::f32("b", [100, 100])];
     let mut config = SessionConfig::new(address, "job", 0, 1, keys, optimizer);
@@ -64,7 +64,7 @@ fn check(file: &Path, names: [&str; 2], dtype: safetensors::Dtype, steps: u32) {
     }
 }
 
-/// `phub-server publish`, whose lines are read. Killed when dropped.
+/// A running `phub-server publish`, and its output. Dropping it kills the process.
 struct Publisher(Child, BufReader<ChildStdout>);
 
 impl Publisher {
@@ -280,7 +280,8 @@ fn a_limit_on_file_sizes_is_an_error_and_leaves_no_file() {
     says(failure(&["versions", "verify", &to]), &["has no versions"]);
 }
 
-/// Answers as a hub at another address describes itself, and with a state of this length. Returns the address.
+/// Starts a false hub, which describes itself as the hub at `honest` does, and announces a state of this
+/// length. Returns its address.
 fn liar(honest: &str, state_bytes: u64) -> String {
     let mut hub = TcpStream::connect(honest).unwrap();
     write!(hub, "GET /v1/hub HTTP/1.1\r\nhost: {honest}\r\nconnection: close\r\n\r\n").unwrap();
@@ -311,7 +312,7 @@ fn a_state_that_is_longer_than_its_model_is_refused_before_memory_is_reserved() 
     let liar = liar(&hub.address, 10 << 40);
     says(
         failure(&["pull", "job", &liar, "--to", &file]),
-        &["the weights of job", "have 10995116277760 bytes", "its model has room"],
+        &["the weights of job", "have 10995116277760 bytes", "model has room"],
     );
 }
 

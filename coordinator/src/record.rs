@@ -137,7 +137,7 @@ pub struct Replayed {
 impl fmt::Display for Replayed {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Replayed { inputs, jobs, time, ended } = self;
-        let ended = ended.as_deref().unwrap_or("it has no last line: the hub was killed, or still runs");
+        let ended = ended.as_deref().unwrap_or("there is no last line: the hub was killed, or still runs");
         write!(
             out,
             "all answers are equal: {inputs} inputs, {jobs} jobs, {:.3} s; end of the record: {ended}",
@@ -161,8 +161,8 @@ pub enum NotReplayed {
     },
     /// The record has another version of the format.
     #[error(
-        "the record has form {form}, as phub-server {version} makes it, and this program replays form {FORM}: replay it with the \
-         program that made it"
+        "the record has format {form} of phub-server {version}, and this program replays format {FORM}: replay the record with \
+         phub-server of that version"
     )]
     OtherForm {
         /// The number of its form.
@@ -190,7 +190,7 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "line {} has another answer. What happened:", self.line)?;
+        writeln!(out, "at line {} the replay gives another answer than the hub. What happened:", self.line)?;
         self.story.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
         writeln!(out, "expected: {}", self.expected)?;
         write!(out, "seen:     {}", self.seen)
@@ -225,7 +225,7 @@ pub fn replay<E: fmt::Display>(
         let line =
             line.map_err(|error| NotReplayed::Line { line: number, why: error.to_string(), expected })?;
         if replayed.ended.is_some() {
-            let why = "there is a line behind the end".to_owned();
+            let why = "a line follows the last line of the record".to_owned();
             return Err(NotReplayed::Line { line: number, why, expected });
         }
         if let Ok(Ended { ended }) = serde_json::from_str(&line) {

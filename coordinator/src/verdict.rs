@@ -47,7 +47,7 @@ fn verdict_of(rounds: &RoundsReply, members: &[MemberReply]) -> String {
     }
     if rounds.per_second == 0.0 {
         return format!(
-            "round {}: no round has ended since the hub first looked, so look again",
+            "round {}: no round has ended since the hub began to measure; look again",
             rounds.round.0
         );
     }
@@ -194,7 +194,7 @@ mod tests {
         };
         look(&mut rounds, 59, 0);
         look(&mut rounds, 59, 100);
-        assert_eq!(said(&rounds), "round 59: no round has ended since the hub first looked, so look again");
+        assert_eq!(said(&rounds), "round 59: no round has ended since the hub began to measure; look again");
         look(&mut rounds, 60, 300);
         look(&mut rounds, 61, 600);
         assert_eq!(

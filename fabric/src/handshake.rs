@@ -102,7 +102,9 @@ impl<E> Joined<E> {
 pub(crate) fn body<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<&'a [u8], String> {
     bytes.strip_prefix(magic).ok_or_else(|| {
         let (expected, seen) = (magic.escape_ascii(), bytes[..bytes.len().min(magic.len())].escape_ascii());
-        format!("expected the handshake \"{expected}\", saw \"{seen}\": both ends must be of one version")
+        format!(
+            "expected the handshake \"{expected}\", saw \"{seen}\": install the same version at both ends"
+        )
     })
 }
 
@@ -117,7 +119,11 @@ pub(crate) fn take<const N: usize>(body: &mut &[u8]) -> Result<[u8; N], String> 
 pub(crate) fn count(body: &mut &[u8], what: &str, allowed: RangeInclusive<usize>) -> Result<usize, String> {
     let count = u32::from_le_bytes(take(body)?) as usize;
     if !allowed.contains(&count) {
-        return Err(format!("{count} {what} are not between {} and {}", allowed.start(), allowed.end()));
+        return Err(format!(
+            "the message has {count} {what}; expected {} to {}",
+            allowed.start(),
+            allowed.end()
+        ));
     }
     Ok(count)
 }
@@ -136,5 +142,9 @@ pub(crate) fn encode_links(bytes: &mut Vec<u8>, links: &[LinkPorts]) {
 
 /// Checks that nothing is left at the end of a message.
 pub(crate) fn nothing_left(body: &[u8]) -> Result<(), String> {
-    if body.is_empty() { Ok(()) } else { Err(format!("{} bytes too many in the handshake", body.len())) }
+    if body.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("the handshake message has {} bytes too many", body.len()))
+    }
 }

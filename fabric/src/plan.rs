@@ -90,13 +90,17 @@ pub(crate) fn ports_with_links(plan: &[PlannedLink], end: impl Fn(LinkPorts) -> 
 /// Checks that a hello names the links of the hub's plan. The joiner decides at which of its own ports each link ends.
 pub(crate) fn check_ports(named: &[LinkPorts], plan: &[PlannedLink]) -> Result<(), String> {
     if named.len() != plan.len() {
-        return Err(format!("the hello names {} links, the hub's plan has {}", named.len(), plan.len()));
+        return Err(format!(
+            "the hello names {} links, and the hub's plan has {}; install the same version at both ends",
+            named.len(),
+            plan.len()
+        ));
     }
     let other = named.iter().zip(plan).position(|(named, link)| named.hub != link.ports.hub);
     other.map_or(Ok(()), |index| {
         let (seen, expected) = (named[index].hub.0, plan[index].ports.hub.0);
         Err(format!(
-            "link {index} of the hello ends at the hub's port {seen}, in the hub's plan at {expected}"
+            "link {index} ends at the hub's port {seen} in the hello, and at port {expected} in the hub's plan; install the same version at both ends"
         ))
     })
 }
@@ -143,10 +147,10 @@ mod tests {
         let plan = PlannedLink::of_one_port(&[1, 1]);
         assert_eq!(check_ports(&[ports(0, 0), ports(3, 1)], &plan), Ok(()));
         let error = check_ports(&[ports(0, 0)], &plan).unwrap_err();
-        assert!(error.contains("names 1 links, the hub's plan has 2"), "{error}");
+        assert!(error.contains("names 1 links, and the hub's plan has 2"), "{error}");
         let error = check_ports(&[ports(0, 0), ports(0, 3)], &plan).unwrap_err();
         assert!(
-            error.contains("link 1 of the hello ends at the hub's port 3, in the hub's plan at 1"),
+            error.contains("link 1 ends at the hub's port 3 in the hello, and at port 1 in the hub's plan"),
             "{error}"
         );
     }

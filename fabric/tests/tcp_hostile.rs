@@ -288,7 +288,7 @@ fn half_of_a_worker_is_no_worker() {
     let (_first, told) = say(hello_bytes(0, 3, 4096));
     assert!(told.unwrap().is_none());
     let (_again, told) = say(hello_bytes(0, 3, 4096));
-    assert!(told.unwrap_err().to_string().contains("link 0 of the same worker is there already"));
+    assert!(told.unwrap_err().to_string().contains("link 0 of the same worker has a connection already"));
     let (_other, told) = say(hello_bytes(1, 2, 4096));
     assert!(told.unwrap_err().to_string().contains("differs from another connection"));
     let (_second, told) = say(hello_bytes(1, 3, 4096));
@@ -299,7 +299,7 @@ fn half_of_a_worker_is_no_worker() {
         .welcome(Frames::Plain, &hub.window, WINDOW, &PlannedLink::of_one_port(&[8, 8]), |_| ())
         .unwrap_err()
         .to_string();
-    assert!(error.contains("the hello names 3 links, the hub's plan has 2"), "{error}");
+    assert!(error.contains("the hello names 3 links, and the hub's plan has 2"), "{error}");
     hub.lives();
 }
 

@@ -249,7 +249,10 @@ impl Bed {
             return vec![(rank, format!("pushed chunk {} again, but its push of round", chunk.0))];
         }
         if round.low_bits() != round_bits {
-            return vec![(rank, format!("pushed chunk {} for a round that ends in {round_bits}", chunk.0))];
+            return vec![(
+                rank,
+                format!("pushed chunk {} for a round whose number ends in {round_bits}", chunk.0),
+            )];
         }
         if workers[rank].1 {
             return vec![(rank, format!("pushed chunk {} twice in round {}", chunk.0, round.0))];

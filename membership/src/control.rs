@@ -207,8 +207,8 @@ impl Control {
         }
     }
 
-    /// Offers the hub the state before a round. `steps` are the numbers of steps of the keys, if they are not one per
-    /// round. If the hub wants the state, returns the number of bytes that it wants.
+    /// Offers the hub the state before a round. `steps` are the numbers of steps of the keys, if some key has not
+    /// made one step per round. If the hub wants the state, returns the number of bytes that it wants.
     pub fn offer(
         &self,
         token: &str,
@@ -332,7 +332,8 @@ fn by_member(token: &str) -> String {
     format!("Phub-Member {token}")
 }
 
-/// A reader of exactly `left` bytes. It returns an error if the values end earlier, because their length is in the header.
+/// A reader of exactly `left` bytes. The reader returns an error if the values end earlier, because the header announces
+/// their length.
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,

@@ -34,8 +34,8 @@ pub struct Ports {
     pub rdma: Result<(), String>,
     /// The transport to use. `None` for the best transport that reaches a hub.
     pub transport: Option<Transport>,
-    /// Whether the send window may be on one NUMA node, for example a worker's. It then has huge pages. With shared memory,
-    /// the hub decides instead.
+    /// Whether the send window may be on one NUMA node, as a worker's window may. Such a window has huge pages. With shared
+    /// memory, the hub decides instead.
     pub on_one_node: bool,
 }
 
@@ -165,7 +165,7 @@ fn make_rdma(
     let offered =
         |hub: &LetIn| hub.reply.transports.iter().any(|offer| offer.transport() == Transport::Verbs);
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
-        return Err("no hub of the job that must be reached by RDMA offers RDMA".into());
+        return Err("no hub that this member must reach by RDMA offers RDMA".into());
     }
     let nccl = Nccl::of_environment(&nics.paths, nics.list.is_some());
     if nccl.disabled && transport.is_none() && nics.list.is_none() {
@@ -178,7 +178,7 @@ fn make_rdma(
     let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());
     let rails = nics.rails.clone().map_or_else(RailMap::of_environment, Ok).map_err(|e| e.to_string())?;
     if !rails.is_empty() {
-        tracing::info!(%rails, "NICs of this machine and of the hub's are paired by a map");
+        tracing::info!(%rails, "a map of rails pairs this machine's NICs with the hub's");
     }
     let options = GroupOptions { rails, first_vector: local_rank, paths: nics.paths.clone() };
     let nics = usable_nics(nics.list.as_ref().unwrap_or(&nccl.list), local_rank)?;
@@ -214,7 +214,8 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the RDMA NICs of this machine that may be used, the nearest first. They are the named NICs, or all that work.
+/// Returns the RDMA NICs of this machine that may be used, the nearest first. These are the named NICs, or all NICs that
+/// work.
 fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, String> {
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let fitness = Fitness::of(&devices, list);
@@ -240,10 +241,7 @@ fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, Strin
                 .collect::<Vec<_>>()
         };
         let why: Vec<String> = fitness.warnings.into_iter().chain(devices.iter().flat_map(ports)).collect();
-        return Err(format!(
-            "none of this machine's RDMA devices can be used, of {names:?}: {}",
-            why.join("; ")
-        ));
+        return Err(format!("none of this machine's RDMA devices {names:?} can be used: {}", why.join("; ")));
     }
     Ok(nics)
 }
@@ -296,10 +294,9 @@ impl<'a> Route<'a> {
                     match any::connect(&address, self.token, group, window, receive, &self.plan, limit) {
                         Ok(mut joined) => {
                             let paths = std::mem::take(&mut joined.paths);
-                            joined
-                                .dead
-                                .iter()
-                                .for_each(|why| tracing::warn!("RDMA uses another pair of NICs: {why}"));
+                            joined.dead.iter().for_each(|why| {
+                                tracing::warn!("RDMA uses another pair of NICs, because a pair failed: {why}")
+                            });
                             tried.push(why.to_owned());
                             if let Some(congestion) = joined.congestion.take() {
                                 tracing::info!(hub = self.hub.control.hub, "TCP: {congestion}");
@@ -366,7 +363,7 @@ impl<'a> Route<'a> {
             TransportAddress::Tcp { addresses } => {
                 let (seen, ports) = (addresses.len(), self.hub.reply.ports);
                 if seen != ports as usize {
-                    return Err(format!("the hub gives {seen} addresses for {ports} ports"));
+                    return Err(format!("the hub gives {seen} addresses for its {ports} ports"));
                 }
                 let addresses = addresses.iter().map(|&address| self.reached_at(address));
                 Ok((Address::Tcp(addresses.collect::<Result<_, _>>()?), "TCP works over any network"))

@@ -1,5 +1,5 @@
-//! Connections for the HTTP library. They lead directly to the address of a hub's name, without TLS, or with TLS to hubs
-//! that this process trusts.
+//! Connections for the HTTP library. Each connection leads directly to the address of a hub's name. It has no TLS, or
+//! TLS to a hub that this process trusts.
 
 use std::io::{Read, Write};
 
@@ -58,8 +58,8 @@ impl<In: Transport> Connector<In> for Encrypt {
         let host = details.uri.host().unwrap_or_default();
         // The host of a URI is an IPv6 address in brackets, or a name.
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let name =
-            ServerName::try_from(host).map_err(|_| Error::Tls("the hub's name is not the name of a host"))?;
+        let name = ServerName::try_from(host)
+            .map_err(|_| Error::Tls("the hub's name in its address is not a valid host name"))?;
         let wrong = |error| Error::Io(std::io::Error::other(error));
         let mut session = ClientConnection::new(self.0.config(), name).map_err(wrong)?;
         let mut socket = TransportAdapter::new(plain.boxed(), details.current_time.clone());

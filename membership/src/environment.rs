@@ -70,7 +70,7 @@ const OTHERS: [&str; 18] = [
 /// The variables of this project's own tests.
 const OF_TESTS: [&str; 6] =
     ["PHUB_TEST_", "PHUB_RXE_", "PHUB_SIM_", "PHUB_CHAOS_", "PHUB_FUZZ_", "PHUB_FIGURES_"];
-/// The largest number of edits between two names of which one may be mistyped.
+/// The largest edit distance at which an unknown name may be a mistyped known name.
 const NEAR: usize = 3;
 
 /// Returns the faults in the names of this process's environment variables, one sentence for each.
@@ -108,8 +108,8 @@ fn warning(name: &str, value: &str, known: &[&str]) -> Option<String> {
     }
     if is_of_a_service(name, value) {
         return Some(format!(
-            "Kubernetes sets {name} for a Service with a name that begins with \"phub\", and it is not a setting \
-             of ours: give the Service another name, or the pod enableServiceLinks: false"
+            "Kubernetes sets {name} for a Service with a name that begins with \"phub\", which is not a setting \
+             of phub: give the Service another name, or the pod enableServiceLinks: false"
         ));
     }
     if known.contains(&name) {
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(of(&names.map(|name| (name, "1"))), [""; 0]);
     }
 
-    /// The names in the sources of hubs and workers are those of a list that is kept by hand.
+    /// Checks that the list of names, which is kept by hand, has the names in the sources of hubs and workers.
     #[test]
     fn every_name_in_the_sources_is_known() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

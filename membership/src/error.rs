@@ -12,7 +12,7 @@ use pbox_core::control::{RefusalCode, Versions};
 pub enum MemberError {
     /// The list of hubs cannot be used.
     #[error(
-        "hubs {seen:?}: {why}; expected host:port, or 2 to {} different ones with commas between them",
+        "hubs {seen:?}: {why}; expected host:port, or 2 to {} different addresses with commas between them",
         pbox_core::MAX_HUBS
     )]
     Hubs {
@@ -60,7 +60,7 @@ pub enum MemberError {
         shown: String,
     },
     /// This process has no usable secret or token.
-    #[error("the token or secret of this process: {0}")]
+    #[error("the token or secret of this process cannot be used: {0}")]
     Credential(#[from] CredentialError),
     /// The hub uses a version of the protocol that this member does not speak.
     #[error(
@@ -76,7 +76,7 @@ pub enum MemberError {
         ours: Versions,
     },
     /// The certificates with which this process checks hubs cannot be used.
-    #[error("the TLS settings of this process: {0}")]
+    #[error("the TLS settings of this process cannot be used: {0}")]
     Trust(Box<TlsError>),
     /// The other end does not speak TLS, or this process does not trust it.
     #[error("no TLS with the hub's control port at {hub}: {why}")]
@@ -103,7 +103,7 @@ pub enum MemberError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The data path to the hub could not be made.
-    #[error("the data path to the hub at {hub}: {error}")]
+    #[error("no data path to the hub at {hub}: {error}")]
     DataPath {
         /// The address.
         hub: String,
@@ -140,7 +140,7 @@ pub enum MemberError {
     },
     /// The state for the hub has the wrong length, or cannot be read.
     #[error(
-        "job {job:?}: the state that this member brings {why}; expected {bytes} bytes: f32 of all keys' weights, then of what the optimizer keeps"
+        "job {job:?}: the state that this member brings {why}; expected {bytes} bytes: as f32 the weights of all keys, then the values of the optimizer"
     )]
     State {
         /// The job.
@@ -153,7 +153,7 @@ pub enum MemberError {
     /// The worker has left, but the hub could not save the trained state.
     #[error(
         "job {job:?}: this worker has left, but the hub at {hub} did not write the last checkpoint: {why}; the job continues \
-         from the checkpoint before, if there is one"
+         from its earlier checkpoint, if there is one"
     )]
     CheckpointLost {
         /// The job.

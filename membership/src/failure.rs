@@ -153,7 +153,7 @@ mod tests {
             // A hub of an older version sends the same status, and no code.
             assert_eq!(by_code, Cause::of_refusal(RefusalCode::Other, status, asks_again), "{code}");
             assert_eq!(is_about_rights(code, status), is_about_rights(RefusalCode::Other, status), "{code}");
-            // With a known code, the status does not matter. It may come from a server between this process and the hub.
+            // With a known code, the status does not matter: a server between this process and the hub may have changed it.
             assert_eq!(by_code, Cause::of_refusal(code, StatusCode::IM_A_TEAPOT, true), "{code}");
         }
     }

@@ -1,4 +1,4 @@
-//! The download of a job's state from a hub. It is read piece by piece, and is never in memory as a whole.
+//! The download of a job's state from a hub. The state is read piece by piece, and is never in memory as a whole.
 //!
 //! Runs on the caller's thread. Must not depend on the content of the state.
 
@@ -13,7 +13,7 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::named::Named;
 
-/// The time within which a hub must begin to send. Half of it is for the end of a round.
+/// The time within which a hub must begin to send. Half of this time is for the end of a round.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// The least speed at which a hub sends a state. A slower hub counts as stuck.
@@ -36,7 +36,10 @@ impl StateReader {
 impl Read for StateReader {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let cut = |error: io::Error| {
-            io::Error::new(error.kind(), format!("the hub at {} was cut off: {error}", self.hub))
+            io::Error::new(
+                error.kind(),
+                format!("the connection to the hub at {} was cut off: {error}", self.hub),
+            )
         };
         self.body.read(room).map_err(cut)
     }

@@ -57,7 +57,7 @@ pub struct Hub {
 pub struct Missing {
     /// The ranks of the missing members.
     pub ranks: Vec<u32>,
-    /// The machines whose hub is not ready at the hubs above. Only if no rank is missing.
+    /// The machines whose hub is not ready at the hubs above. Known only if no rank is missing.
     pub machines: Vec<u32>,
     /// The last worker that was refused, with the reason.
     pub refused: Option<String>,
@@ -125,7 +125,7 @@ impl Hub {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }
 
-    /// Returns the late workers: other workers have waited for them for too long.
+    /// Returns the late workers, for which other workers have waited too long.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.heartbeat.news().reply.held_up_by.clone()
     }
@@ -161,8 +161,8 @@ impl Hub {
         self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 
-    /// Returns the time of the hub's clock. It is that of the quickest of several requests, each with the timeout `limit`.
-    /// `None` if the hub does not give its time.
+    /// Returns the time of the hub's clock, from the quickest of several requests, each with the timeout `limit`. `None`
+    /// if the hub does not give its time.
     pub fn clock(&self, limit: Duration) -> Option<HubClock> {
         let control = self.control.within(limit);
         let tries = std::iter::repeat_with(|| control.clock().ok()).map_while(|clock| clock);
@@ -224,7 +224,8 @@ impl Hub {
     }
 
     /// Offers the hub the state before a round, with which a new job can begin. `steps` are the numbers of steps of the
-    /// keys, if they are not one per round. If the hub wants the state, returns the number of bytes that it wants.
+    /// keys, if some key has not made one step per round. If the hub wants the state, returns the number of bytes that
+    /// it wants.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -301,7 +302,8 @@ impl Hub {
             return Ok(());
         }
         let request = PrioritiesRequest { token: self.token.clone(), keys: keys.to_vec() };
-        self.post("priorities", "set the priorities of its keys", &request).map(|_: serde_json::Value| ())
+        self.post("priorities", "set the priorities of this worker's keys", &request)
+            .map(|_: serde_json::Value| ())
     }
 
     /// Leaves the job at this hub. `at` has the round before which the member leaves each key.

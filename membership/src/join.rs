@@ -100,9 +100,9 @@ pub fn describe(
     Control::new(address, "", limit, credential, &Named::Here)?.describe()
 }
 
-/// Waits until workers can join at each of these hubs, and asks the hubs. If a hub stops, or a connection ends before the
-/// answer, a hub may be about to restart: waits and asks again. If a hub had admitted this member before the connection ended, the rank is
-/// taken until the hub notices that nobody connects: then the member waits, too.
+/// Waits until workers can join at each of these hubs, and asks the hubs. If a hub stops, or a connection ends before the answer,
+/// a hub may be about to restart: waits and asks again. If the hub had admitted this member before, the rank is taken until the
+/// hub notices that nobody connects. Then the member waits, too.
 ///
 /// # Errors
 /// Returns the errors of [`wait_for`] and of the request. At the deadline, or if the caller gives up, the end of a connection
@@ -305,7 +305,8 @@ impl LetIn {
     }
 
     /// Offers the hub the state before a round, with which a new job can begin. `steps` are the numbers of steps of the
-    /// keys, if they are not one per round. If the hub wants the state, returns the number of bytes that it wants.
+    /// keys, if some key has not made one step per round. If the hub wants the state, returns the number of bytes that
+    /// it wants.
     ///
     /// # Errors
     /// Returns an error if the hub refuses. When this value is dropped, the hub is notified that the member will not
@@ -332,8 +333,8 @@ impl LetIn {
         self.reply.above.as_ref()
     }
 
-    /// Returns the wire format of the links to this hub. If the hub is below other hubs, `wire` gets the lines of the hubs
-    /// above.
+    /// Returns the wire format of the links to this hub. If the hub is below other hubs, `wire` also gets the places for
+    /// norms of the hubs above.
     ///
     /// # Errors
     /// Returns an error if the hubs in the reply cannot exist.
@@ -389,7 +390,7 @@ impl LetIn {
         let (theirs, ours) = (&self.reply.placement, placement.digest());
         if *theirs != ours {
             return Err(self.nonsense(format!(
-                "a placement of its share with digest {theirs}, where this member has computed {ours}"
+                "a placement of its share with digest {theirs}, and this member has computed digest {ours}"
             )));
         }
         Ok(placement)
@@ -443,7 +444,7 @@ pub fn placements(
     layout: &Layout,
 ) -> Result<Vec<Placement>, MemberError> {
     let cores: Vec<CoreNodes> = hubs.iter().map(LetIn::checked_cores).collect::<Result<_, _>>()?;
-    // A member that reconnects to some hubs only places only the chunks of those hubs.
+    // A member that reconnects to some of the hubs places the chunks of those hubs alone.
     let are_all = |share: Share| !share.is_whole() && hubs.iter().map(|hub| hub.share.hub).eq(0..share.hubs);
     let placed = match hubs.first().map(|hub| hub.share).filter(|&share| are_all(share)) {
         Some(share) => Placement::of_shares(layout, schedule, share, &cores),

@@ -25,7 +25,7 @@ pub enum Named {
     /// This process's own settings.
     #[default]
     Here,
-    /// A join or an answer from outside. It may name only these peers.
+    /// A join or an answer from outside. Its sender may name only these peers.
     Outside(PeerList),
 }
 
@@ -38,9 +38,7 @@ impl Named {
         match self {
             Named::Outside(peers) if !peers.allows(host, ip) => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                format!(
-                    "--peers of this hub, which bounds the peers that it may ask, does not have {host} ({ip})"
-                ),
+                format!("--peers, the list of hosts that this hub may ask, does not have {host} ({ip})"),
             )),
             _ => Ok(()),
         }
@@ -203,8 +201,8 @@ pub fn look_up(address: &str, named: &Named, limit: Duration) -> io::Result<Vec<
     found.recv_timeout(limit).map_err(late)?
 }
 
-/// Returns the address of a socket on a host that has the addresses `found`. A socket at 0.0.0.0 has those of IPv4 alone, and a
-/// socket at `[::]` has all of them.
+/// Returns the address of a socket on a host that has the addresses `found`. A socket at 0.0.0.0 has only IPv4 addresses of the
+/// host, and a socket at `[::]` has all its addresses.
 pub fn on_host(socket: SocketAddr, found: &[SocketAddr]) -> SocketAddr {
     let has = |address: &&SocketAddr| socket.is_ipv6() || address.is_ipv4();
     match found.iter().find(has).or(found.first()) {
@@ -265,7 +263,7 @@ mod tests {
         }
     }
 
-    /// The name `localhost` often has an address of IPv6 before that of IPv4. A hub at 0.0.0.0 does not listen there.
+    /// Checks a name such as `localhost`, whose first address may be one of IPv6. A hub at 0.0.0.0 does not listen at it.
     #[test]
     fn a_socket_of_ipv4_is_reached_by_ipv4() {
         let [four, six] = ["10.0.0.1:7077", "[fd00::1]:7077"].map(|address| address.parse().unwrap());

@@ -105,7 +105,7 @@ fn ring(panic: &PanicHookInfo<'_>) {
     let name = thread.name().unwrap_or("without a name");
     let place = panic.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
     let what = format!(
-        "the thread {name} panicked{place}: {}; that is a bug of the hub",
+        "the thread {name} panicked{place}: {}; this is a bug of the hub: report it",
         panic.payload_as_str().unwrap_or("the panic has no message")
     );
     let own = OF_THREAD.try_with(|alarm| alarm.try_borrow().ok().and_then(|alarm| alarm.clone()));

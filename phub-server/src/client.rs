@@ -117,7 +117,7 @@ impl Address {
         limit: Duration,
     ) -> Result<R, String> {
         let proof = by.map(|token| token.prove(method.as_str(), path, &body)).transpose();
-        let proof = proof.map_err(|error| format!("the request cannot be proved: {error}"))?;
+        let proof = proof.map_err(|error| format!("cannot make the proof of the request: {error}"))?;
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -130,7 +130,7 @@ impl Address {
         };
         let request = request.body(Full::new(Bytes::from(body))).map_err(|error| error.to_string())?;
         let trust = Trust::find().map_err(|error| format!("the TLS settings of this process: {error}"))?;
-        let unresolved = |error| format!("the hub's address cannot be resolved here: {error}");
+        let unresolved = |error| format!("this machine cannot resolve the hub's address: {error}");
         let sent = async {
             let addresses = self.resolve().await.map_err(unresolved)?;
             let sent = self.send(addresses, trust, request).await;
@@ -148,7 +148,7 @@ impl Address {
         };
         let (status, body) = tokio::time::timeout(limit, sent).await.map_err(silent)??;
         let nonsense = |why: String| {
-            format!("the hub's answer is not valid: {why}; install the same version everywhere")
+            format!("the hub's answer is not valid: {why}; install the same version at both ends")
         };
         let unread = |error: serde_json::Error| match self.named.is_outside() {
             // The server there may be anything, and the user who named it must not read its answer.
@@ -162,10 +162,10 @@ impl Address {
         let ErrorReply { error, .. } = serde_json::from_slice(&body).map_err(|error| match self.named.is_outside() {
             true => unread(error),
             false => format!(
-                "it answers {status}, and not as a hub: see whether the address is that of a control port, and no proxy is before it"
+                "the server answers {status}, and not as a hub: check that the address is that of a control port, and that no proxy is in between"
             ),
         })?;
-        Err(format!("it refuses: {}", printable(&error)))
+        Err(format!("the hub refuses: {}", printable(&error)))
     }
 
     /// Sends a request to the first of these addresses that takes a connection. Returns the status of the answer, and its body.

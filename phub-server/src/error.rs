@@ -47,7 +47,7 @@ pub enum HubError {
     },
     /// There is no secret.
     #[error(
-        "{0}; a hub wants the cluster's secret from workers: set PHUB_TOKEN, or --token-file, or serve everybody with --insecure"
+        "{0}; workers must show the hub a secret: set PHUB_TOKEN or --token-file, or serve everybody with --insecure"
     )]
     Secret(#[from] CredentialError),
     /// The certificate of the control port cannot be used.
@@ -104,7 +104,7 @@ pub enum HubError {
     },
     /// The list of NICs leaves no NIC.
     #[error(
-        "RDMA: no NIC is left to be used; this machine's RDMA devices: {}; see --nics",
+        "RDMA: there is no NIC that the hub may use; this machine's RDMA devices: {}; see --nics",
         if .there_are.is_empty() { "none".to_owned() } else { .there_are.join(", ") }
     )]
     NoNic {
@@ -120,7 +120,9 @@ pub enum HubError {
         error: Box<HubError>,
     },
     /// Workers would have no transport to the hub.
-    #[error("--transports names none: no worker could reach the hub; leave the flag out to offer all")]
+    #[error(
+        "--transports names no transport: no worker could reach the hub; leave the flag out to offer all"
+    )]
     NoTransport,
     /// Threads or descriptors ran out.
     #[error("starting the hub: {}{}", .0, advice(.0))]

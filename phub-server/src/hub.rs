@@ -118,7 +118,7 @@ impl Hub {
         let group = group.with_tcp(tcp);
         if settings.checksum {
             tracing::info!(
-                "frames over TCP have checksums; RDMA has those of its NICs, and shared memory moves no bytes"
+                "frames over TCP have checksums; with RDMA the NICs make checksums, and shared memory moves no bytes"
             );
         }
         let (listeners, transports) =
@@ -188,7 +188,7 @@ impl Hub {
         };
         if !fabric::shared_huge_pages() {
             tracing::info!(
-                "windows have small pages; as root, `echo advise > {}` makes them huge, which gains some percent",
+                "windows have small pages; as root, `echo advise > {}` allows huge pages, which are some percent faster",
                 fabric::SHARED_HUGE_PAGES
             );
         }
@@ -373,7 +373,7 @@ fn up(
         (None, Some(_)) => return Err(HubError::Alone),
         (Some(hubs), Some(machine)) => {
             let hubs: Vec<String> = membership::hub_addresses(hubs)?.into_iter().map(str::to_owned).collect();
-            tracing::info!(hubs = hubs.join(","), %machine, "sums go up to other hubs");
+            tracing::info!(hubs = hubs.join(","), %machine, "this hub's sums go up to other hubs");
             Some(HubsAbove { hubs, machine, own: None })
         }
         (_, None) => None,

@@ -42,7 +42,7 @@ pub fn needs(settings: &HubSettings) -> impl Iterator<Item = (&'static str, Foun
 
 fn secret(settings: &HubSettings) -> Found {
     if settings.insecure {
-        return Ok(Some("none is wanted: everybody who reaches the hub is served".to_owned()));
+        return Ok(Some("no secret is needed: the hub serves everybody who reaches it".to_owned()));
     }
     let credential = settings.credential()?;
     credential.secrets()?;

@@ -65,7 +65,7 @@ impl WaitingRoom {
                 if let Some(times) = self.sent_away.count() {
                     tracing::warn!(
                         times,
-                        "data path: {PLACES} connections have not identified themselves, which is the limit; the oldest are \
+                        "data path: {PLACES} connections have not identified themselves, the maximum; the oldest are \
                          closed for new ones"
                     );
                 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use pbox_core::Round;
 
-/// The time before a wanted round in which a hub is asked for it. A hub looks at its jobs' rounds every few seconds.
+/// The time before a wanted round from which on a hub is asked for this round. A hub looks at its jobs' rounds every
+/// few seconds.
 const NEAR: Duration = Duration::from_secs(4);
 
 /// The highest value of [`EachRounds::lead`]: half of the distance that a hub accepts.
@@ -37,8 +38,8 @@ impl EachRounds {
         EachRounds { each, from: Round(0), known: None, former: None, pace: 0.0, lead: 2 }
     }
 
-    /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`. A hub without the
-    /// job is asked, because its answer says so.
+    /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`. `None` counts as
+    /// near: the answer of a hub without the job says that the job is missing.
     pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> (Round, bool) {
         let Some(seen) = seen else { return (self.multiple(self.from), true) };
         self.sees(seen, now);
@@ -48,7 +49,7 @@ impl EachRounds {
         (before, f64::from(known.0) + 1.0 + self.pace * passed >= f64::from(before.0))
     }
 
-    /// Notes that the weights before a wanted round are here.
+    /// Notes that the weights before a wanted round have arrived.
     pub(crate) fn reached(&mut self, before: Round, now: Instant) {
         self.sees(before, now);
         self.from = Round(before.0.saturating_add(1));

@@ -41,11 +41,13 @@ pub enum SourceError {
     Levels { job: String, most: usize },
 
     #[error(
-        "the number of hubs given for job {job:?} is {given}, expected {hubs}; name all of its hubs: HOST:PORT,HOST:PORT"
+        "the number of hubs given for job {job:?} is {given}; expected all {hubs} hubs of the job: HOST:PORT,HOST:PORT"
     )]
     HubCount { job: String, given: usize, hubs: u32 },
 
-    #[error("{first} and {second} are both hub {number} of job {job:?}; give each of its {hubs} hubs once")]
+    #[error(
+        "{first} and {second} are both hub {number} of job {job:?}; give each of the job's {hubs} hubs once"
+    )]
     SameHub { job: String, first: String, second: String, number: u32, hubs: u32 },
 
     #[error(
@@ -53,16 +55,16 @@ pub enum SourceError {
     )]
     OtherJobs { job: String, first: String, second: String },
 
-    #[error("there is no part of job {job:?} at {hubs}; name all of its hubs")]
+    #[error("there is no part of job {job:?} at {hubs}; name all hubs of the job")]
     NoPart { job: String, hubs: String },
 
-    #[error("the state of job {job:?} has no tensor of its weights")]
+    #[error("the state of job {job:?} has no weights, so nothing can be read")]
     NoTensor { job: String },
 
-    #[error("job {job:?} has {keys} keys, and its hubs gave {given}; name all of its hubs")]
+    #[error("job {job:?} has {keys} keys, and its hubs gave {given}; name all hubs of the job")]
     Keys { job: String, keys: usize, given: usize },
 
-    #[error("a hub does not say the shape of key {key:?}; install the same version")]
+    #[error("a hub does not say the shape of key {key:?}; install the same version at both ends")]
     NoShape { key: String },
 
     #[error(
@@ -71,16 +73,16 @@ pub enum SourceError {
     Shape { key: String, first: Vec<usize>, second: Vec<usize> },
 
     #[error(
-        "key {key:?} of job {job:?}: expected its elements from {from} on, and a hub gave {values} values for {elements:?}; give \
-         all hubs of the job once"
+        "key {key:?} of job {job:?}: expected its elements from {from} on, and a hub gave {values} values for elements {elements:?}; give \
+         each hub of the job once"
     )]
     Elements { job: String, key: String, from: usize, values: usize, elements: Range<usize> },
 
-    #[error("the hub at {hub} does not say how long the state is; install the same version")]
+    #[error("the hub at {hub} does not say how long the state is; install the same version at both ends")]
     NoLength { hub: String },
 
     #[error(
-        "the hub at {hub} says that the {only} of job {job:?} have {bytes} bytes, and its model has room for {most}; install the \
+        "the hub at {hub} says that the {only} of job {job:?} have {bytes} bytes, and the job's model has room for {most}; install the \
          same version at both ends"
     )]
     Length { hub: String, job: String, only: Only, bytes: u64, most: u64 },

@@ -45,7 +45,7 @@ pub(crate) struct Ask {
 pub(crate) struct Hubs {
     /// The addresses of the hubs that the user names.
     named: Vec<String>,
-    /// The hubs with the job's state: the named ones, or those at the top of the levels above them.
+    /// The hubs with the job's state: the named hubs, or the hubs at the top of the levels above the named hubs.
     all: Vec<HubOf>,
     /// The job's name at these hubs, if the job was found at the named ones.
     found: Option<String>,
@@ -57,11 +57,11 @@ pub(crate) struct Hubs {
 #[derive(Debug)]
 struct HubOf {
     address: String,
-    /// The name of the start of the hub that has answered. Empty before the first answer.
+    /// The name of the hub's start, which changes when the hub is restarted. Empty before the first answer.
     start: String,
-    /// The keys of the job at the last answer.
+    /// The number of the job's keys in the last answer.
     keys: usize,
-    /// Whether the job ran at the last look.
+    /// Whether the job ran according to the last answer.
     runs: bool,
 }
 
@@ -205,7 +205,7 @@ impl Hubs {
             };
             let Some(&ahead) = MARGINS.get(margin) else {
                 return Err(NoWeights::NotYet(format!(
-                    "the hubs of job {:?} did not give one round in {} tries, the last of them {} rounds ahead; try again",
+                    "the hubs of job {:?} did not all give the state of one round in {} tries, the last one {} rounds ahead; try again",
                     ask.job,
                     MARGINS.len() + 1,
                     MARGINS[MARGINS.len() - 1]
@@ -215,8 +215,8 @@ impl Hubs {
         }
     }
 
-    /// Returns the parts of all hubs, before a round or now. If they do not belong together, asks once more: the job may have
-    /// been made anew after one hub had answered, and before another one did.
+    /// Returns the parts of all hubs, before a round or now. If they do not belong together, asks once more: a new job may
+    /// have begun between the answers of two hubs.
     fn parts(&mut self, ask: &Ask, before: Option<Round>) -> Result<Vec<Decoded>, NoPart> {
         match self.ask_all(ask, before) {
             Err(NoPart::Unlike(_)) => self.ask_all(ask, before),
@@ -335,12 +335,12 @@ impl HubOf {
         }
     }
 
-    /// Returns the length of the longest possible file of the job's weights. It bounds the memory that is reserved.
+    /// Returns the length of the longest possible file of the job's weights. This length bounds the memory that is reserved.
     fn most_bytes(&mut self, ask: &Ask) -> Result<u64, NoWeights> {
         let (start, job) = self.look(ask)?;
         let before = std::mem::replace(&mut self.start, start);
         if !before.is_empty() && before != self.start {
-            return Err(NoWeights::Away(format!("the hub at {} was started anew", self.address)));
+            return Err(NoWeights::Away(format!("the hub at {} was started again", self.address)));
         }
         self.keys = job.as_ref().map_or(0, |job| job.keys);
         // If the hub lacks the job, it refuses with its own message.

@@ -32,14 +32,14 @@ pub struct Names(pub BTreeMap<String, Tensor>);
 #[allow(missing_docs)] // each variant is its message
 pub enum NamesError {
     #[error(
-        "key {key:?}: {seen} is no tensor; expected its name as text, or an object such as {{\"name\": \"NAME\", \"dtype\": \"f32\"}}"
+        "key {key:?}: {seen} describes no tensor; expected the tensor's name, or an object such as {{\"name\": \"NAME\", \"dtype\": \"f32\"}}"
     )]
     Line { key: String, seen: String },
 
     #[error("key {key:?}: the name of its tensor is empty; expected at least one letter, or only \"dtype\"")]
     Empty { key: String },
 
-    #[error("key {key:?} has two lines; expected one")]
+    #[error("key {key:?} has two entries; expected one")]
     Twice { key: String },
 
     #[error("key {key:?}, as tensor {name:?}: dtype {seen}: expected \"f32\", \"bf16\" or \"f16\"")]
@@ -59,7 +59,7 @@ impl<'de> Visitor<'de> for Lines {
     type Value = Names;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("an object with a line for each key that gets another name or type")
+        formatter.write_str("an object with an entry for each key that gets another name or type")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut lines: A) -> Result<Names, A::Error> {
@@ -131,9 +131,9 @@ mod tests {
     #[test]
     fn a_wrong_line_is_named_by_its_key_and_its_tensor() {
         for (line, words) in [
-            ("7", r#"key "b": 7 is no tensor; expected its name as text"#),
-            (r#"{"name": 7}"#, r#"key "b": {"name":7} is no tensor"#),
-            (r#"{"name": "y", "type": "f32"}"#, r#""type":"f32"} is no tensor"#),
+            ("7", r#"key "b": 7 describes no tensor; expected the tensor's name"#),
+            (r#"{"name": 7}"#, r#"key "b": {"name":7} describes no tensor"#),
+            (r#"{"name": "y", "type": "f32"}"#, r#""type":"f32"} describes no tensor"#),
             (
                 r#"{"name": "y", "dtype": "int8"}"#,
                 r#"key "b", as tensor "y": dtype "int8": expected "f32", "bf16" or "f16""#,
@@ -145,6 +145,6 @@ mod tests {
             assert!(error.contains(words), "{error}");
         }
         let twice = serde_json::from_str::<Names>(r#"{"b": "x", "b": "y"}"#).unwrap_err().to_string();
-        assert!(twice.contains(r#"key "b" has two lines"#), "{twice}");
+        assert!(twice.contains(r#"key "b" has two entries"#), "{twice}");
     }
 }

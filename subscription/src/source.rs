@@ -28,11 +28,11 @@ pub struct SourceSettings {
     pub job: String,
     /// The secret or token to show to the hubs. `None` for the one in the environment or in this user's file, if there is one.
     pub credential: Option<Credential>,
-    /// The element type of the weights whose line in `names` has no type.
+    /// The element type of weights for which `names` has no type.
     pub precision: Precision,
     /// Whether the averages of the weights are wanted, which a job with `ema` keeps.
     pub averages: bool,
-    /// Other names for keys, and types of their own.
+    /// The keys that get another name or another element type.
     pub names: Names,
     /// The time limit of the wait for a hub that is away. After this time the reader gets [`NoWeights::Lost`].
     pub hub_wait: Duration,

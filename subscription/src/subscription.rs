@@ -20,7 +20,7 @@ use crate::error::SubscriptionError;
 use crate::source::{Source, SourceSettings};
 use crate::way::{Step, Way};
 
-/// The time between two questions whether a wait is over.
+/// The interval at which a waiting thread asks its caller whether the wait is over.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The time between two tries while there is no new version.
@@ -33,8 +33,8 @@ pub struct Version {
     pub origin: Origin,
     /// The number of the version in its directory. `None` for a version from a hub.
     pub id: Option<VersionId>,
-    /// The number of wanted versions between the last version and this one, which the reader has missed. From hubs only
-    /// [`Wanted::Each`] wants such versions.
+    /// The number of wanted versions between the last version and this one, which the reader has missed. For hubs it is
+    /// 0, except with [`Wanted::Each`].
     pub skipped: u64,
     /// The weights, by name.
     pub weights: Weights,
@@ -49,7 +49,7 @@ pub enum Wanted {
         every: Duration,
     },
     /// Multiples of a number. From hubs, the weights before each round that is a multiple. From a directory, each version whose
-    /// number is a multiple, beginning with the oldest that is there.
+    /// number is a multiple, beginning with the oldest in the directory.
     Each(NonZeroU32),
 }
 
@@ -149,7 +149,7 @@ impl Subscription {
         self.next_version_unless(&mut || false)
     }
 
-    /// Waits for the next version, unless `interrupted` returns true first. It is called 20 times a second.
+    /// Waits for the next version, unless `interrupted`, which is called 20 times a second, returns true first.
     ///
     /// # Errors
     /// See [`SubscriptionError`]. The caller may call again.
@@ -176,8 +176,8 @@ impl Subscription {
 }
 
 impl Drop for Subscription {
-    /// Leaks the end of a channel in the child of a fork. The thread that has the other end is not there, and may have been
-    /// sending.
+    /// Leaks the end of a channel in the child of a fork. The thread with the other end does not exist in the child, and
+    /// may have been sending.
     fn drop(&mut self) {
         if std::process::id() != self.process
             && let Ok(state) = self.state.get_mut()

@@ -16,7 +16,7 @@ fn weights(round: u32) -> Weights {
     weights
 }
 
-/// Publishes versions whose numbers are those of their rounds.
+/// Publishes versions. The number of each version is the number of its round.
 fn publish(publisher: &mut Publisher, rounds: std::ops::RangeInclusive<u32>) {
     for round in rounds {
         let origin = Origin { job: "job".into(), round };

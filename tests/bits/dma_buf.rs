@@ -228,7 +228,7 @@ fn a_dma_buf_is_refused_before_the_hub_is_asked() {
     let by_tcp = with_dma_buf(|config| config.transport = Some(Transport::Tcp));
     let no_dma_buf = with_dma_buf(|_| ());
     for (error, expected) in [
-        (compressed, "compression reads gradients from host memory; leave out one of the two"),
+        (compressed, "compression reads gradients from host memory; leave out dma_buf or the compression"),
         (by_tcp, "gradients in a dma-buf are sent by RDMA alone; ask for the transport verbs"),
         (no_dma_buf, "the descriptor is of no dma-buf (its file system is 0x"),
     ] {

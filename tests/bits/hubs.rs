@@ -138,7 +138,7 @@ fn workers_that_name_the_hubs_in_another_order_are_refused() {
         Session::join(config).map(drop).expect_err("they cannot meet").to_string()
     });
     let told =
-        outcomes.iter().any(|words| words.contains("has this hub as hub") && words.contains("asks for hub"));
+        outcomes.iter().any(|words| words.contains("this hub is hub") && words.contains("asks for hub"));
     assert!(told, "{outcomes:?}");
 }
 

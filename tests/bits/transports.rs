@@ -111,7 +111,7 @@ fn a_worker_takes_the_best_transport_and_says_why() {
         &["no transport reaches the data path", "shm: the hub does not offer this transport"],
     );
     let nothing = HubSettings { transports: Some(Vec::new()), ..settings(1, PATIENT_S) };
-    says(Hub::start(&nothing).unwrap_err(), &["--transports names none"]);
+    says(Hub::start(&nothing).unwrap_err(), &["--transports names no transport"]);
 }
 
 /// The hub sees no connection of this worker. Without the worker's report, the hub would wait for heartbeats

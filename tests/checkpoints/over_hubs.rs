@@ -298,7 +298,7 @@ fn no_checkpoint_is_removed_for_a_pass_that_hub_0_does_not_confirm() {
     // Hub 0 has a new job.
     let pass = join_by_hand(&hubs[0], "job", &at(0, None)).pass.unwrap();
     assert_eq!(pass.first_round, Round(5));
-    says(refused(former), &["hub 0 of the job", "no job \"job\"", "has this secret"]);
+    says(refused(former), &["hub 0 of the job", "no job \"job\"", "with this secret"]);
     let other = Pass { first_round: Round(3), ..pass.clone() };
     says(refused(other), &["hub 0 of the job", "begins with round 5"]);
     join_by_hand(&hubs[1], "job", &at(1, Some(pass)));

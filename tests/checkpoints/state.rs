@@ -270,7 +270,10 @@ fn a_bad_state_is_refused() {
     let second = join_by_hand(&hub, "job", &join_request(1, 2));
     let offered = |token: &str, before: u32| offer(&hub, "job", token, before);
     says(offered(&second.token, 3).unwrap_err(), &["400: worker 1 offers a state", "rank 0"]);
-    says(offered(&first.token, 0).unwrap_err(), &["400: a state before round 0", "expected a round from 1"]);
+    says(
+        offered(&first.token, 0).unwrap_err(),
+        &["400: the state is before round 0", "expected a round from 1"],
+    );
     says(offered(&first.token, u32::MAX).unwrap_err(), &["400", "is not a round"]);
     says(offered(&first.token, Round::LIMIT.0).unwrap_err(), &["400", "below 4026531839"]);
     says(offered("none", 3).unwrap_err(), &["404", "no worker"]);
@@ -282,7 +285,7 @@ fn a_bad_state_is_refused() {
     let averages = join_by_hand(&hub, "average", &average);
     says(
         offer(&hub, "average", &averages.token, 3).unwrap_err(),
-        &["400: a state for the optimizer average, which keeps none"],
+        &["400: the optimizer average keeps no state"],
     );
 
     // The sender is named only in a header, and never in the address.

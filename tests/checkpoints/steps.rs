@@ -152,7 +152,7 @@ fn states_of_keys_that_do_not_exist_are_not_set_to_zero() {
     let mut session = Session::join(config.clone()).unwrap();
     session.broadcast_written().unwrap();
     let refused = session.set_numbers(Numbers::new(ADAM), &[KeyId(3)]).unwrap_err().to_string();
-    assert!(refused.contains("reset: key 3 of 3"), "{refused}");
+    assert!(refused.contains("reset: there is no key 3 of 3"), "{refused}");
     session.leave().unwrap();
     config.terms.level.consistency = Consistency::Asp;
     config.compare_every = 0;

@@ -210,7 +210,7 @@ fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
             Err(error) => break error,
         }
     };
-    says(error, &["job \"job\"", "it could not reconnect"]);
+    says(error, &["job \"job\"", "this worker could not reconnect"]);
 }
 
 /// A killed worker makes no links, and is named as dead. The hub may first see the end of its links, or of

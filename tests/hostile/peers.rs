@@ -38,7 +38,7 @@ fn a_stranger_can_neither_hold_nor_release_a_job() {
             body["secret"] = json!(secret);
             let (status, why) = post_as(hub, &format!("{JOB}/{verb}"), &as_hub("job"), body.to_string());
             assert_eq!(status, 404, "{verb}: {why}");
-            says(why, &["over several hubs here has this secret"]);
+            says(why, &["over several hubs with this secret"]);
         }
         let (status, why) = post_as(hub, &format!("{JOB}/{verb}"), &as_hub("job"), body.to_string());
         assert_eq!(status, 400, "{verb} without a secret: {why}");
@@ -69,7 +69,7 @@ fn a_join_that_does_not_name_its_hubs_is_refused() {
         (at_second(&names[..1], Some(pass())), "peers names 1 hubs"),
         (at_second(&names, None), "the pass is missing"),
         (at_second(&names, Some(Pass { secret: "1".repeat(31), ..pass() })), "no secret of 32"),
-        (JoinRequest { hub: 0, ..good.clone() }, "which hub 0 itself gives"),
+        (JoinRequest { hub: 0, ..good.clone() }, "only hub 0 gives passes"),
         (JoinRequest { hub: 0, terms: join_request(0, 1).terms, ..good.clone() }, "peers names 2 hubs"),
     ] {
         let (status, why) = refusal(&hub, "/v1/jobs/job/join", serde_json::to_vec(&request).unwrap());

@@ -104,7 +104,7 @@ fn a_chunk_twice_in_a_round() {
     // If the victim's push of the chunk arrives between the two pushes of the attacker, the second one
     // belongs to an old round.
     assert!(
-        ["chunk 3 twice in round 0", "chunk 3 for a round that ends in 0, but round 1"]
+        ["chunk 3 twice in round 0", "chunk 3 for a round whose number ends in 0, but round 1"]
             .iter()
             .any(|words| error.contains(words)),
         "{error}"

@@ -161,6 +161,6 @@ fn a_hello_that_is_replayed_or_made_up_is_refused() {
         let (stream, tell) = (stream.try_clone().unwrap(), tell.clone());
         std::thread::spawn(move || tell.send(told(stream)));
     }
-    says(hear.recv().unwrap(), &["link 0 of the same worker is there already"]);
+    says(hear.recv().unwrap(), &["link 0 of the same worker has a connection already"]);
     assert!(hear.try_recv().is_err(), "the other one stays");
 }

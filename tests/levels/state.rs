@@ -166,7 +166,7 @@ fn a_bad_offer_and_a_bad_state_are_refused_below_other_hubs() {
     let rank_0 = join_by_hand(first, "job", &join_request(0, 2));
     let rank_1 = join_by_hand(first, "job", &join_request(1, 2));
     says(offer(first, "job", &rank_1.token, 3).unwrap_err(), &["400: worker 1 offers a state", "rank 0"]);
-    says(offer(first, "job", &rank_0.token, 0).unwrap_err(), &["400: a state before round 0"]);
+    says(offer(first, "job", &rank_0.token, 0).unwrap_err(), &["400: the state is before round 0"]);
     says(bring(first, "job", &rank_0.token, vec![0; 4]).1, &["expects no state from worker 0"]);
     let bytes = offer(first, "job", &rank_0.token, 3).unwrap().unwrap() as usize;
     assert_eq!(bytes, 4 * elements());

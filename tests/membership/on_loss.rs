@@ -143,7 +143,7 @@ fn without_weights(hubs: &[Hub]) {
     let mut sessions = join_all(2, |rank| config(hubs, rank, 2));
     drop(sessions.remove(0));
     let error = sessions[0].broadcast_weights(|_, _: &mut [f32]| ()).unwrap_err();
-    says(error, &["\"job\" failed", "worker 0 is gone before all had the first weights"]);
+    says(error, &["\"job\" failed", "worker 0 is gone before all workers had the first weights"]);
 }
 
 #[test]

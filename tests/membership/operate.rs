@@ -27,7 +27,7 @@ fn a_job_is_stopped_after_its_checkpoint_and_its_workers_are_told() {
     assert_eq!(checkpoint_error, None);
     assert!(checkpoint.unwrap().round.0 > 0);
     assert!(dir.path().join("job.safetensors").exists());
-    says(sessions[0].wait_all().unwrap_err(), &["\"job\" failed", "an operator stopped it"]);
+    says(sessions[0].wait_all().unwrap_err(), &["\"job\" failed", "an operator stopped the job"]);
 
     push_all(&mut beside[0]).unwrap();
     beside[0].wait_all().unwrap();

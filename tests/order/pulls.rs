@@ -209,7 +209,10 @@ fn a_wait_that_would_never_end_is_an_error() {
     session.broadcast_weights::<f32>(|_, weights| weights.fill(1.0)).unwrap();
     let keys: Vec<KeyId> = session.keys().collect();
     session.push(keys[0]).unwrap();
-    says(session.wait(keys[0]).unwrap_err(), &["pulled in batches", "push every key", "or pull at once"]);
+    says(
+        session.wait(keys[0]).unwrap_err(),
+        &["pulled in batches", "push every key", "or leave out batches"],
+    );
     keys[1..].iter().for_each(|&key| session.push(key).unwrap());
     session.wait_all().unwrap();
     session.leave().unwrap();

@@ -62,5 +62,5 @@ fn in_the_container() {
     }
     // The error is about this end, and gives the advice.
     let error = with(Some(vec![Transport::Shm])).map(drop).unwrap_err();
-    says(error, &["this process may not make memory that it shares (memfd_create: ", "seccomp", "TCP alone"]);
+    says(error, &["this process may not make shared memory (memfd_create: ", "seccomp", "TCP alone"]);
 }

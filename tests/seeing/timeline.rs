@@ -260,5 +260,5 @@ fn a_file_that_cannot_be_written_is_an_error_at_the_start() {
     says(refused(config), &["PHUB_TRACE", "run.rank0.json", words[1], words[2]]);
     let mut none = get(&hub, "/v1/trace", &[("authorization", &authorization())]);
     assert_eq!(none.status(), 404);
-    says(none.body_mut().read_to_string().unwrap(), &["notes no timeline", "--trace FILE"]);
+    says(none.body_mut().read_to_string().unwrap(), &["records no timeline", "--trace FILE"]);
 }

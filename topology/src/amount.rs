@@ -10,7 +10,7 @@ pub fn bytes(bytes: u64) -> String {
     }
     let mut value = bytes as f64;
     let mut unit = 0;
-    // 999.5 would be printed as 1000, so the next unit is used from there on.
+    // 999.5 would be printed as 1000, so the next unit is used from 999.5 on.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;

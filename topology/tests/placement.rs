@@ -133,7 +133,7 @@ fn a_nic_on_a_node_without_owners_is_served_from_elsewhere() {
     let plan = place(&host, &request).unwrap();
     assert_eq!(cpus(&plan), [1, 0], "an explicit list keeps its order");
     assert!(plan.nics().iter().all(|nic| nic.cores.len() == 1));
-    assert!(has_reason(&plan, "nic1 is on node 1, which has no owner: node 0 serves it."));
+    assert!(has_reason(&plan, "nic1 is on node 1, which has no owning core: node 0 serves it."));
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn cores_are_dealt_to_nics_by_speed() {
     assert_eq!(plan.nic_balance().unwrap().max_over_mean, 1.0);
     host.nics[1].speed = None;
     let plan = place(&host, &Request::new(&[1; 1000])).unwrap();
-    assert!(has_reason(&plan, "Speed unknown: nic1: counted as 100 Gb/s"));
+    assert!(has_reason(&plan, "The speed of nic1 is unknown: counted as 100 Gb/s"));
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl fmt::Display for OtherBits {
         let (one_bits, other_bits) = (one.to_bits(), other.to_bits());
         write!(
             f,
-            "key {key:?}, element {element}: {one:e} (bits {one_bits:08x}) and {other:e} (bits {other_bits:08x})"
+            "key {key:?}, element {element}: {one:e} (bits {one_bits:08x}) differs from {other:e} (bits {other_bits:08x})"
         )
     }
 }
@@ -91,7 +91,8 @@ impl Weights {
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// Returns the first element whose bits differ; `None` if all bits are equal. Both must have the shape of `network`.
+    /// Returns the first element whose bits differ; `None` if all bits are equal. Both sets of weights must have the
+    /// shape of `network`.
     pub fn difference(&self, other: &Weights, network: &Network) -> Option<OtherBits> {
         network.keys().into_iter().zip(self.0.iter().zip(&other.0)).find_map(|(key, (ours, theirs))| {
             let element =

@@ -134,10 +134,10 @@ pub(crate) fn apply(encoding: Encoding, frame: &[u8], bytes: &mut [u8]) -> io::R
     };
     // Bytes after the last byte of the change are an error, however many follow.
     if contents.read(&mut [0])? > 0 {
-        return Err(faulty("the change is longer than its tensor"));
+        return Err(faulty("the delta is longer than its tensor"));
     }
     if !contents.finish().is_empty() {
-        return Err(faulty("bytes follow the frame of the change"));
+        return Err(faulty("bytes follow the compressed frame of the delta"));
     }
     Ok(checksum)
 }
@@ -150,21 +150,23 @@ fn apply_overwrite(contents: &mut impl Read, bytes: &mut [u8]) -> io::Result<Str
     let mut count = [0; 4];
     contents.read_exact(&mut count)?;
     let count = u32::from_le_bytes(count) as usize;
-    // The memory for positions is bounded by the tensor's.
+    // The tensor's size bounds the memory for positions.
     if count > bytes.len() {
-        return Err(faulty("more bytes change than the tensor has"));
+        return Err(faulty("the delta changes more bytes than the tensor has"));
     }
     let mut positions = vec![0; 4 * count];
     contents.read_exact(&mut positions)?;
     let mut values = BufReader::with_capacity(BLOCK_BYTES, contents);
     for position in positions.chunks_exact(4) {
         let position = u32::from_le_bytes(position.try_into().expect("four bytes")) as usize;
-        let byte = bytes.get_mut(position).ok_or_else(|| faulty("a position is after the tensor's end"))?;
+        let byte = bytes
+            .get_mut(position)
+            .ok_or_else(|| faulty("a position of the delta is after the tensor's end"))?;
         values.read_exact(std::slice::from_mut(byte))?;
     }
     match values.buffer() {
         [] => Ok(checksum(bytes)),
-        _ => Err(faulty("the change is longer than its tensor")),
+        _ => Err(faulty("the delta is longer than its tensor")),
     }
 }
 
@@ -237,9 +239,9 @@ mod tests {
             assert_eq!(apply(Encoding::Overwrite, &frame, &mut bytes).unwrap(), checksum(&[5, 1, 7, 2]));
         }
         for (contents, why) in [
-            (&[5, 0, 0, 0][..], "more bytes change than the tensor has"),
-            (&[1, 0, 0, 0, 4, 0, 0, 0, 9], "a position is after the tensor's end"),
-            (&[1, 0, 0, 0, 3, 0, 0, 0, 9, 9], "the change is longer than its tensor"),
+            (&[5, 0, 0, 0][..], "the delta changes more bytes than the tensor has"),
+            (&[1, 0, 0, 0, 4, 0, 0, 0, 9], "a position of the delta is after the tensor's end"),
+            (&[1, 0, 0, 0, 3, 0, 0, 0, 9, 9], "the delta is longer than its tensor"),
         ] {
             let frame = zstd::encode_all(contents, LEVEL).unwrap();
             let error = apply(Encoding::Overwrite, &frame, &mut bytes).unwrap_err().to_string();

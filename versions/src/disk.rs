@@ -115,7 +115,7 @@ fn put(
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let hidden = dir.join(format!("{HIDDEN}{}-{file}", std::process::id()));
     let written = create(&hidden, write).and_then(|()| name(&hidden));
-    // The hidden name is also removed after a failure, and after a link, which keeps it.
+    // The hidden name is also removed after a failure, and after a hard link, which leaves the name there.
     drop(fs::remove_file(&hidden));
     written.and_then(|()| sync(dir))
 }

@@ -33,7 +33,7 @@ pub enum VersionError {
     Empty { path: PathBuf },
 
     #[error(
-        "{path}: version {version} is a delta on version {base}, which is gone; read a later version, or wait for the next whole one"
+        "{path}: version {version} is a delta on version {base}, which was removed; read a later version, or wait for the next whole version"
     )]
     BaseGone { path: PathBuf, version: VersionId, base: VersionId },
 
@@ -44,13 +44,13 @@ pub enum VersionError {
     Checksum { path: PathBuf, version: VersionId, tensor: String, expected: String, seen: String },
 
     #[error(
-        "{path}: tensor {tensor:?} has {bytes} bytes, and positions of an overwrite delta reach less than 4 GiB; publish with \
-         --delta xor or smaller"
+        "{path}: tensor {tensor:?} has {bytes} bytes, and an overwrite delta takes tensors below 4 GiB; publish with \
+         --delta xor or --delta smaller"
     )]
     TooLong { path: PathBuf, tensor: String, bytes: u64 },
 
     #[error(
-        "{path}: expected the name of the job whose versions are beside it, and the file is empty; write the job's \
+        "{path}: expected the name of the job whose versions are in this directory, and the file is empty; write the job's \
          name into the file"
     )]
     NoJob { path: PathBuf },

@@ -132,7 +132,7 @@ impl Index {
         let about = index.about().map_err(faulty)?;
         if about.id != id {
             return Err(faulty(format!(
-                "the index names version {}, but its directory is that of version {id}",
+                "the index names version {}, but lies in the directory of version {id}",
                 about.id
             )));
         }
@@ -153,7 +153,7 @@ impl Index {
         let id: VersionId = version.parse()?;
         let base = base_version.as_deref().map(str::parse::<VersionId>).transpose()?;
         if base.is_some_and(|base| base >= id) {
-            return Err(format!("base_version {base_version:?}: expected one before version {id}"));
+            return Err(format!("base_version {base_version:?}: expected a version before {id}"));
         }
         let encoding = delta_encoding.as_deref().map(str::parse::<Encoding>).transpose()?;
         let is_delta = (delta_encoding.is_some(), compression_format.as_deref());
@@ -161,7 +161,7 @@ impl Index {
         if is_delta != expected || checksum_format != "xxh3-128" {
             return Err(format!(
                 "delta_encoding {delta_encoding:?}, compression_format {compression_format:?} and checksum_format \
-                 {checksum_format:?}: expected them of a {}, and xxh3-128",
+                 {checksum_format:?}: expected for a {}; and the checksum format xxh3-128",
                 base.map_or("whole version: none", |_| "delta: xor or overwrite, zstd")
             ));
         }
@@ -227,11 +227,11 @@ mod tests {
     #[test]
     fn fields_of_others_are_refused() {
         for (from, to, said) in [
-            ("\"000006\"", "\"000007\"", "expected one before version 000007"),
-            ("\"000007\"", "\"000008\"", "its directory is that of version 000007"),
+            ("\"000006\"", "\"000007\"", "expected a version before 000007"),
+            ("\"000007\"", "\"000008\"", "lies in the directory of version 000007"),
             ("\"000007\"", "\"7 \"", "expected at most 18 digits"),
             ("\"xor\"", "\"sub\"", "delta_encoding \"sub\": expected xor or overwrite"),
-            ("\"base_version\"", "\"based_on\"", "expected them of a whole version: none"),
+            ("\"base_version\"", "\"based_on\"", "expected for a whole version: none"),
             ("\"zstd\"", "\"gzip\"", "compression_format"),
             ("\"xxh3-128\"", "\"adler32\"", "checksum_format"),
             ("\"1200\"", "\"-1\"", "phub_round"),

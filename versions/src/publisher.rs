@@ -103,20 +103,21 @@ fn check_also(also: &[PathBuf]) -> Result<(), VersionError> {
     for path in also {
         let (name, _) = open_also(path)?;
         if !names.insert(name) {
-            let why = "expected files with different names, each once; another one has this name";
+            let why = "expected files with different names; another file has this name, too";
             return Err(VersionError::faulty(path, ALSO, why));
         }
     }
     Ok(())
 }
 
-/// Opens a file that whole versions get a copy of. Returns its name there.
+/// Opens a file that whole versions get a copy of. Returns the name of the copies.
 fn open_also(path: &Path) -> Result<(&str, File), VersionError> {
     let name = path.file_name().and_then(|name| name.to_str()).filter(|name| !name.ends_with(".safetensors"));
     let wrong =
         || VersionError::faulty(path, ALSO, "expected a UTF-8 name that does not end in .safetensors");
     let name = name.ok_or_else(wrong)?;
-    let file = File::open(path).map_err(VersionError::disk(path, "opening a file for whole versions"))?;
+    let file = File::open(path)
+        .map_err(VersionError::disk(path, "opening a file to copy next to whole versions"))?;
     Ok((name, file))
 }
 
@@ -159,8 +160,8 @@ impl Publisher {
     /// Opens a directory, or creates it, and continues the numbers of its versions.
     ///
     /// # Errors
-    /// Returns an error if another program publishes there, if the directory cannot be read or written, or if a file to
-    /// copy cannot be read or has the name of another one.
+    /// Returns an error if another program publishes in the directory, or if the directory cannot be read or written.
+    /// Returns an error if a file to copy cannot be read, or if two such files have one name.
     pub fn open(dir: &Path, rules: Rules) -> Result<Self, VersionError> {
         check_also(&rules.also)?;
         std::fs::create_dir_all(dir).map_err(VersionError::disk(dir, "making it"))?;
@@ -337,9 +338,9 @@ impl Publisher {
         Ok(())
     }
 
-    /// Removes the versions on which no kept version builds, the newest of them first. If a kill interrupts the removal,
-    /// the remaining versions still begin with a whole version. Returns the number of removed versions, and the error of one
-    /// that could not be removed.
+    /// Removes the versions on which no kept version builds, the newest of them first. If a kill interrupts the removal, the
+    /// remaining versions still begin with a whole version. Returns the number of removed versions, and the error of a
+    /// version that could not be removed.
     fn remove_old(&self) -> (usize, Option<VersionError>) {
         let all = match readable(&self.dir) {
             Ok(all) if all.is_empty() => return (0, None),

@@ -21,7 +21,7 @@ use crate::weights::{Tensor, Weights};
 #[derive(Debug)]
 pub struct Reader {
     dir: PathBuf,
-    /// The reader's version, and the index that it had.
+    /// The reader's version, and its index when the reader read it.
     own: Option<(At, Index)>,
 }
 
@@ -51,7 +51,7 @@ pub struct Listed {
     pub bytes: u64,
 }
 
-/// Lists the versions of a directory, in order. A version without an index is none, see [`without_index`].
+/// Lists the versions of a directory, in order. Leaves out versions without an index, see [`without_index`].
 ///
 /// # Errors
 /// Returns an error if the directory or an index cannot be read.
@@ -59,8 +59,8 @@ pub fn list(dir: &Path) -> Result<Vec<Listed>, VersionError> {
     versions(dir)?.into_iter().filter(|&id| has_index(dir, id)).map(|id| listed(dir, id)).collect()
 }
 
-/// Returns an error for each version of a directory that has no index: it is being written, or its publisher ended before it
-/// was whole. Publishers of other programs write the index last, in the directory that readers see.
+/// Returns an error for each version of a directory that has no index: the version is being written, or its publisher ended
+/// early. Publishers of other programs write the index last, in the directory that readers see.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
@@ -69,7 +69,7 @@ pub fn without_index(dir: &Path) -> Result<Vec<VersionError>, VersionError> {
     Ok(without.map(|id| VersionError::NoIndex { path: of_version(dir, id) }).collect())
 }
 
-/// Whether a version has an index. A version whose directory cannot be read has one: reading it gives the reason.
+/// Whether a version has an index. True if the directory cannot be read: the reader then gets the reason.
 fn has_index(dir: &Path, id: VersionId) -> bool {
     of_version(dir, id).join(INDEX).try_exists().unwrap_or(true)
 }
@@ -170,7 +170,7 @@ impl Reader {
         Ok(at)
     }
 
-    /// Changes weights from those of the version on which `about` builds to those of its own version.
+    /// Changes the weights of the base of `about` to the weights of its version.
     fn step(&self, index: &Index, about: &About, weights: &mut Weights) -> Result<(), VersionError> {
         let dir = of_version(&self.dir, about.id);
         if about.base.is_none() {
@@ -194,11 +194,14 @@ impl Reader {
                     Some(base) => {
                         let tensor = weights.0.get_mut(&name);
                         let tensor = tensor.ok_or_else(|| {
-                            faulty(format!("{name:?}: version {} has no such tensor", base.id))
+                            faulty(format!(
+                                "tensor {name:?} of a delta: its base, version {}, has no such tensor",
+                                base.id
+                            ))
                         })?;
                         if stored.dtype != Dtype::U8 {
                             return Err(faulty(format!(
-                                "{name:?}: expected a frame as U8, and it is {:?}",
+                                "tensor {name:?} of a delta has type {:?}; expected U8",
                                 stored.dtype
                             )));
                         }

@@ -73,7 +73,7 @@ pub(crate) fn read(
     let (there, expected): (BTreeSet<&str>, BTreeSet<&str>) =
         (tensors.names().into_iter().collect(), names.iter().copied().collect());
     if let Some(name) = there.symmetric_difference(&expected).next() {
-        return Err(faulty(format!("tensor {name:?} is only in the file, or only in the index")));
+        return Err(faulty(format!("tensor {name:?} is missing in the file or in the index")));
     }
     let prefix = if is_whole { CHECKSUM } else { "" };
     let metadata = header.metadata().clone().unwrap_or_default();

@@ -155,7 +155,7 @@ fn field(dir: &Path, id: u64, field: &str) -> Option<String> {
 
 #[test]
 fn deltas_have_the_form_that_is_asked_for_or_the_shorter_one() {
-    // A bit of every byte changes, or two bytes among many. Positions are shorter for the latter.
+    // In `noise` a bit of every byte changes. In `few` two bytes among many change, and positions make the shorter delta.
     let noise = |number: u32| (0..4000u32).map(move |n| n.wrapping_mul(0x9e37_79b9) ^ (number * 0x0101_0101));
     let few =
         |number: u32| (0..4000u32).map(move |n| if n == 17 { number } else { n.wrapping_mul(0x9e37_79b9) });
@@ -228,9 +228,13 @@ fn files_that_whole_versions_cannot_have_are_named_before_a_directory_is_made() 
         let rules = Rules { also: vec![first.clone(), second.clone()], ..Rules::default() };
         Publisher::open(&to, rules).unwrap_err().to_string()
     };
-    assert!(refused().contains("other/config.json: opening a file for whole versions"), "{}", refused());
+    assert!(
+        refused().contains("other/config.json: opening a file to copy next to whole versions"),
+        "{}",
+        refused()
+    );
     std::fs::write(&second, "{}").unwrap();
-    assert!(refused().contains("another one has this name"), "{}", refused());
+    assert!(refused().contains("another file has this name"), "{}", refused());
     assert!(!to.exists());
 }
 
@@ -378,7 +382,7 @@ fn a_delta_whose_base_is_gone_is_named() {
     }
     std::fs::remove_dir_all(dir.path().join("weight_v000002")).unwrap();
     let error = read(dir.path(), 3).unwrap_err().to_string();
-    assert!(error.contains("version 000003 is a delta on version 000002, which is gone"), "{error}");
+    assert!(error.contains("version 000003 is a delta on version 000002, which was removed"), "{error}");
 }
 
 #[test]

@@ -95,13 +95,13 @@ pub struct Weights(pub(crate) BTreeMap<String, Tensor>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum NotWeights {
-    #[error("tensor {name:?} has {values} values, and its shape {shape:?} needs another number")]
+    #[error("tensor {name:?} has {values} values, which do not fit its shape {shape:?}")]
     Shape { name: String, shape: Vec<usize>, values: usize },
 
     #[error("tensor {name:?} occurs twice")]
     Twice { name: String },
 
-    #[error("a tensor cannot have the name {name:?}: safetensors files use it themselves")]
+    #[error("a tensor cannot have the name {name:?}: safetensors files use this name themselves")]
     Reserved { name: String },
 }
 

@@ -1,5 +1,5 @@
-//! The demo's task: to which of two spirals a point belongs. A small network learns that within seconds, and
-//! its answer is a picture.
+//! The demo's task: to which of two spirals a point belongs. A small network learns the task within seconds,
+//! and draws its answer as a picture.
 
 use std::f32::consts::{PI, TAU};
 use std::fmt::Write as _;

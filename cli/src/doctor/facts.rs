@@ -122,7 +122,7 @@ impl Cpus {
 pub(crate) struct KernelRdma {
     /// The devices, by name.
     pub devices: Vec<String>,
-    /// Whether programs can use them: ib_uverbs is loaded.
+    /// Whether programs can use the devices: ib_uverbs is loaded.
     pub for_programs: bool,
 }
 

@@ -97,13 +97,13 @@ impl DoctorArgs {
         let seen = control_port::look(settings.listen);
         serve::needs(settings, &seen).for_each(|check| report.add(check));
         for warning in environment_warnings() {
-            report.add(Check::warn("environment", warning, "unset it, or set what was meant"));
+            report.add(Check::warn("environment", warning, "unset the variable, or correct its name"));
         }
         for warning in &nccl.warnings {
             report.add(Check::warn(
                 "NCCL's settings",
                 warning,
-                "unset it for this hub, or set ours in its place",
+                "unset the variable for this hub, or set the hub's own setting in its place",
             ));
         }
         let rdma = check_rdma(&mut report, settings, &host, &nccl);

@@ -77,7 +77,7 @@ impl CapacityArgs {
             .collect();
         let mut text = format!(
             "This machine as a hub of {}, {} a copy; each worker computes {samples} samples/s in batches of {}\n\
-             A worker pushes {each:.3} GB/s, and gets as much\n\n",
+             A worker pushes {each:.3} GB/s, and gets weights at the same rate\n\n",
             model.name,
             mb(bytes),
             self.batch
@@ -89,7 +89,7 @@ impl CapacityArgs {
         let next = match limits.as_slice() {
             [] => "No limit is known: NICs have no speeds here. Give --memory-gb-s.".to_owned(),
             [only] => format!(
-                "At most {} workers. The first limit: {}. The speed of the other one (NICs or memory) is not known.",
+                "At most {} workers. The first limit: {}. The speed of the other resource (NICs or memory) is not known.",
                 only.workers.floor(),
                 only.name
             ),
@@ -104,7 +104,7 @@ impl CapacityArgs {
         };
         let _ = writeln!(text, "\n{next}");
         text.push_str(
-            "This bound is on paper: it ignores cores, and assumes that the cache saves nothing.\n",
+            "This bound is computed, not measured: it ignores cores, and assumes that no byte is read from a cache.\n",
         );
         Ok(text)
     }

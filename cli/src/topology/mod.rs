@@ -137,7 +137,7 @@ impl TopologyArgs {
         out::all(text)
     }
 
-    /// Returns text and picture of the machine. If there is a model, they include a plan for the model.
+    /// Returns text and picture of the machine. If there is a model, text and picture include a plan for the model.
     fn of_one(&self, host: &Host) -> anyhow::Result<(String, String)> {
         let mut text = String::new();
         let model = self.model.keys()?;

@@ -22,15 +22,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Publish a job's weights while it trains, as versions in a directory that engines read.
 ///
 /// Each version is the weights of one round, in a directory weight_v000001, weight_v000002, ... that appears whole. Most are
-/// deltas: what changed since the version before, exactly, in a zstd frame for each tensor. SGLang, slime and
-/// miles read this layout; `phub-server versions` makes a safetensors file of any version. No worker waits for a version, and the
-/// hub has a copy of the job's state while it sends one. After a restart it continues. It ends with the job, or by Ctrl-C.
+/// deltas: what changed since the version before, exactly, in a zstd frame for each tensor. SGLang, slime and miles read this
+/// layout; `phub-server versions` makes a safetensors file of any version. No worker waits for a version, and the hub has a copy
+/// of the job's state while it sends one. After a restart `publish` continues. It ends with the job, or by Ctrl-C.
 #[derive(Clone, Debug, Parser)]
 pub struct PublishArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The directory. It is created if it is missing. The umask decides who may read it.
+    /// The directory. It is created if it is missing. The umask decides who may read the directory.
     #[arg(long, value_name = "DIRECTORY")]
     to: PathBuf,
 
@@ -43,7 +43,7 @@ pub struct PublishArgs {
     #[arg(long, value_name = "ROUNDS", conflicts_with_all = ["every", "once"])]
     each_rounds: Option<NonZeroU32>,
 
-    /// The longest time that it waits for a hub that is away, and until its job runs again. It then ends with an error.
+    /// The longest time without a hub, or without its job after the hub's return. Then `publish` ends with an error.
     #[arg(long, value_name = "SECONDS", default_value_t = HUB_WAIT.as_secs())]
     hub_wait: u64,
 
@@ -93,7 +93,9 @@ impl PublishArgs {
         publisher.check_job(&self.source.job)?;
         let mut out = Out::default();
         if let Some(why) = publisher.unreadable() {
-            out.line(format_args!("the next version is whole, because the newest cannot be read: {why}"))?;
+            out.line(format_args!(
+                "the next version is whole and no delta, because the newest version cannot be read: {why}"
+            ))?;
         }
         // A fetch waits for the hub on a thread, for which the process does not wait.
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -202,7 +204,7 @@ impl Publishing {
         let Published { id, is_whole, tensors, bytes, removed, warnings } =
             self.publisher.publish(origin, weights)?;
         for why in warnings {
-            self.out.line(format_args!("warning: version {id} is published, and {why}"))?;
+            self.out.line(format_args!("warning about version {id}, which is published: {why}"))?;
         }
         let what = if is_whole { "whole" } else { "delta" };
         let gone = if removed > 0 { format!(", {removed} old removed") } else { String::new() };

@@ -14,7 +14,7 @@ const NAMES_BYTES: u64 = 64 << 20;
 /// Settings about the job whose weights are wanted.
 #[derive(Clone, Debug, Args)]
 pub struct SourceArgs {
-    /// The job. Its hubs keep its weights: its optimizer is not `average` or `sum`.
+    /// The job. Its optimizer is not `average` or `sum`, so its hubs keep its weights.
     #[arg(value_name = "JOB")]
     pub job: String,
 
@@ -41,10 +41,10 @@ fn precisions() -> impl TypedValueParser<Value = Precision> {
 }
 
 impl SourceArgs {
-    /// Returns the source. It waits for a hub that is away within the limit.
+    /// Returns the source, which waits up to `hub_wait` for a hub that is away.
     ///
     /// # Errors
-    /// Returns an error if the job's name cannot be one, or the secret or the file of names cannot be read.
+    /// Returns an error if the job's name is invalid, or if the secret or the file of names cannot be read.
     pub(super) fn source(&self, hub_wait: Duration) -> anyhow::Result<Source> {
         let names = self.names.as_deref().map(read_names).transpose()?.unwrap_or_default();
         let (precision, averages) = (self.dtype, self.ema);

@@ -22,8 +22,8 @@ enum Command {
         /// The directory of `phub-server publish --to`.
         directory: PathBuf,
     },
-    /// Read every version, and compare each tensor with its checksum. Fails at the first that differs, and at last if a version
-    /// has no index.
+    /// Read every version, and compare each tensor with its checksum. Fails at the first tensor that differs, and at the end if
+    /// a version has no index.
     Verify {
         /// The directory of `phub-server publish --to`.
         directory: PathBuf,

@@ -80,7 +80,7 @@ fn a_directory_that_was_replaced_is_locked_before_it_is_written() {
     let (store, job) = (CheckpointStore::open(&dir).unwrap(), Job::small(SGD));
     std::fs::rename(&dir, &away).unwrap();
     let error = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap_err();
-    says(error, &["/here", "still the same", "make the directory"]);
+    says(error, &["/here", "was not replaced", "make the directory"]);
     let second = CheckpointStore::open(&dir).unwrap();
     let error = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap_err();
     says(error, &["/here", "in use by another hub"]);

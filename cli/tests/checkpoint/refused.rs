@@ -97,14 +97,14 @@ fn another_version_is_named_with_the_program_that_reads_it() {
 #[test]
 fn values_of_another_type_are_refused() {
     let error = forged(r#""dtype":"F32","shape":[20]"#, r#""dtype":"F16","shape":[40]"#);
-    says(error, &["and a hub keeps F32", "f16"]);
+    says(error, &["and a hub writes F32", "f16"]);
 }
 
 #[test]
 fn faulty_metadata_is_named() {
     says(forged(r#""round":"5""#, r#""round":"-5""#), &["round is \"-5\""]);
     says(forged(r#""round":"5","#, ""), &["missing field `round`"]);
-    says(forged(r#"\"name\":\"sgd\""#, r#"\"name\":\"new\""#), &["its optimizer is", "unknown variant"]);
+    says(forged(r#"\"name\":\"sgd\""#, r#"\"name\":\"new\""#), &["file's optimizer is", "unknown variant"]);
     says(forged(r#"\"weight_decay\":0.0"#, r#"\"weight_decay\":-1"#), &["weight_decay is -1"]);
     for rates in ["[]", "[[1,0.5],[1,0.5]]", "[[2,0.5],[1,0.5]]", "[[0,1e99]]", "7"] {
         let error = forged(r#""learning_rates":"[[0,0.5]]""#, &format!(r#""learning_rates":"{rates}""#));
@@ -113,23 +113,23 @@ fn faulty_metadata_is_named() {
     let rates = r#""learning_rates":"[[0,0.5]]""#;
     let forged_entry = |entry: &str, value: &str| forged(rates, &format!(r#"{rates},"{entry}":"{value}""#));
     for steps in ["[]", r#"{\"scale\":-1}"#, r#"{\"scale\":4294967296}"#, r#"{\"scale\":1.5}"#] {
-        says(forged_entry("steps", steps), &["its steps is"]);
+        says(forged_entry("steps", steps), &["file's steps is"]);
     }
-    says(forged_entry("steps", r#"{\"other\":1}"#), &["its steps is", "no key \"other\""]);
+    says(forged_entry("steps", r#"{\"other\":1}"#), &["file's steps is", "no key \"other\""]);
     let sgd = r#"{\"name\":\"sgd\",\"learning_rate\":0.5}"#;
     for optimizers in ["[]", "7", &format!("[[0,{sgd}]]"), &format!("[[1,{sgd},null],[1,{sgd},null]]")] {
-        says(forged_entry("optimizers", optimizers), &["its optimizers is"]);
+        says(forged_entry("optimizers", optimizers), &["file's optimizers is"]);
     }
     for squares in ["7", "[1]", "[-1,0,0,0,0,0,0,0,0,0,0]", "[0,0,0,0,0,0,0,0,0,0,0,0]", ""] {
         says(forged_entry("last_squares", squares), &["its last_squares is"]);
     }
     let negative = "[0,0,0,0,0,0,0,0,0,0,13830554455654793216]"; // the bits of -1.0
-    says(forged_entry("last_squares", negative), &["expected the words of a sum of squares"]);
+    says(forged_entry("last_squares", negative), &["expected the numbers of an exact sum"]);
     for mean in ["7", "[1.5]", "[-1,3]", "[1e999,3]", "[1.5,0]", "[1.5,-3]"] {
         says(forged_entry("norm_mean", mean), &["its norm_mean is"]);
     }
     for groups in ["7", r#"[[1,[],{\"scale\":256}]]"#, "[[1,[],{}]]"] {
-        says(forged_entry("groups", groups), &["its groups is"]);
+        says(forged_entry("groups", groups), &["file's groups is"]);
     }
     says(forged(r#""multipliers":"{}""#, r#""multipliers":"{3}""#), &["multipliers is \"{3}\""]);
     let long = "x".repeat(10_000);

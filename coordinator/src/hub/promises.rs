@@ -119,7 +119,7 @@ impl Hub {
         self.settings.quotas.check_memory_of((&name, needed), owner, owned)?;
         self.check_room(needed, memory).map_err(|why| {
             let why = format!(
-                "job {name:?}: {workers} workers of a model of {} with {optimizer} need {why}; use fewer workers, larger \
+                "job {name:?}: {workers} workers with a model of {} and {optimizer} need {why}; use fewer workers, larger \
                  chunks or a smaller model, or end other jobs",
                 Amount(model_bytes),
             );

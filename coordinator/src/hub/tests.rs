@@ -113,7 +113,7 @@ fn a_pass_lets_one_worker_in() {
         hub.join(Join::new("job", request, Token([rank as u8 + 1; 16])), now).map(|_| ())
     };
     with_pass(0).unwrap();
-    refused(with_pass(1), RefusalCode::JobDiffers, &["the pass of worker 1", "worker 0", "of its own"]);
+    refused(with_pass(1), RefusalCode::JobDiffers, &["worker 1 shows the pass of worker 0", "a new pass"]);
 }
 
 #[test]

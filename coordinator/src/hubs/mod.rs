@@ -185,7 +185,7 @@ impl Hubs {
         match self.front {
             Some(front) if !from.is_near(front) || !request.asks_for_nothing() && *from < front => {
                 Err(format!(
-                    "a cut before round {}: this hub's chunks are at round {}, and the chunks of all hubs are at most {} rounds apart",
+                    "a cut before round {} is not possible: this hub's chunks are at round {}, and the chunks of all hubs are at most {} rounds apart",
                     from.0,
                     front.0,
                     Round::APART
@@ -210,8 +210,8 @@ impl Hubs {
         let (Some((lead, pass)), Join { name, rank, .. }) = (&join.lead, join) else { return Ok(()) };
         if let Some(other) = pass.as_ref().and_then(|pass| rank_of(pass.worker)) {
             let why = format!(
-                "job {name:?}: the pass of worker {rank} is that of worker {other}, which is here; a worker gets a pass of its own from \
-                 hub 0 in each join"
+                "job {name:?}: worker {rank} shows the pass of worker {other}, which has joined; in each join, hub 0 gives a worker \
+                 a new pass"
             );
             return Err(Refused::new(RefusalCode::JobDiffers, why));
         }
@@ -220,7 +220,7 @@ impl Hubs {
             return Ok(());
         }
         let why = format!(
-            "job {name:?} at hub 0, at {lead}, is not the job of this hub; if hub 0 was started again, the job ends here soon: \
+            "job {name:?} at hub 0, at {lead}, is not the job of this hub; if hub 0 was started again, this hub's job ends soon: \
              try again; otherwise use another job name"
         );
         Err(Refused::new(RefusalCode::JobDiffers, why))

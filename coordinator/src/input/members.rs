@@ -207,7 +207,10 @@ impl Request for GrantLinks {
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
         let MemberOf { job: id, rank } = self.member;
         let job = hub.job_mut(id).ok_or_else(|| {
-            Refused::new(RefusalCode::JobEnded, "the job ended while its cores dropped the links".to_owned())
+            Refused::new(
+                RefusalCode::JobEnded,
+                "the job ended while the hub's cores dropped the old links; join again".to_owned(),
+            )
         })?;
         let Grant::Connection { former } = job.members.grant_links(rank, self.token, &job.spec.name)? else {
             return Ok(false);

@@ -124,10 +124,9 @@ impl Checkpoints {
             _ if before == Round(0) => {
                 parts.values().find(is_under_way).cloned().unwrap_or(PartState::Written(0))
             }
-            Some((newest, _)) if *newest >= before => parts
-                .get(&before)
-                .cloned()
-                .unwrap_or_else(|| PartState::Failed(format!("it is at round {} by now", newest.0))),
+            Some((newest, _)) if *newest >= before => parts.get(&before).cloned().unwrap_or_else(|| {
+                PartState::Failed(format!("its newest part is already before round {}", newest.0))
+            }),
             _ => PartState::Collecting,
         }
     }
@@ -238,7 +237,7 @@ impl Checkpoints {
         match share.is_whole() || may_write(whole, rounds) {
             true => Ok(whole.clone()),
             false => Err(format!(
-                "another hub of the job has not written its part of the rounds {:?}, which wait here for it; see the log \
+                "another hub of the job has not written its part of rounds {:?}, and this hub keeps no more unfinished rounds; see the log \
                  of hub 0",
                 rounds.iter().map(|round| round.0).collect::<Vec<_>>()
             )),

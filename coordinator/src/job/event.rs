@@ -245,7 +245,7 @@ fn silent(job: &Job, limit: Duration, now: Instant) -> impl Iterator<Item = (u32
     let silence = move |(rank, member): (u32, &Member)| {
         let silence = Some(now - member.heard).filter(|&silence| silence > limit)?;
         let reason = format!(
-            "{} was silent for {:.1} s, the limit is {:.1} s: it hangs, was stopped, or was cut off",
+            "{} was silent for {:.1} s, the limit is {:.1} s: the process hangs, was stopped, or was cut off",
             job.spec.spoken(rank),
             silence.as_secs_f64(),
             limit.as_secs_f64()

@@ -177,7 +177,7 @@ impl LastState {
                     vec![Effect::Holds(holds)]
                 }
                 Ok(_) => {
-                    over(last.unsaved(format!("{} saves no last state (its log says why)", hubs.name(0))))
+                    over(last.unsaved(format!("{} saves no last state (see the log of hub 0)", hubs.name(0))))
                 }
                 Err(why) => over(last.unsaved(why)),
             },
@@ -226,7 +226,7 @@ impl LastState {
             before = highest;
             if lowest < before {
                 let round = before.0 - 1;
-                ended += &format!("; round {round} was ended with the gradients that had come");
+                ended += &format!("; round {round} was ended with the gradients that had arrived");
             }
         }
         let (secret, whole) = (hubs.secret.show(), hubs.whole.clone());
@@ -312,7 +312,7 @@ impl Last {
             let FailedReply { saves, rounds } = reply?;
             if !saves {
                 let name = hubs.name(hub);
-                return Err(format!("{name} has forgotten its part of the state (its log says why)"));
+                return Err(format!("{name} no longer has its part of the last state (see its log)"));
             }
             all = all.into_iter().chain(rounds).reduce(both);
         }

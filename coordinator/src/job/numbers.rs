@@ -60,13 +60,13 @@ fn check_reset(terms: &JobTerms, reset: &[KeyId]) -> Result<(), String> {
     let (keys, consistency) = (terms.keys.len(), terms.level.consistency);
     if let Some(key) = reset.iter().find(|key| key.index() >= keys) {
         return Err(format!(
-            "reset: key {} of {keys}: keys are numbered from 0 in the order of the join",
+            "reset: there is no key {} of {keys}: keys are numbered from 0 in the order of the join",
             key.0
         ));
     }
     if !reset.is_empty() && consistency != Consistency::Bsp {
         return Err(format!(
-            "reset: with consistency {consistency} a key has no border between two rounds of all workers; use bsp"
+            "reset: with consistency {consistency} workers are in different rounds, and no moment is between two rounds of all workers; use bsp"
         ));
     }
     Ok(())
@@ -78,7 +78,7 @@ fn check_room(list: &NumbersByRound, change: &Numbers, keys: usize) -> Result<()
     if size > most {
         return Err(format!(
             "the job's hyperparameters for rounds that are not over would have size {size}; expected at most {most}: let each change \
-             begin at the next round, not later"
+             begin at the next round"
         ));
     }
     Ok(())

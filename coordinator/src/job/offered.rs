@@ -19,8 +19,8 @@ impl Job {
         };
         if gathering.brought != Brought::Nothing || may_begin {
             return Err(format!(
-                "{who} offers a state too late: it may offer one state, after its join and before it connects \
-                 to the data path; a hub below others may, before it is ready"
+                "{who} offers a state too late: a worker may offer one state, after its join and before it connects \
+                 to the data path; a hub below others may offer one before it is ready"
             ));
         }
         gathering.brought = Brought::Offered;

@@ -102,7 +102,8 @@ impl Saving<'_> {
         let follows = &mut job.checkpoints.followed.follows;
         let Some(place) = follows.iter().position(|follow| follow.id == id) else { return Vec::new() };
         let follow = &mut follows[place];
-        let lacks = |why: &str| Some(Err(format!("{} has no part of it: {why}", job.hubs.name(hub))));
+        let lacks =
+            |why: &str| Some(Err(format!("{} has no part of the checkpoint: {why}", job.hubs.name(hub))));
         let part = match &said {
             Err(why) => Some(Err(why.clone())),
             Ok((_, part)) => match part {

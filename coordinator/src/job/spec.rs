@@ -80,7 +80,7 @@ impl JobSpec {
         let (rank, (hub, hubs)) = (join.rank, join.hub);
         if hub != share.hub {
             return Err(format!(
-                "job {name:?} has this hub as {share}, worker {rank} asks for hub {hub} of {hubs}; all workers of a job must \
+                "in job {name:?} this hub is {share}, and worker {rank} asks for hub {hub} of {hubs}; all workers of a job must \
                  name its hubs in the same order, or use another job name"
             ));
         }
@@ -103,7 +103,7 @@ impl JobSpec {
                 mesh.as_ref().map_or("no mesh".to_owned(), |mesh| format!("the mesh {mesh}"))
             };
             return Err(format!(
-                "job {name:?} has {} at this hub, worker {rank} asks for {}; all workers of a machine must ask for the same",
+                "job {name:?} has {} at this hub, worker {rank} asks for {}; all workers of a machine must ask for the same mesh",
                 spoken(&made.mesh),
                 spoken(&join.mesh)
             ));
@@ -111,7 +111,7 @@ impl JobSpec {
         if join.trial != made.trial {
             let spoken = |is_trial: bool| if is_trial { "a trial" } else { "no trial" };
             return Err(format!(
-                "job {name:?} is {}, worker {rank} asks for {}; use another job name",
+                "job {name:?} is {}, and worker {rank} asks for {}; use another job name",
                 spoken(made.trial),
                 spoken(join.trial)
             ));

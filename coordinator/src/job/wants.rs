@@ -315,6 +315,6 @@ impl Saving<'_> {
 pub(super) fn overdue(before: Round) -> String {
     let round = before.0.saturating_sub(1);
     format!(
-        "the job's state is not there: round {round} did not end in time, because not all workers have pushed all of it; try again"
+        "the job has no state to read: round {round} did not end in time, because some workers have not pushed all keys; try again"
     )
 }

@@ -67,7 +67,7 @@ fn a_line_that_cannot_be_read_is_named() {
         (0, "a foreign \u{1b}[31m file", "in a foreign  [31m file"),
         (1, "{\"at_ns\":1,\"input\":{\"Nothing\":1},\"answer\":\"\"}", "line 2: unknown variant `Nothing`"),
         (2, "{\"at_ns\":1,\"in", "line 3: "),
-        (recorded().len(), "more", "there is a line behind the end"),
+        (recorded().len(), "more", "a line follows the last line"),
     ] {
         let error = broken(at, line);
         assert!(error.contains(words) && error.contains("expected {"), "{error}");

@@ -146,7 +146,7 @@ impl SendWindow {
         match &self.memory {
             Memory::Memfd(_, fd) => Ok(fd.as_fd()),
             Memory::Own(_, errno) => {
-                Err(format!("this process may not make memory that it shares (memfd_create: {errno})"))
+                Err(format!("this process may not make shared memory (memfd_create: {errno})"))
             }
             Memory::DmaBuf(dma_buf) => Ok(dma_buf.as_fd()),
         }

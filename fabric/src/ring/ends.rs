@@ -51,7 +51,7 @@ impl fmt::Display for Corrupt {
         let Corrupt { ours, theirs, capacity } = self;
         write!(
             f,
-            "a ring of {capacity} slots cannot have the peer's position {theirs} with this end's {ours}"
+            "in a ring of {capacity} slots, the peer's position {theirs} is impossible with this end's position {ours}"
         )
     }
 }

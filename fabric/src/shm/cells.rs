@@ -73,7 +73,7 @@ impl Words {
 
     /// Returns the descriptor to pass to a peer on this machine, or the reason why there is none.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, String> {
-        let why = |errno| format!("this process may not make memory that it shares (memfd_create: {errno})");
+        let why = |errno| format!("this process may not make shared memory (memfd_create: {errno})");
         self.fd.as_ref().map(AsFd::as_fd).map_err(why)
     }
 

@@ -383,7 +383,7 @@ pub(super) fn welcomed(
     let of_hub = ports_with_links(plan, |ports| ports.hub);
     if of_hub.last().is_some_and(|last| last.index() >= ports) {
         return Err(ConnectError::Nonsense(format!(
-            "the hub offers {ports} ports, this end expects {of_hub:?}; install the same version at both ends"
+            "the hub offers {ports} ports, and this end expects {of_hub:?}; install the same version at both ends"
         )));
     }
     let mut fds = offered(fds, 3 + events(of_hub.len())).map_err(ConnectError::Nonsense)?;

@@ -92,7 +92,10 @@ impl HelloMessage {
         let proof = take(&mut body)?;
         nothing_left(body)?;
         if let Some(link) = links.iter().find(|link| link.joiner.index() >= ports as usize) {
-            return Err(format!("a link ends at port {}, and the peer has {ports} ports", link.joiner.0));
+            return Err(format!(
+                "a link ends at the peer's port {}, and the peer has {ports} ports",
+                link.joiner.0
+            ));
         }
         Ok(HelloMessage { token, send_bytes, ports, name, links, proof })
     }
@@ -165,7 +168,7 @@ pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<
     // Descriptors are missing although the buffer had room for them: this process may not open more.
     if cut && fds.len() < MAX_FDS {
         return Err(io::Error::other(
-            "descriptors arrived for which the receiving process has no room: raise its number of open files (ulimit -n)",
+            "the receiving process may not open the descriptors that arrived: raise its number of open files (ulimit -n)",
         ));
     }
     Ok((come(bytes, count)?, fds))
@@ -277,9 +280,9 @@ mod tests {
     fn links_of_ports_that_are_not_there_are_refused() {
         let link = LinkPorts { joiner: PortId(1), hub: PortId(0) };
         let refused = |ports, links| HelloMessage::decode(&hello(ports, links).encode()).unwrap_err();
-        assert_eq!(refused(1, vec![link]), "a link ends at port 1, and the peer has 1 ports");
-        assert_eq!(refused(1, vec![]), "0 links are not between 1 and 4096");
-        assert_eq!(refused(4097, vec![link]), "4097 ports are not between 1 and 4096");
+        assert_eq!(refused(1, vec![link]), "a link ends at the peer's port 1, and the peer has 1 ports");
+        assert_eq!(refused(1, vec![]), "the message has 0 links; expected 1 to 4096");
+        assert_eq!(refused(4097, vec![link]), "the message has 4097 ports; expected 1 to 4096");
     }
 
     #[test]

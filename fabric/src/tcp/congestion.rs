@@ -91,7 +91,7 @@ impl Congestion {
                 }
                 None => {
                     let why = format!(
-                        "the system's own, which is slower here than {}: this process may use none of these, \
+                        "the system's own; over this path {} would be faster, but this process may not use them, \
                          see net.ipv4.tcp_allowed_congestion_control",
                         LOSS_BASED.join(" or ")
                     );
@@ -165,8 +165,8 @@ impl fmt::Display for Controlled {
 /// The error of a congestion control that is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "TCP's congestion control {name}: {}; this kernel has {} and lets every process have {}; ask for one of these \
-     (--tcp-congestion, PHUB_TCP_CONGESTION), load its module, or as root add it to net.ipv4.tcp_allowed_congestion_control",
+    "TCP's congestion control {name}: {}; this kernel has {} and lets every process have {}; ask for an allowed one \
+     (--tcp-congestion, PHUB_TCP_CONGESTION), load the module of the requested one, or as root add the name to net.ipv4.tcp_allowed_congestion_control",
     why(*.errno), words(.rules.available.as_deref()), words(.rules.allowed.as_deref())
 )]
 pub struct CongestionError {

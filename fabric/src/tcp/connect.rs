@@ -37,7 +37,7 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// end.
 fn advice(doing: &str) -> &'static str {
     match doing {
-        "listening at" => "; give another address, or stop the program that has it",
+        "listening at" => "; give another address, or stop the program that listens at it",
         "accepting at" => "",
         _ => "; is the hub alive, and is this port open between the machines?",
     }
@@ -292,7 +292,7 @@ pub fn connect(
     let agreed = |(mut socket, &address): (TcpStream, _)| {
         let agreed = answered(&mut socket, address, recv.bytes(), timeout)?;
         if agreed != frames.agreed(agreed) {
-            let why = "this worker wants checksums, and the hub's welcome says that there are none";
+            let why = "this worker wants checksums, and the hub's welcome agrees to none; install the same version at both ends";
             return Err(ConnectError::Nonsense(why.into()));
         }
         Ok((socket, agreed))

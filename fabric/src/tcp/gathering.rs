@@ -66,11 +66,11 @@ impl Gathering {
         let mut partials = self.lock();
         let known = partials.get(&token);
         let why = if known.is_none() && partials.len() >= MAX_GATHERING {
-            format!("{MAX_GATHERING} other workers have missing connections, the maximum; try again")
+            format!("{MAX_GATHERING} other workers, the maximum, still miss connections; try again")
         } else if known.is_some_and(|known| !known.message.is_of_the_same_worker(&message)) {
             "this connection differs from another connection of the same worker".into()
         } else if known.is_some_and(|known| known.links[link].is_some()) {
-            format!("link {link} of the same worker is there already")
+            format!("link {link} of the same worker has a connection already")
         } else {
             String::new()
         };

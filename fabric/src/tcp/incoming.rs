@@ -142,7 +142,7 @@ impl Incoming {
                     if self.window.place(span).is_none() {
                         let Span { offset, bytes } = span;
                         let why = format!(
-                            "a frame of {bytes} bytes for offset {offset}, which this end writes itself"
+                            "a frame of {bytes} bytes for offset {offset}, where only this end may write"
                         );
                         return Err(Broken::Frame(why));
                     }
@@ -215,7 +215,7 @@ impl Incoming {
 
 fn altered(what: String) -> Broken {
     Broken::Altered(format!(
-        "{what}: the network, a NIC or a machine's memory alters bytes, and TCP's checksum of 16 bits lets them pass; look at the \
-         error counters of both NICs and of the switches between (`ethtool -S`), or take another path"
+        "{what}: the network, a NIC or a machine's memory alters bytes, and TCP's checksum of 16 bits does not notice it; look at the \
+         error counters of both NICs (`ethtool -S`) and of the switches between them, or take another path"
     ))
 }

@@ -138,7 +138,7 @@ impl Attached<Link> {
             Err(Broken::Altered(what)) => CloseReason::Failed(what),
             Err(Broken::Socket(Errno::CONNRESET | Errno::PIPE)) => CloseReason::PeerGone,
             Err(Broken::Socket(errno)) => {
-                CloseReason::Failed(format!("{errno}; is the peer's machine up, and the network between?"))
+                CloseReason::Failed(format!("{errno}; are the peer's machine and the network to it up?"))
             }
         };
         let _ = shutdown(&self.link.socket, Shutdown::Both);

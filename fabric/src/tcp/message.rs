@@ -67,7 +67,7 @@ impl Header {
         let (offset, bytes, imm) = (self.offset.get(), self.bytes.get(), self.imm.get());
         Err(format!(
             "the header of a frame (it says {bytes} bytes for offset {offset} with immediate {imm:#x}) has checksum \
-             {seen:016x}, expected {expected:016x}"
+             {seen:016x}; expected {expected:016x}"
         ))
     }
 
@@ -141,7 +141,7 @@ impl HelloMessage {
         body(&self.magic, &MAGIC)?;
         if links == 0 || links as usize > MAX_PORTS || link >= links {
             return Err(format!(
-                "link {link} of {links}: expected 1 to {MAX_PORTS} links, and a link number below that"
+                "link {link} of {links}: expected 1 to {MAX_PORTS} links, and a link number below their count"
             ));
         }
         Ok(self)
@@ -230,7 +230,7 @@ impl ReplyMessage {
             (WELCOME_SUMMED, 0) => Ok(welcome(Frames::Summed)),
             (REFUSED, words) if words <= MAX_WORDS => Ok(Verdict::Refused { words }),
             (verdict, words) => Err(format!(
-                "the hub answered {verdict} with {words} bytes; install the same version at both ends"
+                "the hub answered with the unknown verdict {verdict} and {words} bytes of text; install the same version at both ends"
             )),
         }
     }

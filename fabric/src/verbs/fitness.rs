@@ -61,7 +61,7 @@ impl Fitness {
             } else {
                 found
                     .warnings
-                    .push(format!("{nic} is used for RDMA, because there is no better one, although {why}"));
+                    .push(format!("RDMA uses {nic}, because there is no better NIC, although {why}"));
             }
         }
         found
@@ -174,6 +174,6 @@ mod tests {
         let devices = [device("lonely", &["fe80::1:2"]), closed("shut")];
         let found = Fitness::of(&devices, &NicList::default());
         assert_eq!(found.unfit, [NicOptions::new("shut")]);
-        assert!(found.warnings[1].contains("lonely is used for RDMA"), "{:?}", found.warnings);
+        assert!(found.warnings[1].contains("RDMA uses lonely"), "{:?}", found.warnings);
     }
 }

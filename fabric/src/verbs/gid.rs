@@ -126,9 +126,8 @@ pub(super) fn choose(
     let fail = |what: String| GidError { device: device.into(), port, what, entries: entries.to_vec() };
     if let Some(index) = wanted {
         let entry = entries.iter().find(|entry| entry.index == index);
-        let entry =
-            entry.ok_or_else(|| fail(format!("the GID index {index} that was asked for is empty")))?;
-        return Ok(Chosen { entry: entry.clone(), reason: format!("GID index {index} was asked for") });
+        let entry = entry.ok_or_else(|| fail(format!("the requested GID index {index} is empty")))?;
+        return Ok(Chosen { entry: entry.clone(), reason: format!("GID index {index} was requested") });
     }
     if link_layer == LinkLayer::InfiniBand {
         let entry = entries.first().ok_or_else(|| {
@@ -154,9 +153,12 @@ pub(super) fn choose(
             &is_global,
             "RoCE v2 with a global IPv6 address of an interface on the port, because there is no IPv4 address",
         ),
-        (&|_| true, "RoCE v2 with a link-local address, because there is no other: no router forwards it"),
+        (
+            &|_| true,
+            "RoCE v2 with a link-local address, which no router forwards, because there is no other address",
+        ),
     ];
-    let places = [(false, ""), (true, ", although that interface is in another network namespace")];
+    let places = [(false, ""), (true, ", although its interface is in another network namespace")];
     for ((elsewhere, although), (fits, reason)) in
         places.into_iter().flat_map(|place| rules.map(|rule| (place, rule)))
     {
@@ -166,7 +168,7 @@ pub(super) fn choose(
         }
     }
     Err(fail(if entries.is_empty() {
-        "there is no GID; give its network interface an address, and set it up (ip link set ... up)".into()
+        "there is no GID; give the port's network interface an address, and set the interface up (ip link set ... up)".into()
     } else {
         "no GID is for RoCE v2, which routers forward; switch the port to RoCE v2, or name a GID by its index"
             .into()

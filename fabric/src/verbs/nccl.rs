@@ -28,7 +28,7 @@ impl Nccl {
         let said = |name: &str| environment(name).filter(|text| !text.trim().is_empty());
         let mut nccl = Nccl::default();
         let mut warn = |name: &str, seen: &str, why: &str| {
-            nccl.warnings.push(format!("{name} is {seen:?}, which does not count here: {why}"));
+            nccl.warnings.push(format!("{name} is {seen:?}, which is ignored: {why}"));
         };
         if let Some(text) = said("NCCL_IB_DISABLE") {
             match number(&text) {
@@ -121,8 +121,8 @@ mod tests {
     #[test]
     fn what_cannot_be_is_a_warning_that_names_the_variable() {
         for (name, value, words) in [
-            ("NCCL_IB_RETRY_CNT", "13", "from 0 to 7; 6 counts"),
-            ("NCCL_IB_TIMEOUT", "50", "from 1 to 31; 17 counts"),
+            ("NCCL_IB_RETRY_CNT", "13", "from 0 to 7; the default 6 counts"),
+            ("NCCL_IB_TIMEOUT", "50", "from 1 to 31; the default 17 counts"),
             ("NCCL_IB_TIMEOUT", "soon", "from 1 to 31"),
             ("NCCL_IB_PKEY", "65536", "from 0 to 65535"),
             ("NCCL_IB_GID_INDEX", "256", "from 0 to 255"),

@@ -137,7 +137,7 @@ impl FromStr for NicList {
             return Err(error("names no device"));
         }
         if except && entries.iter().any(|entry| entry.gid_index.is_some()) {
-            return Err(error("a device that is not used has no GID"));
+            return Err(error("an excluded device must have no GID index"));
         }
         Ok(NicList { except, exact, entries, gid_index: None })
     }
@@ -243,7 +243,7 @@ mod tests {
             ("mlx5_0:x", "a port that is not a number"),
             ("mlx5_0@256", "a GID index"),
             (":1", "has no device"),
-            ("^mlx5_0@1", "has no GID"),
+            ("^mlx5_0@1", "must have no GID index"),
         ] {
             let error = text.parse::<NicList>().unwrap_err().to_string();
             assert!(error.contains(what) && error.contains("mlx5_0:1@3"), "{text}: {error}");

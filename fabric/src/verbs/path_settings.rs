@@ -39,7 +39,7 @@ const TIMEOUT: PathSetting = PathSetting {
     least: 1,
     most: 31,
     default: 17,
-    help: "A packet is sent again after 4.096 us x 2 to this power",
+    help: "A packet without an answer is sent again after 4.096 us x 2 to the power of this number",
 };
 /// The number of retries. The default gives about 4 s until the peer counts as gone, so a port may be down
 /// for that time. It is not the largest value, 7: soft-RoCE takes 7 as no limit, and a link without a path
@@ -95,7 +95,7 @@ const MTU: PathSetting = PathSetting {
     least: 256,
     most: 4096,
     default: 4096,
-    help: "The largest packet in bytes; ports that allow less lower it",
+    help: "The largest packet in bytes; a port with a lower MTU uses its own",
 };
 /// The setting that makes immediates separate writes. A fabric with adaptive routing spreads the packets of
 /// plain writes over its paths, but keeps the packets of a write with immediate in order.
@@ -105,7 +105,7 @@ const ADAPTIVE_ROUTING: PathSetting = PathSetting {
     least: 0,
     most: 1,
     default: 0,
-    help: "1: writes the bytes of a post first, then its immediate by a second, empty write",
+    help: "1: sends the bytes of a post by one write, then its immediate by a second, empty write",
 };
 const RELAXED_ORDERING: PathSetting = PathSetting {
     flag: "--rdma-relaxed-ordering",
@@ -150,7 +150,7 @@ impl PathFlags {
 
 /// The error of a flag or variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name} is {seen:?}; expected {expected}; change it, or leave it out for {default}")]
+#[error("{name} is {seen:?}; expected {expected}; change it, or leave it out to use {default}")]
 pub struct SettingError {
     name: &'static str,
     seen: String,
@@ -209,7 +209,7 @@ impl PathSetting {
         let PathSetting { least, most, default, flag, .. } = self;
         (!counts).then(|| {
             format!(
-                "{name} is {seen:?}, which does not count here: expected a number from {least} to {most}; {default} counts \
+                "{name} is {seen:?}, which is ignored: expected a number from {least} to {most}; the default {default} counts \
                  ({flag} changes it)"
             )
         })
@@ -310,7 +310,7 @@ impl PathSettings {
             let used = (0..=most).filter_map(|at| Some((at, key(at).filter(|&key| !is_empty(key))?)));
             let used: Vec<String> = used.map(|(at, key)| format!("{at} ({key:#06x})")).collect();
             format!(
-                "the index of a partition key: the table of {port} has no key there; it has {}",
+                "the index of a partition key: the table of {port} has no key at this index; its keys are {}",
                 used.join(", ")
             )
         } else {
@@ -463,7 +463,7 @@ mod tests {
         for empty in [0, 0x8000] {
             let error = check(&settings, &[0xffff, 0, empty, 0x8003]).unwrap_err();
             let expected = "--rdma-pkey is \"2\"; expected the index of a partition key: the table of mlx5_0 port 1 has no key \
-                            there; it has 0 (0xffff), 3 (0x8003); change it";
+                            at this index; its keys are 0 (0xffff), 3 (0x8003); change it";
             assert!(error.contains(expected), "{error}");
         }
     }

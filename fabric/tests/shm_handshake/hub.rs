@@ -47,7 +47,7 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
         (&long, "saw \"xxxxxxxx\""),
         (&hello_bytes(WINDOW as u64, 1)[..59], "too short"),
         (&[hello_bytes(WINDOW as u64, 1), vec![0]].concat(), "1 bytes too many"),
-        (&hello_bytes(WINDOW as u64, 0), "0 ports are not between 1 and 4096"),
+        (&hello_bytes(WINDOW as u64, 0), "the message has 0 ports; expected 1 to 4096"),
     ];
     for (bytes, expected) in cases {
         let (window, bells) = (memfd(WINDOW as u64, GOOD), memfd(BELL_BYTES, GOOD));

@@ -45,7 +45,7 @@ fn an_answer_that_no_hub_of_this_version_gives_is_nonsense() {
         (b"phubshm4", "too short"),
         (&welcome_bytes(1)[..20], "too short"),
         (&[welcome_bytes(1), vec![1, 2]].concat(), "2 bytes too many"),
-        (&welcome_bytes(0), "0 ports are not between 1 and 4096"),
+        (&welcome_bytes(0), "the message has 0 ports; expected 1 to 4096"),
     ];
     for (bytes, expected) in cases {
         let error = answered(|hub| {

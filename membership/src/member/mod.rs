@@ -91,7 +91,7 @@ pub enum Event {
     Ended(End),
     /// The job's other hubs have been notified.
     Told,
-    /// The time until which the pause lasts has come.
+    /// The pause is over.
     TimePassed,
     /// The member's own program no longer waits.
     CallerGaveUp,

@@ -137,8 +137,8 @@ impl Life {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// There is at most one current step, and so at most one request to a hub. Only the end of this step begins another
-    /// step. After the end of the membership nothing is tried. No pause begins after the limit.
+    /// Checks that there is at most one current step, and so at most one request to a hub. Only the end of this step
+    /// begins another step. After the end of the membership nothing is tried. No pause begins after the limit.
     #[test]
     fn one_step_is_under_way_at_a_time_in_any_order_of_events(
         (hubs, links, hub) in (1..4usize, 0..4u64, 0..4u64),
@@ -153,7 +153,7 @@ proptest! {
         }
     }
 
-    /// Whatever fails, and however quickly: a member that has lost something soon continues or gives up.
+    /// Checks that a member that has lost a link or a hub soon continues or gives up, whatever fails and however quickly.
     #[test]
     fn every_wait_has_an_end(
         (hubs, links, hub) in (1..4usize, 1..3u64, 0..3u64),

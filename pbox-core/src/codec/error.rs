@@ -16,7 +16,7 @@ pub struct InvalidCodec {
 #[allow(missing_docs)] // the message documents the variant and its fields
 pub enum PayloadError {
     #[error(
-        "a payload of {seen} bytes, but {elements} elements take {expected} as {codec}: both ends must have the \
+        "a payload of {seen} bytes, but {elements} elements take {expected} bytes as {codec}: both ends must have the \
          same compression and chunk size"
     )]
     Length { codec: &'static str, elements: usize, expected: usize, seen: usize },
@@ -34,7 +34,7 @@ pub enum PayloadError {
     Digits { at: usize, seen: u8 },
 
     #[error(
-        "a payload as {codec} claims {seen} values, but of {elements} elements {least} to {most} are sent: both ends \
+        "a payload as {codec} claims {seen} values; expected for {elements} elements {least} to {most}: both ends \
          must have the same compression and chunk size"
     )]
     Count { codec: &'static str, elements: usize, least: usize, most: usize, seen: usize },
@@ -45,7 +45,9 @@ pub enum PayloadError {
     )]
     Index { at: usize, least: usize, elements: usize, seen: usize },
 
-    #[error("a payload has bits for {seen} of {elements} elements, but values for {count}: it is damaged")]
+    #[error(
+        "a payload has bits for {seen} of {elements} elements, but values for {count}: the payload is damaged"
+    )]
     Bits { elements: usize, count: usize, seen: usize },
 
     #[error(

@@ -73,7 +73,7 @@ impl Answer for JoinReply {
         at_most("cores", self.cores.len(), self.ports)?;
         at_most("ms for a heartbeat", self.heartbeat_limit_ms, MAX_HEARTBEAT_LIMIT_MS)?;
         if self.heartbeat_limit_ms == 0 {
-            return Err("0 ms for a heartbeat: expected more".into());
+            return Err("0 ms as the limit on heartbeats: expected 1 or more".into());
         }
         for offer in &self.transports {
             if let TransportAddress::Tcp { addresses } = offer {

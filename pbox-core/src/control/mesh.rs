@@ -33,10 +33,12 @@ pub struct Mesh {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAMachine {
     /// A number is missing.
-    #[error("{0:?}: expected a machine's number from 0 and how many there are, like 1/4")]
+    #[error("{0:?}: expected a machine's number from 0 and the count of machines, like 1/4")]
     Numbers(String),
     /// The machine's number is too large, or there are too many machines.
-    #[error("{0:?}: the machines go from 0 to below their number, of which there are at most {MAX_HUBS}")]
+    #[error(
+        "{0:?}: expected a machine's number below the count of machines, and at most {MAX_HUBS} machines"
+    )]
     Range(String),
     /// The address of the first machine's hub is missing.
     #[error(

@@ -26,7 +26,7 @@ pub enum ParseError {
     },
     /// The sender speaks no version of the protocol that this hub speaks.
     #[error(
-        "this hub speaks protocol {}, the other end {}; install the same version at both ends",
+        "this hub speaks protocol {}, and the other end protocol {}; install the same version at both ends",
         Versions::OURS,
         seen.map_or("none".to_owned(), |seen| seen.to_string())
     )]
@@ -36,7 +36,7 @@ pub enum ParseError {
     },
     /// The sender also speaks a newer version than this hub. Its request has something new that the hub cannot ignore.
     #[error(
-        "{what}: {reason}; this hub speaks protocol {}, the other end {theirs}: the hub cannot ignore terms of a job \
+        "{what}: {reason}; this hub speaks protocol {}, and the other end protocol {theirs}: the hub cannot ignore terms of a job \
          that only the newer version knows; leave these terms out, or install the newer version at the hub",
         Versions::OURS
     )]
@@ -153,9 +153,11 @@ mod tests {
         let more = newer("").replace(r#""keys":[]"#, r#""keys":[],"flavour":1"#);
         let why = parse_join(more.as_bytes()).unwrap_err();
         assert!(matches!(why, ParseError::Newer { .. }), "{why}");
-        for words in
-            ["unknown field `flavour`", "protocol 11 to 13, the other end 13 to 14", "cannot ignore terms"]
-        {
+        for words in [
+            "unknown field `flavour`",
+            "protocol 11 to 13, and the other end protocol 13 to 14",
+            "cannot ignore terms",
+        ] {
             assert!(why.to_string().contains(words), "{why}");
         }
         let again = newer(r#","rank":1"#);
@@ -167,7 +169,7 @@ mod tests {
     fn ranges_that_do_not_meet_are_both_named() {
         let body = format!(r#"{{"protocol":{},"protocol_lowest":{}}}"#, PROTOCOL + 2, PROTOCOL + 1);
         let why = parse_join(body.as_bytes()).unwrap_err().to_string();
-        assert!(why.contains("protocol 11 to 13, the other end 14 to 15"), "{why}");
+        assert!(why.contains("protocol 11 to 13, and the other end protocol 14 to 15"), "{why}");
     }
 
     #[test]

@@ -133,9 +133,9 @@ impl Latest {
             () if path.iter().any(|&rank| rank >= MAX_WORKERS) => {
                 Err(format!("the path {path:?}: expected ranks below {MAX_WORKERS}"))
             }
-            () if *window == 0 || last > window => {
-                Err(format!("last in {last} of {window} rounds: expected at most all of at least one"))
-            }
+            () if *window == 0 || last > window => Err(format!(
+                "last in {last} of {window} rounds: expected 1 round or more, and last in at most all of them"
+            )),
             () => Ok(()),
         }
     }

@@ -110,10 +110,14 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::Skips,
         Term::FiniteFrames,
-        "a value that is not finite counts as zero in its frames, so that no round would be skipped; use f16 or bf16",
+        "the codec sends a value that is not finite as zero, so that no round would be skipped; use f16 or bf16",
     ),
     (Term::WholeGradient, Term::Ablate, "work that is left out has no norm"),
-    (Term::LastNorm, Term::WholeGradient, "the norm of the round itself is known then; use clip_norm alone"),
+    (
+        Term::LastNorm,
+        Term::WholeGradient,
+        "the hub then waits for the norm of the round itself; use clip_norm alone",
+    ),
     (
         Term::LastNorm,
         Term::StepsAlone,
@@ -121,7 +125,7 @@ const TABLE: &[(Term, Term, &str)] = &[
     ),
     (Term::LastNorm, Term::SlimDp, "values that are not sent are in no norm; use a codec"),
     (Term::LastNorm, Term::Ablate, "work that is left out has no norm"),
-    (Term::LastNorm, Term::ByKey, "these steps use the norms of this round; leave clip_norm_last out"),
+    (Term::LastNorm, Term::ByKey, "lars and lamb use the norms of this round; leave clip_norm_last out"),
     (
         Term::ByKey,
         Term::StepsAlone,
@@ -137,18 +141,29 @@ const TABLE: &[(Term, Term, &str)] = &[
     (Term::ByKey, Term::Ablate, "work that is left out has no norm"),
     (Term::Maximize, Term::Average, "there is no step that could go up or down; leave maximize out"),
     (Term::Maximize, Term::Ablate, "there is no step that could go up or down; leave maximize out"),
-    (Term::Ema, Term::Average, "the hub keeps no weights that it could average; average them where you step"),
+    (
+        Term::Ema,
+        Term::Average,
+        "the hub keeps no weights that it could average; average weights at the workers",
+    ),
     (Term::Ema, Term::Ablate, "steps that are left out change no weights; leave the average out"),
     (Term::HubsBelow, Term::SlimDp, "Slim-DP needs each worker's own steps; use a level without Slim-DP"),
-    (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
+    (
+        Term::HubsBelow,
+        Term::Pulls,
+        "a hub has no forward pass, for which it would pull weights; use sliced or p3",
+    ),
 ];
 
 const BELOW: &[(Term, &str)] = &[
-    (Term::AloneBetween, "machines step alone between only two levels; use bsp, or put fewer hubs above"),
-    (Term::SlimDp, "Slim-DP needs each worker's own steps; use a hub that is below none"),
+    (
+        Term::AloneBetween,
+        "with SSP or ASP between machines, only two levels of hubs are possible; use bsp, or fewer levels",
+    ),
+    (Term::SlimDp, "Slim-DP needs each worker's own steps; use a hub without hubs above"),
     (
         Term::CodedSums,
-        "frames can cross only one level between hubs; leave out the compression, or put fewer hubs above",
+        "compressed sums can cross only one level of hubs; leave out the compression, or use fewer levels",
     ),
     (Term::SeveralHubs, "the workers of a machine have one hub; name only that hub"),
 ];

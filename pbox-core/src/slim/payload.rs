@@ -29,7 +29,7 @@ const WHOLE: u32 = 1;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SlimPayloadError {
     /// The payload does not have the expected length.
-    #[error("a Slim-DP payload of {seen} bytes, where {expected} were expected")]
+    #[error("a Slim-DP payload of {seen} bytes; expected {expected}")]
     Length {
         /// The length that follows from the header and the chunk.
         expected: usize,
@@ -38,7 +38,7 @@ pub enum SlimPayloadError {
     },
     /// The kind is neither a set nor a whole chunk, or it is not the kind that was asked for.
     #[error(
-        "a Slim-DP payload of kind {seen}: expected 0 for a set, 1 for a whole chunk; an answer has the kind of the push"
+        "a Slim-DP payload of kind {seen}: expected 0 for a set or 1 for a whole chunk, and in an answer the kind of the push"
     )]
     Kind {
         /// The kind in the header.
@@ -56,7 +56,7 @@ pub enum SlimPayloadError {
     },
     /// The push explores more or fewer elements than the settings require.
     #[error(
-        "a Slim-DP payload explores {seen} elements of the chunk, where alpha and beta say {expected:.1}"
+        "a Slim-DP payload explores {seen} elements of the chunk; by alpha and beta, expected about {expected:.1}"
     )]
     Explored {
         /// The number in the header.

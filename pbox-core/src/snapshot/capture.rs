@@ -170,7 +170,7 @@ impl Capture {
         let through = Round(before.0 + (now.0 - before.0) / every * every);
         self.due = Round(through.0.saturating_add(every));
         if !self.chunks.is_empty() {
-            let why = "rounds were skipped, because nobody was left to push them".to_owned();
+            let why = "rounds were skipped, because no worker was left to push them".to_owned();
             let (occasion, through) = (Occasion::Due(before), Some(through));
             self.taken.push(Taken { occasion, before, through, part: Err(why) });
         }

@@ -77,17 +77,19 @@ pub enum SnapshotError {
     #[error("part {part} of the snapshot has chunk {chunk}, and the job has {chunks} chunks; report this")]
     NoSuchChunk { part: usize, chunk: u32, chunks: usize },
 
-    #[error("chunk {chunk} is in parts {first} and {second} of the snapshot, and has one owner; report this")]
+    #[error(
+        "chunk {chunk} is in parts {first} and {second} of the snapshot; expected it in one; report this"
+    )]
     Twice { chunk: u32, first: usize, second: usize },
 
-    #[error("chunk {chunk} of {chunks} is the hub's, and in no part of the snapshot; report this")]
+    #[error("chunk {chunk} of {chunks} is owned by this hub, but is in no part of the snapshot; report this")]
     Missing { chunk: usize, chunks: usize },
 
     #[error("part {part} of the snapshot has {seen} values, and its chunks have {expected}; report this")]
     Length { part: usize, expected: usize, seen: usize },
 
     #[error(
-        "part {part} of the snapshot has the steps of {seen} chunks, and has {expected} chunks; report this"
+        "part {part} of the snapshot has numbers of steps for {seen} of its {expected} chunks; report this"
     )]
     Steps { part: usize, expected: usize, seen: usize },
 

@@ -343,7 +343,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         match self.front() {
             Some(Front { lowest: Round(0), .. }) if self.terms.optimizer.keeps_weights() => {
                 (self.until, self.end) = (Round(0), Round(0));
-                Err(format!("worker {rank} is gone before all had the first weights"))
+                Err(format!("worker {rank} is gone before all workers had the first weights"))
             }
             _ => match self.pace.abandoned() {
                 Some(round) => {
@@ -500,7 +500,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             _ => Err(self.wrong_content(
                 place,
                 (round, content),
-                "the answer to this hub's sum must have weights",
+                "expected weights as the answer to this hub's sum",
             )),
         }
     }

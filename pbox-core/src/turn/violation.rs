@@ -104,7 +104,7 @@ impl fmt::Display for Violation {
             Violation::OtherRound { chunk, expected, seen } => {
                 write!(
                     f,
-                    "pushed chunk {} for a round that ends in {seen}, but round {} (ends in {}) is in flight",
+                    "pushed chunk {} for a round whose number ends in {seen}, but round {} (ends in {}) is in flight",
                     chunk.0,
                     expected.0,
                     expected.low_bits()
@@ -117,7 +117,10 @@ impl fmt::Display for Violation {
                 write!(f, "pushed {} for key {key:?} in round {}: {why}", content.name(), round.0)
             }
             Violation::Line { hub, round, why } => {
-                write!(f, "passed on the part of hub {hub} in a round that ends in {round}, but {why}")
+                write!(
+                    f,
+                    "passed on the part of hub {hub} in a round whose number ends in {round}, but {why}"
+                )
             }
             Violation::RingFull => {
                 f.write_str("pushed without reading the answers: its ring of answers is full")

@@ -123,7 +123,7 @@ pub(crate) trait Read {
     fn takes(content: Content, _is_first: bool) -> Result<(), &'static str> {
         match content {
             Content::Ahead => Err(
-                "only plain gradients, which are not coded and no sums, are sent ahead: send the bytes with the push",
+                "only gradients without a codec, and no sums, may come before the push: send the bytes with the push",
             ),
             Content::Gradient | Content::Nothing | Content::Weights => Ok(()),
         }

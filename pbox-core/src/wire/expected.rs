@@ -128,7 +128,7 @@ impl Expected {
             return Err(format!("a frame for chunk {}, where the job has {chunks} chunks", chunk.0));
         }
         if !self.is_of_core(chunk) {
-            return Err(format!("a frame for chunk {}, which another core has", chunk.0));
+            return Err(format!("a frame for chunk {}, which another core owns", chunk.0));
         }
         if bytes == 0 && self.takes_empty(immediate) {
             self.note_bytes(immediate);
@@ -155,7 +155,10 @@ impl Expected {
         bytes: usize,
     ) -> Result<(), String> {
         let Some(&first) = self.wire.hubs().get(hub) else {
-            return Err(format!("a line of hub {hub}, where {} hubs have lines", self.wire.hubs().len()));
+            return Err(format!(
+                "a part of the gradient's norm from hub {hub}; expected a hub below {}",
+                self.wire.hubs().len()
+            ));
         };
         let round = Round(immediate.round_bits.into());
         let is_of_core = self.is_of_core(first);
@@ -166,7 +169,9 @@ impl Expected {
         let is_line = bytes == line.bytes && offset.is_none_or(|offset| offset == line.offset);
         match is_line && is_allowed && immediate.content == Content::Gradient {
             true => Ok(()),
-            false => Err(format!("a line of hub {hub} over a link without lines, or at another offset")),
+            false => Err(format!(
+                "a part of the gradient's norm from hub {hub} over a wrong link, or at a wrong offset"
+            )),
         }
     }
 
@@ -191,7 +196,7 @@ impl Expected {
             }
             (Content::Nothing, _) => return Err("no bytes".into()),
             (Content::Ahead, _) if !of_hubs && self.wire.framing().is_none() => {}
-            (Content::Ahead, _) => return Err("in this job the bytes together with the push".into()),
+            (Content::Ahead, _) => return Err("the bytes together with the push".into()),
             (Content::Gradient | Content::Weights, _) => {}
         }
         if let Some(framing) = self.wire.framing() {
@@ -296,13 +301,15 @@ mod tests {
         let to_hub = |core| Expected::of_member(&wire, 0).on_core(&placement, core);
         assert_eq!(from_hub(1).check(line, imm(1, 7)), Ok(()));
         assert_eq!(to_hub(0).check(line, imm(1, 7)), Ok(()));
-        assert!(from_hub(0).check(line, imm(1, 7)).unwrap_err().contains("a line of hub 1 over a link"));
+        assert!(
+            from_hub(0).check(line, imm(1, 7)).unwrap_err().contains("norm from hub 1 over a wrong link")
+        );
         assert!(to_hub(1).check(line, imm(1, 7)).is_err(), "its own");
         for other in [span(256, 128), span(line.offset, 64), span(line.offset, 0)] {
             assert!(from_hub(1).check(other, imm(1, 7)).is_err(), "{other:?}");
         }
         let beyond = from_hub(1).check(span(256 + 8 * 128, 128), imm(2, 0)).unwrap_err();
-        assert_eq!(beyond, "a line of hub 2, where 2 hubs have lines");
+        assert_eq!(beyond, "a part of the gradient's norm from hub 2; expected a hub below 2");
         let plain = Wire::plain(layout);
         assert!(Expected::of_hub(&plain, Schedule::Sliced).check(line, imm(1, 7)).is_err());
     }
@@ -346,7 +353,7 @@ mod tests {
                 let mut end = end.on_core(&placement, core);
                 for chunk in 0..4 {
                     let crosses = placement.owner(ChunkId(chunk)) == core;
-                    let expected = format!("a frame for chunk {chunk}, which another core has");
+                    let expected = format!("a frame for chunk {chunk}, which another core owns");
                     let expected = if crosses { Ok(()) } else { Err(expected) };
                     assert_eq!(end.check(place(chunk), imm(chunk, 1)), expected);
                     assert_eq!(end.check_length(place(chunk).bytes, imm(chunk, 1)), expected);

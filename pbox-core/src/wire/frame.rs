@@ -40,7 +40,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum FrameError {
-    #[error("its frame is {} (kind {seen}), expected {}", Kind::name(*.seen), Kind::name(*.expected as u8))]
+    #[error("its frame is {} (kind {seen}); expected {}", Kind::name(*.seen), Kind::name(*.expected as u8))]
     Kind { expected: Kind, seen: u8 },
 
     #[error("its frame says {seen} bytes of payload, where the chunk has {expected}")]
@@ -55,7 +55,7 @@ pub enum FrameError {
     #[error("its frame holds {0}")]
     Slim(#[from] slim::SlimPayloadError),
 
-    #[error("its sum says that {seen} gradients are in it, expected 1 to {MAX_GRADIENTS}")]
+    #[error("its sum says that {seen} gradients are in it; expected 1 to {MAX_GRADIENTS}")]
     Count { seen: u32 },
 }
 

@@ -48,7 +48,7 @@ pub enum CheckpointError {
     },
 
     #[error(
-        "the state before round {} has {found}; it is in {aside}, {kept}, and no job continues from it; look at the learning \
+        "the state before round {} has {found}; it is saved in {aside}, from which no job continues, and {kept}; look at the learning \
          rate and at the gradients",
         round.0
     )]
@@ -60,7 +60,7 @@ pub enum CheckpointError {
         kept: &'static str,
     },
 
-    #[error("the snapshot of job {job:?} has not all tensors, and a checkpoint has; report this")]
+    #[error("the snapshot of job {job:?} has not all tensors that a checkpoint needs; report this")]
     NotAll { job: String },
 
     #[error("cannot read the checkpoint {path}: {error}; {}", advice(error))]
@@ -76,7 +76,7 @@ pub enum CheckpointError {
     Mismatch { path: PathBuf, error: Mismatch },
 
     #[error(
-        "the checkpoint {path} is of this job over other hubs, and now this hub is {}; start the job with the hubs that it had, \
+        "the checkpoint {path} is of this job over other hubs, and now this hub is {}; start the job with its former hubs, \
          in the same order; {ANEW}",
         if share.is_whole() { "its only hub".to_owned() } else { share.to_string() }
     )]
@@ -124,7 +124,7 @@ impl From<CheckpointError> for String {
 /// Returns the advice for an error of the kernel.
 fn advice(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
-        Some(Errno::NOSPC | Errno::DQUOT) => "free space there, or give another directory",
+        Some(Errno::NOSPC | Errno::DQUOT) => "free space in the file system, or give another directory",
         Some(Errno::FBIG) => {
             "raise the limit on file sizes (ulimit -f), or use a file system for larger files"
         }

@@ -114,7 +114,7 @@ impl CheckpointStore {
                 Some(error) => self.put_aside(job, &newest, &error),
             };
             let path = path.display();
-            let warning = format!("it continues from the previous checkpoint, {path}: {why}");
+            let warning = format!("the job continues from the previous checkpoint, {path}: {why}");
             return Ok(Some(Loaded { restored, warning: Some(warning) }));
         }
         damage.or(damage_of_older).map_or(Ok(None), Err)
@@ -125,8 +125,8 @@ impl CheckpointStore {
     fn put_aside(&self, job: &str, newest: &Path, error: &CheckpointError) -> String {
         let aside = self.file(&damaged_name(job, Share::WHOLE));
         match disk::rename(newest, &aside) {
-            Ok(()) => format!("{error} (it is {} now)", aside.display()),
-            Err(failed) => format!("{error} (giving it the name {} failed: {failed})", aside.display()),
+            Ok(()) => format!("{error} (the file is {} now)", aside.display()),
+            Err(failed) => format!("{error} (renaming the file to {} failed: {failed})", aside.display()),
         }
     }
 

@@ -16,7 +16,7 @@ pub(crate) enum NoImage {
     #[error(transparent)]
     Keys(#[from] UnusableKeys),
 
-    #[error("a copy needs {needed} bytes of memory, this machine has {available} available")]
+    #[error("a copy needs {needed} bytes of memory, and this machine has {available} available")]
     Memory { needed: u64, available: u64 },
 }
 

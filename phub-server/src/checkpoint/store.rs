@@ -94,7 +94,7 @@ impl CheckpointStore {
             made => made.map_err(failed("making it"))?,
         }
         let lock = Mutex::new(take_lock(&dir)?);
-        bring_to_disk(&dir).map_err(failed("bringing it to the disk (fsync)"))?;
+        bring_to_disk(&dir).map_err(failed("bringing the directory to the disk (fsync)"))?;
         remove_temporaries(&dir).map_err(failed("removing files that a former hub left half written"))?;
         let store = CheckpointStore {
             dir: dir.clone(),
@@ -208,7 +208,7 @@ impl CheckpointStore {
     pub(super) fn keep_lock(&self) -> Result<(), CheckpointError> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = lock.is_of(&self.dir);
-        if !is_same.map_err(|error| self.failed("checking that it is still the same", error))? {
+        if !is_same.map_err(|error| self.failed("checking that the directory was not replaced", error))? {
             *lock = take_lock(&self.dir)?;
             tracing::warn!(
                 "{} was replaced by another directory, which the hub has locked now",
@@ -241,11 +241,11 @@ impl CheckpointStore {
             return Ok(None);
         }
         let can = match more & 0o022 {
-            0 => "list it, and lock it so that no hub starts",
-            _ => "remove and replace files in it, and lock it so that no hub starts",
+            0 => "list the directory, and lock it so that no hub starts",
+            _ => "remove and replace files in the directory, and lock it so that no hub starts",
         };
         let closes = match mode & 0o1000 {
-            0 => format!("chmod {wanted:03o} {dir} closes it"),
+            0 => format!("chmod {wanted:03o} {dir} closes the directory"),
             _ => format!("{dir} is for files of all users: give --checkpoints a separate directory below it"),
         };
         let mode = mode & 0o7777;
@@ -273,8 +273,8 @@ impl CheckpointStore {
             tracing::warn!(
                 count = open.len(),
                 first,
-                "other users can read checkpoints in {0}: chmod 600 {0}/*.safetensors closes them, and --checkpoint-mode 640 \
-                 says that a group may read them",
+                "other users can read checkpoints in {0}: chmod 600 {0}/*.safetensors closes the files, and --checkpoint-mode 640 \
+                 allows a group to read them",
                 self.dir.display()
             );
         }
@@ -365,8 +365,12 @@ mod tests {
             store.is_open_to_others().unwrap()
         };
         for (mode, files, words) in [
-            (0o755, "600", "755: other users can list it, and lock it so that no hub starts; chmod 700 "),
-            (0o775, "600", "775: other users can remove and replace files in it"),
+            (
+                0o755,
+                "600",
+                "755: other users can list the directory, and lock it so that no hub starts; chmod 700 ",
+            ),
+            (0o775, "600", "775: other users can remove and replace files in the directory"),
             (0o755, "640", "chmod 750 "),
             (0o1777, "600", "a separate directory below it"),
         ] {

@@ -86,7 +86,7 @@ pub(super) fn replace(
         let has_no_room = matches!(Errno::from_io_error(&why.1), Some(Errno::NOSPC | Errno::DQUOT));
         let goes_on = has_no_room
             && *is_worth_it.get_or_insert_with(|| is_finite(plan, snapshot))
-            && make_room().doing("removing an older one, to make room").map_err(error(UNTOUCHED))?;
+            && make_room().doing("removing an older checkpoint, to make room").map_err(error(UNTOUCHED))?;
         if !goes_on {
             return Err(error(UNTOUCHED)(why));
         }
@@ -96,20 +96,21 @@ pub(super) fn replace(
         let (round, aside) = (snapshot.round(), aside.to_owned());
         return Err(CheckpointError::NotFinite { round, found, aside, kept: UNTOUCHED });
     }
-    keep().doing("keeping the previous one").map_err(error(UNTOUCHED))?;
+    keep().doing("keeping the previous checkpoint").map_err(error(UNTOUCHED))?;
     written.rename(path).map_err(error(UNTOUCHED))?;
     // A rename is on the disk only after the sync of the directory.
-    let synced = disk::sync_dir(dir).doing("bringing its name to the disk (fsync of the directory)");
+    let synced = disk::sync_dir(dir).doing("bringing the file's name to the disk (fsync of the directory)");
     synced.map_err(error(REPLACED))
 }
 
 fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
-    let mut temporary = Temporary::make(path, mode).doing("making a temporary file next to it")?;
+    let mut temporary =
+        Temporary::make(path, mode).doing("making a temporary file next to the checkpoint")?;
     // The reservation makes a full disk an error before the long write begins.
-    temporary.file.reserve(plan.file_bytes).doing("reserving its space")?;
-    temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;
-    temporary.file.sync().doing("bringing it to the disk (fsync)")?;
+    temporary.file.reserve(plan.file_bytes).doing("reserving space for the file")?;
+    temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing the file")?;
+    temporary.file.sync().doing("bringing the file to the disk (fsync)")?;
     Ok(temporary)
 }
 
@@ -128,7 +129,7 @@ impl Temporary {
     }
 
     fn rename(mut self, path: &Path) -> Result<(), Failed> {
-        disk::rename(&self.path, path).doing("renaming the temporary file to it")?;
+        disk::rename(&self.path, path).doing("renaming the temporary file to the checkpoint's name")?;
         self.remove = false;
         Ok(())
     }
@@ -139,7 +140,10 @@ impl Drop for Temporary {
         if self.remove
             && let Err(error) = disk::remove(&self.path)
         {
-            tracing::warn!("cannot remove {}: {error}; the next start will", self.path.display());
+            tracing::warn!(
+                "cannot remove {}: {error}; the hub's next start removes the file",
+                self.path.display()
+            );
         }
     }
 }

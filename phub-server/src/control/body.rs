@@ -63,7 +63,9 @@ pub(super) async fn read(
         bytes.extend_from_slice(&part);
     }
     if proof.is_some_and(|proof| !proof.is_about(digest)) {
-        return Err(Refusal::bad("the body is not the one that the request's proof is about"));
+        return Err(Refusal::bad(
+            "the body does not fit the request's proof; send the body for which the proof was made",
+        ));
     }
     Ok(Received { bytes, _room: held })
 }

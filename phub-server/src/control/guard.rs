@@ -168,13 +168,15 @@ impl Guard {
         if let Some(origin) = text(headers, ORIGIN)
             && origin.split_once("://").is_none_or(|(_, from)| from != host)
         {
-            let why = format!("a web page of {origin:?} may not ask this hub, which is {host:?}");
+            let why = format!(
+                "a web page of {origin:?} may not ask this hub, whose name in the request is {host:?}"
+            );
             return Err(RefusalCode::WebPage.because(why));
         }
         // The owner of a web page may let the page's host name resolve to this machine's address.
         if self.local && self.settings.insecure && !names_this_machine(host) {
             let why = format!(
-                "this hub listens only on this machine, and is not {host:?}; ask 127.0.0.1 or localhost"
+                "this hub listens only on this machine, and {host:?} is no name of this machine; ask 127.0.0.1 or localhost"
             );
             return Err(RefusalCode::WebPage.because(why));
         }

@@ -109,7 +109,7 @@ impl Page {
         for (name, help, count) in [
             ("joins", "Workers, and hubs below, that joined", counts.joins),
             ("joins_refused", "Joins that were refused", counts.refused_joins),
-            ("relinks", "Times that a worker lost its links and asked to make others", counts.relinks),
+            ("relinks", "Times that a worker lost its links and asked to make new links", counts.relinks),
             ("jobs_failed", "Jobs that failed", counts.failed_jobs),
         ] {
             self.counter(name, None, help, only(count as f64));
@@ -141,7 +141,7 @@ impl Page {
         self.counter(
             "core_chunk",
             Some(Unit::Bytes),
-            "Bytes of these chunks, once for all workers",
+            "Bytes of the chunks that were summed, stepped and sent back, once for all workers",
             of(|core| core.chunk_bytes as f64),
         );
         self.counter(
@@ -200,7 +200,7 @@ impl Page {
         type Bytes = fn(&LinkReply) -> u64;
         let figures: [(&str, &str, Bytes); 2] = [
             ("link_sent", "Bytes to a worker over a NIC of the hub", |link| link.sent_bytes),
-            ("link_received", "Bytes from it", |link| link.received_bytes),
+            ("link_received", "Bytes from a worker over a NIC of the hub", |link| link.received_bytes),
         ];
         for (name, help, bytes) in figures {
             let members = jobs.iter().flat_map(|job| job.members.iter().map(|member| (&job.name, member)));
@@ -229,7 +229,7 @@ impl Page {
         self.gauge(
             "job_round",
             None,
-            "The round of the job when the hub last looked, which it does every few seconds",
+            "The round of the job, updated every few seconds",
             of(|job| Some(f64::from(job.round.0))),
         );
         self.gauge(
@@ -259,7 +259,7 @@ impl Page {
         self.gauge(
             "job_checkpoint_duration",
             Some(Unit::Seconds),
-            "Time of the last checkpoint's write",
+            "Time that the write of the last checkpoint took",
             of(|job| Some(job.checkpoint.as_ref()?.milliseconds as f64 / 1e3)),
         );
         self.gauge(
@@ -271,13 +271,13 @@ impl Page {
         self.gauge(
             "job_gradient_norm",
             None,
-            "Norm of the workers' mean gradient, in the last round that was looked at",
+            "Norm of the workers' mean gradient, in the last round that the hub examined",
             of(|job| Some(job.gradients.as_ref()?.last.norm)),
         );
         self.counter(
             "job_gradients_not_finite",
             None,
-            "Values of gradients that were infinite or NaN, in the rounds that were looked at",
+            "Values of gradients that were infinite or NaN, in the rounds that the hub examined",
             of(|job| Some(job.gradients.as_ref()?.not_finite as f64)),
         );
         self.counter(
@@ -299,7 +299,7 @@ impl Page {
         self.gauge(
             "worker_late",
             Some(Unit::Seconds),
-            "For workers that delay a round: the time without progress",
+            "Time without progress of a worker that delays a round",
             late,
         );
         let of_rounds = |value: fn(&RoundsReply, &RankReply) -> f64| {
@@ -345,7 +345,7 @@ impl Page {
             "Reads of weights or a state that began",
             of(|read| read.reads as f64),
         );
-        let help = "Copies of the state for readers; those that wait at the same time share one";
+        let help = "Copies of the state for readers; readers that wait at the same time share a copy";
         self.counter("job_read_copies", None, help, of(|read| read.copies as f64));
         let help = "Bytes that went to readers";
         self.counter("job_read", Some(Unit::Bytes), help, of(|read| read.bytes as f64));

@@ -187,12 +187,13 @@ fn nothing(result: Result<(), Refusal>) -> Answer {
 }
 
 fn no_such_page() -> Answer {
-    Err(RefusalCode::PageUnknown.because("no such page; GET / lists what there is"))
+    Err(RefusalCode::PageUnknown.because("no such page; GET / lists all pages"))
 }
 
 fn no_such_method() -> Response {
     refused(
-        RefusalCode::OtherMethod.because("this page is asked by another method; GET / lists what there is"),
+        RefusalCode::OtherMethod
+            .because("this page needs another method; GET / lists all pages with their methods"),
     )
 }
 

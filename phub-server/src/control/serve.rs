@@ -101,7 +101,7 @@ pub(crate) async fn serve(
                             if let Some(times) = refused.count() {
                                 tracing::warn!(
                                     times, %from,
-                                    "control port: {who} has all the connections it can have (at most {}, {} of one address); \
+                                    "control port: {who} has the maximum number of connections ({}, {} of one address); \
                                      more connections are refused",
                                     limits.connections, limits.of_an_address
                                 );

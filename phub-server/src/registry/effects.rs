@@ -40,12 +40,7 @@ impl Registry {
             Report::Skipped { job, chunks } => {
                 if let Some((_, job)) = inner.job(job) {
                     let why = "some rounds have no worker left that could push them";
-                    tracing::warn!(
-                        job = job.name,
-                        chunks,
-                        why,
-                        "these chunks skip rounds, and keep their weights"
-                    );
+                    tracing::warn!(job = job.name, chunks, why, "chunks skip rounds, and keep their weights");
                 }
             }
             Report::AboveGone { job, reason } => {

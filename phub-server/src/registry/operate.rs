@@ -29,7 +29,7 @@ impl Registry {
             Err(why) => (None, Some(why)),
         };
         tracing::info!(job = name, by, "an operator stops a job");
-        self.fail(&mut self.lock(), id, &format!("an operator stopped it, at {by}"));
+        self.fail(&mut self.lock(), id, &format!("an operator stopped the job, at {by}"));
         Ok(StopReply { checkpoint, checkpoint_error })
     }
 
@@ -38,7 +38,7 @@ impl Registry {
     pub fn drain(&self, by: &str) -> DrainReply {
         let jobs = self.lock().ask(Drain);
         if !self.draining.send_replace(true) {
-            tracing::info!(by, "the hub takes no more jobs, and ends with its last");
+            tracing::info!(by, "the hub takes no more jobs, and ends with its last job");
         }
         DrainReply { jobs }
     }
@@ -54,7 +54,7 @@ impl Registry {
         self.check_open()?;
         match self.cores.iter().map(|core| (core.deaf_for(now), core.lane.cpu)).max() {
             Some((deaf, cpu)) if deaf > DEAF => Err(RefusalCode::NotReady.because(format!(
-                "the core thread on cpu {cpu} has not taken a command for {:.1} s: it hangs, or gets no processor",
+                "the core thread on cpu {cpu} has not taken a command for {:.1} s: the thread hangs, or gets no processor",
                 deaf.as_secs_f64()
             ))),
             _ => Ok(()),

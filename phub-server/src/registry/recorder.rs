@@ -71,7 +71,7 @@ impl Recorder {
         let write = move || {
             let _ends: Sender<Infallible> = ends;
             if let Err(error) = write(queue, BufWriter::new(file), &of_thread) {
-                tracing::warn!(?path, %error, "the record of the hub ends: it cannot be written");
+                tracing::warn!(?path, %error, "the record of the hub ends: writing it failed");
             }
         };
         std::thread::Builder::new().name("phub-record".into()).spawn(guarded(write))?;
@@ -95,7 +95,7 @@ impl Recorder {
         self.left = left;
         let before = self.waiting.bytes.fetch_add(bytes, Ordering::Relaxed);
         if before > 0 && before + bytes > WAITING_BYTES {
-            return self.end("the disk is slower than the hub, and too many lines wait for it");
+            return self.end("the disk is too slow: too many lines wait to be written");
         }
         // If an earlier line could not be written, the thread has ended, and the log has the error.
         let is_heard = self.lines.as_ref().is_some_and(|lines| lines.send(line).is_ok());

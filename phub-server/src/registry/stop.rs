@@ -98,7 +98,7 @@ impl Registry {
                 None => ("its file", "writing the file took too long"),
             };
             Some(format!(
-                "job {job:?}: its last checkpoint was not written: {file}: {why}; the job continues from the one before, if \
+                "job {job:?}: its last checkpoint was not written: {file}: {why}; the job continues from its earlier checkpoint, if \
                  there is one"
             ))
         };

@@ -30,7 +30,7 @@ impl IdleChoice {
             IdleChoice::Auto => (
                 IdlePolicy::SHARED,
                 format!(
-                    "sleep at once (auto: the hub uses all {cpus} cpus, workers on this machine need them)"
+                    "sleep at once (auto: the hub uses all {cpus} cpus, which workers on this machine need, too)"
                 ),
             ),
         }

@@ -276,13 +276,13 @@ impl HubSettings {
         let wrong = |why: String| Err(HubError::Settings(why));
         if self.insecure && self.token_file.is_some() {
             return wrong(
-                "--token-file names a secret, and --insecure serves everybody; leave one out".to_owned(),
+                "--token-file names a secret, and --insecure serves everybody without a secret; leave out one of the two".to_owned(),
             );
         }
         if let Some(limit) = self.late_limit_s.filter(|&limit| limit < self.late_warning_s) {
             return wrong(format!(
-                "--late-limit-s is {limit}, and --late-warning-s {}: a worker is named before it is lost; give a limit that is not \
-                 less, or a smaller warning",
+                "--late-limit-s is {limit}, and --late-warning-s {}: the warning must not come after the limit; give a limit that is not less, \
+                 or a smaller warning",
                 self.late_warning_s
             ));
         }
@@ -400,7 +400,9 @@ impl FromStr for CoreSelection {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (number(first)?, number(last)?);
             if last < first || last - first > 4096 {
-                return Err(format!("{part:?} is not a range of cpus; the lower number comes first"));
+                return Err(format!(
+                    "{part:?} is not a range of cpus; expected the lower number first, and at most 4097 cpus"
+                ));
             }
             cpus.extend((first..=last).map(CpuId));
         }

@@ -34,12 +34,12 @@ impl fmt::Display for HubSettings {
                     Some(rounds) => write!(f, " every {rounds} rounds")?,
                 }
                 write!(f, " ({} are kept", self.checkpoint_keep)?;
-                self.checkpoint_jobs.map_or(Ok(()), |jobs| write!(f, ", of {jobs} jobs"))?;
+                self.checkpoint_jobs.map_or(Ok(()), |jobs| write!(f, ", of at most {jobs} jobs"))?;
                 write!(f, ")")?;
             }
         }
         write!(f, ", a worker is dead after {} s without a heartbeat", self.heartbeat_limit_s)?;
-        write!(f, ", late after {} s if others wait for its pushes", self.late_warning_s)?;
+        write!(f, ", late after {} s if other workers wait for its pushes", self.late_warning_s)?;
         self.late_limit_s.map_or(Ok(()), |limit| write!(f, " and treated as lost after {limit} s"))?;
         write!(f, ", at most {} jobs", self.jobs_limit)?;
         self.jobs_per_address.map_or(Ok(()), |jobs| write!(f, " and {jobs} of an address"))?;

@@ -133,7 +133,8 @@ impl Disks {
     /// Checks that an incomplete checkpoint names a hub whose disk has failed, if a disk is to blame.
     pub fn check_blamed(&self, before: Round, why: &str) {
         if let Some(hub) = why.strip_suffix(FULL) {
-            let is_named = |failed: &u32| hub == format!("hub {failed} of the job has no part of it: ");
+            let is_named =
+                |failed: &u32| hub == format!("hub {failed} of the job has no part of the checkpoint: ");
             let named = self.files.keys().find(|hub| is_named(hub)).copied();
             let is_right = named.is_some_and(|hub| self.failed.contains(&(hub, before)));
             assert!(is_right, "before round {}: {why:?}, and {:?} have failed", before.0, self.failed);

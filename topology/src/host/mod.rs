@@ -65,7 +65,7 @@ pub struct Socket {
 pub struct Node {
     /// The number.
     pub id: NodeId,
-    /// The socket it belongs to; `None` if it has no cpus, or cpus of several sockets.
+    /// The socket of the node; `None` if the node has no cpus, or cpus of several sockets.
     pub socket: Option<SocketId>,
     /// The memory on the node, if known.
     pub memory_bytes: Option<u64>,
@@ -76,7 +76,7 @@ pub struct Node {
 pub struct Cpu {
     /// The number, as affinity masks use it.
     pub id: CpuId,
-    /// The physical core it is a thread of.
+    /// The physical core of the hardware thread.
     pub core: CoreId,
     /// The socket.
     pub socket: SocketId,

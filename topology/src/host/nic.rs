@@ -15,9 +15,9 @@ pub struct Nic {
     pub name: String,
     /// The kind of device.
     pub kind: NicKind,
-    /// The NUMA node it is attached to; `None` if unknown, or if only its socket is known.
+    /// The NUMA node of the NIC; `None` if unknown, or if only the socket is known.
     pub node: Option<NodeId>,
-    /// The socket it is attached to; `None` if unknown.
+    /// The socket of the NIC; `None` if unknown.
     pub socket: Option<SocketId>,
     /// The PCI function. For soft-RoCE, it is the function of the net device below.
     pub pci: Option<PciAddress>,

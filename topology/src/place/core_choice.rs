@@ -147,8 +147,8 @@ fn seats(nics: &[UsedNic], fastest: u64) -> Vec<u64> {
     nics.iter().map(|nic| of(nic).max(1) as u64).collect()
 }
 
-/// Compares how much all NICs carry together with `a` cores each and with `b` cores each. The limit is the
-/// NIC that is slowest for its cores: the comparison assumes that this NIC is busy.
+/// Compares the bytes that all NICs carry together with the numbers of cores `a` and with the numbers `b`.
+/// All cores have equal bytes, so the NIC with the least speed per core is the limit.
 fn compare_carried(nics: &[UsedNic], a: &[u64], b: &[u64]) -> Ordering {
     let carried = |seats: &[u64]| {
         let of = nics.iter().zip(seats).map(|(nic, &seats)| (u128::from(nic.weight), u128::from(seats)));

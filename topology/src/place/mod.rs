@@ -54,12 +54,12 @@ pub enum CoreChoice {
     /// by speed. If there are too few cores for that, every core is used.
     EvenOverNics,
     /// Half of the cores of [`EveryCore`](Self::EveryCore), at least one; the rest is for workers on the same
-    /// host. They are spread like those of [`Count`](Self::Count). If NICs have RDMA, only as many of them are
-    /// used as [`EvenOverNics`](Self::EvenOverNics) would choose.
+    /// host. The cores are spread like the cores of [`Count`](Self::Count). If NICs have RDMA, only as many
+    /// cores are used as [`EvenOverNics`](Self::EvenOverNics) would choose.
     HalfOfTheCores,
     /// This number of cpus, spread over the nodes in proportion to the speed of their NICs. Each node with
     /// NICs gets its first cpu before any node gets a second. One cpu of each physical core comes first, and
-    /// then its siblings. Slow cpus are used only if the others are too few.
+    /// then its siblings. Slow cpus are used only if all faster cpus are used.
     Count(usize),
     /// Exactly these cpus, in this order. The first is slot 0.
     Cpus(Vec<CpuId>),
@@ -81,7 +81,7 @@ pub struct NicChoice {
 #[non_exhaustive]
 pub enum PlaceError {
     /// The request was for 0 cores.
-    #[error("placement: asked for 0 cores, expected at least 1; omit the choice to use every core")]
+    #[error("placement: asked for 0 cores, expected at least 1; omit the number to use every core")]
     NoCores,
     /// The process is not allowed to run on any cpu of this host.
     #[error(
@@ -134,7 +134,9 @@ pub enum PlaceError {
         known: String,
     },
     /// The sum of the weights does not fit in 64 bits.
-    #[error("placement: the {items} items' bytes do not fit in 64 bits; are the weights in bytes?")]
+    #[error(
+        "placement: the {items} items' bytes do not fit in 64 bits; check that the items' weights are in bytes"
+    )]
     BytesOverflow {
         /// The number of items.
         items: usize,

@@ -53,7 +53,8 @@ pub fn choose(
     if let (Some(slowest), false) = (stand_in, unknown.is_empty()) {
         let slowest = crate::amount::bits_per_s(slowest);
         let names = unknown.join(", ");
-        reasons.push(format!("Speed unknown: {names}: counted as {slowest}, the slowest known speed."));
+        reasons
+            .push(format!("The speed of {names} is unknown: counted as {slowest}, the slowest known speed."));
     } else if unknown.len() > 1 {
         reasons.push("No NIC's speed is known: all NICs count the same.".into());
     }
@@ -82,7 +83,7 @@ fn drop_unfit_nics(candidates: &mut Vec<(NicId, &Nic)>, reasons: &mut Vec<String
         candidates.retain(|(_, nic)| {
             if !nic.kind.has_verbs() {
                 reasons.push(format!(
-                    "{} has no RDMA, as {rdma} has: left out, because it could not carry its part. Name it to use it \
+                    "{} has no RDMA, as {rdma} has: left out, because it cannot carry RDMA traffic. Name it to use it \
                      anyway.",
                     nic.name
                 ));
@@ -99,7 +100,7 @@ fn drop_unfit_nics(candidates: &mut Vec<(NicId, &Nic)>, reasons: &mut Vec<String
         let Some(speed) = nic.bits_per_s().filter(|&speed| speed < limit) else { return true };
         let speed = crate::amount::bits_per_s(speed);
         reasons.push(format!(
-            "{} ({speed}) is less than an eighth as fast as {}: left out, because it would slow the others \
+            "{} ({speed}) is less than an eighth as fast as {}: left out, because it would slow the other NICs \
              down. Name it to use it anyway.",
             nic.name, fastest.name
         ));

@@ -35,7 +35,7 @@ pub struct PlacedCore {
     pub core: CoreId,
     /// The socket.
     pub socket: SocketId,
-    /// The NUMA node on which its memory should be.
+    /// The NUMA node on which the core's memory should be.
     pub node: NodeId,
     /// The NICs that the core uses, ascending. Empty if the plan uses no NIC. Several if there are more NICs
     /// than cores.
@@ -60,11 +60,11 @@ pub struct PlacedNic {
     pub nic: NicId,
     /// The name.
     pub name: String,
-    /// The cores that use it, ascending; never empty.
+    /// The cores that use the NIC, ascending; never empty.
     pub cores: Vec<CoreSlot>,
     /// The number of items that pass through the NIC.
     pub items: usize,
-    /// The number of bytes that pass through it.
+    /// The number of bytes that pass through the NIC.
     pub load_bytes: u64,
     /// The speed in bits per second, or a substitute if the speed is unknown.
     pub weight: u64,
@@ -253,7 +253,7 @@ fn remarks(host: &Host, plan: &Plan) -> Vec<String> {
         remarks.push(format!("{idle} of {} cores own nothing: there are too few items.", plan.cores.len()));
     } else if plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT) {
         remarks.push(
-            "Cores are loaded evenly, so NICs with more cores for their speed carry more. Use a number of cores \
+            "Cores are loaded evenly, so a NIC that has many cores for its speed carries more. Use a number of cores \
              that the NICs can share evenly."
                 .into(),
         );

@@ -40,8 +40,7 @@ pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
         let near = |group: usize| nics[at].socket == Some(groups[group].socket);
         let any_near = (0..groups.len()).any(near);
         let open = (0..groups.len()).filter(|&group| near(group) || !any_near);
-        // This compares the speed per core after adding the NIC, cross-multiplied. `min_by` keeps the first
-        // of equals.
+        // The speed per core after adding the NIC is compared, by cross-multiplication. `min_by` keeps the first of equals.
         let speed = |group: usize| load[group] + u128::from(nics[at].weight);
         let per_core = |a: &usize, b: &usize| {
             (speed(*a) * groups[*b].cores as u128).cmp(&(speed(*b) * groups[*a].cores as u128))
@@ -90,7 +89,7 @@ fn assign_own_nics(
     let weights: Vec<u64> = own.iter().map(|&nic| nics[nic].weight).collect();
     if own.len() > slots.len() {
         let (many, few) = (count(own.len(), "NIC"), count(slots.len(), "core"));
-        reasons.push(format!("{many} for {few} on {}: a core has several NICs.", group.node));
+        reasons.push(format!("{many} for {few} on {}: some core has several NICs.", group.node));
         for (&nic, core) in own.iter().zip(lpt(&weights, slots.len())) {
             nics_of_core[slots[core as usize]].push(nic);
         }
@@ -107,7 +106,7 @@ fn assign_own_nics(
         if even && fewest != most {
             let (cores, over) = (count(slots.len(), "core"), count(own.len(), "NIC"));
             reasons.push(format!(
-                "{cores} on {} cannot be dealt evenly to {over}: {fewest} or {most} each.",
+                "{cores} on {} cannot be shared evenly by {over}: each NIC has {fewest} or {most}.",
                 group.node
             ));
         }
@@ -149,10 +148,13 @@ fn explain_home(nic: &UsedNic, own: Option<NodeId>, home: &NodeCores, reasons: &
     match (own, nic.socket) {
         (Some(own), _) if own == home.node => {}
         (Some(own), _) => {
-            reasons.push(format!("{} is on {own}, which has no owner: {} serves it.", nic.name, home.node));
+            reasons.push(format!(
+                "{} is on {own}, which has no owning core: {} serves it.",
+                nic.name, home.node
+            ));
         }
         (None, Some(socket)) if socket == home.socket => {
-            reasons.push(format!("{} is near all of {socket}: {} serves it.", nic.name, home.node));
+            reasons.push(format!("{} is near all nodes of {socket}: {} serves it.", nic.name, home.node));
         }
         (None, _) => {
             reasons.push(format!("The node of {} is unknown: {} serves it.", nic.name, home.node));

@@ -36,7 +36,7 @@ fn survey(allowed: Option<&[u32]>, notes: &mut Vec<String>) -> Result<Survey, Ho
     survey.nics = match sysfs::read_nics(Path::new(SYS), &mut survey.notes) {
         Ok(by_sysfs) => merge(by_sysfs, &by_hwloc),
         Err(error) => {
-            survey.notes.push(format!("NICs are as hwloc shows them: {error}"));
+            survey.notes.push(format!("NICs are only as hwloc shows them, because sysfs failed: {error}"));
             by_hwloc
         }
     };

@@ -90,7 +90,7 @@ impl Survey {
                 let node = *node_of_socket.get(&cpu.socket).unwrap_or(&first);
                 cpu.node = Some(node);
                 if self.nodes.len() > 1 {
-                    self.notes.push(format!("No NUMA node lists {}: it counts as on {node}.", cpu.id));
+                    self.notes.push(format!("No NUMA node lists {}: the cpu counts as on {node}.", cpu.id));
                 }
             }
         }
@@ -122,7 +122,7 @@ impl Survey {
                     Some(node) => nic.socket = node.socket,
                     None => {
                         self.notes.push(format!(
-                            "{} names {id}, which does not exist: its node is unknown.",
+                            "{} names {id}, which does not exist: the node of the NIC is unknown.",
                             nic.name
                         ));
                         nic.node = None;

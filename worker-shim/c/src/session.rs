@@ -64,7 +64,7 @@ unsafe fn enter_memory<P>(
     let call = |session: &PhubSession| {
         let memory = session.memory(key)?;
         let address = address(memory).ok_or_else(|| {
-            Failure::invalid(format!("key {key}: its gradient lies in the setting \"dma_buf\""))
+            Failure::invalid(format!("key {key}: its gradient is in the memory of the setting \"dma_buf\", which has no address in this process: write it by the device"))
         })?;
         // SAFETY: the caller's promise, for both.
         unsafe {

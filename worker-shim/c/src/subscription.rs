@@ -242,8 +242,11 @@ pub unsafe extern "C" fn phub_next_version(
 impl PhubVersion {
     fn of(version: Version) -> Result<Self, Failure> {
         let tensor = |name: &str| {
-            let zero =
-                |_| Failure::invalid(format!("tensor {name:?} has a zero byte in its name; give \"names\""));
+            let zero = |_| {
+                Failure::invalid(format!(
+                    "tensor {name:?} has a zero byte in its name; give the key another name by \"names\""
+                ))
+            };
             let shape = version.weights.form(name).map_or(&[][..], |(_, shape)| shape);
             Ok((CString::new(name).map_err(zero)?, shape.iter().map(|&of| of as u64).collect()))
         };

@@ -129,7 +129,8 @@ impl Session {
 
     fn gradient(&self, key: u32) -> PyResult<Window> {
         let (described, memory) = self.key(key)?;
-        let nowhere = "gradients lie in dma_buf, where this process has no address: write them by the device";
+        let nowhere =
+            "gradients are in dma_buf, which has no address in this process: write gradients by the device";
         let address = memory.gradient.ok_or_else(|| OrderError::new_err(nowhere))?;
         Ok(Window::new(described, address, false, self.background.memory()))
     }

@@ -60,7 +60,7 @@ def test_no_hub_is_named(monkeypatch):
         ({"optimizer": phub.Momentum(0.1, momentum=1.5)}, "momentum is 1.5; expected"),
         (
             {"optimizer": phub.Momentum(0.1, momentum=0.9), "compression": phub.Dgc(0.1)},
-            r"Dgc\(ratio=0.1, momentum=0.9.*Momentum would smooth its sums again: use phub.Sgd",
+            r"Dgc\(ratio=0.1, momentum=0.9.*Momentum would add momentum a second time: use phub.Sgd",
         ),
         ({"job": "no spaces"}, 'job name "no spaces"'),
         ({"job": 5}, "job is 5: expected a name"),

@@ -251,7 +251,7 @@ def test_other_weights_of_a_round_that_the_reader_has_are_a_version(hub):
 
 def test_a_job_whose_hub_keeps_no_weights_is_an_error_at_once(hub):
     with phub.Session(hub.address, 0, 1, keys=SHAPES, optimizer=phub.Average(), job="job"):
-        with pytest.raises(phub.RefusedError, match="its optimizer, average, keeps no weights"):
+        with pytest.raises(phub.RefusedError, match="the job's optimizer, average, keeps no weights"):
             next(phub.subscribe(hub.address, "job", timeout=LIMIT_S))
 
 

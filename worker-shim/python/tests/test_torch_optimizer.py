@@ -452,7 +452,7 @@ def test_changes_that_the_hub_cannot_follow(hub):
         optimizer.step()
     optimizer.param_groups[0]["momentum"] = 0.9
     model.third = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    for parameter, words in ((model.third, "'third' is torch.float64; a hub takes"), (None, "1 of .* have no name there")):
+    for parameter, words in ((model.third, "'third' is torch.float64; a hub takes"), (None, "1 of .* have no name in named_parameters")):
         parameter = torch.nn.Parameter(torch.zeros(1)) if parameter is None else parameter
         with pytest.raises(phub.SettingsError, match=words):
             optimizer.add_param_group({"params": [parameter]})

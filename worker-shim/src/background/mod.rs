@@ -48,14 +48,14 @@ pub enum BackgroundError {
         what: String,
     },
     /// The session has left its job.
-    #[error("job {job:?}: this session has left; join again for another")]
+    #[error("job {job:?}: this session has left the job; join again for a new session")]
     Left {
         /// The job.
         job: String,
     },
     /// A child of `fork` has a copy of the session without its thread.
     #[error(
-        "job {job:?}: this session belongs to process {owner}, and this is its child {here}: fork copies no threads; use the session in the parent only, or join in the child"
+        "job {job:?}: this session belongs to process {owner}, and the caller is its child {here}: fork copies no threads; use the session in the parent only, or join in the child"
     )]
     OtherProcess {
         /// The job.

@@ -15,9 +15,7 @@ pub enum ExchangeError {
         keys: usize,
     },
     /// The caller asked for the key with another type than the key has.
-    #[error(
-        "key {key:?} is {seen}, and was asked for as {asked}: ask for the type that the manifest gives it"
-    )]
+    #[error("key {key:?} has type {seen}, and was asked for as {asked}: ask for the type in the manifest")]
     OtherType {
         /// The name of the key.
         key: String,
@@ -46,7 +44,7 @@ pub enum ExchangeError {
     },
     /// The gradient lies in a dma-buf.
     #[error(
-        "key {key:?}: its gradient lies in the dma-buf that the session was given, where this process has no address: write it by the device, at the key's place in the window"
+        "key {key:?}: its gradient lies in the dma-buf of the session, which has no address in this process: write the gradient by the device, at the key's place in the window"
     )]
     InDmaBuf {
         /// The name of the key.
@@ -76,7 +74,7 @@ pub enum ExchangeError {
     },
     /// An arrival was not the answer that was expected.
     #[error(
-        "the hub broke the protocol: answer for chunk {chunk}, round ending in {round_bits}, {expected}; run the same version at both ends"
+        "the hub broke the protocol: an answer came for chunk {chunk} and a round whose number ends in {round_bits}, {expected}; run the same version at both ends"
     )]
     UnexpectedAnswer {
         /// The chunk that the arrival names.
@@ -100,7 +98,7 @@ pub enum ExchangeError {
     },
     /// The key is in a batch that cannot be pulled before another key is pushed.
     #[error(
-        "key {key:?} is pulled in batches, and its batch waits for the push of key {unpushed:?}; push every key of a round before you wait for one, or pull at once"
+        "key {key:?} is pulled in batches, and its batch waits for the push of key {unpushed:?}; push every key of a round before the first wait, or leave out batches"
     )]
     Unpushed {
         /// The name of the key.

@@ -85,12 +85,14 @@ impl<P: Port> Exchange<P> {
         if let Some(hub) = arrival.hub() {
             return match self.take_part(link, hub, arrival) {
                 true => Ok(()),
-                false => unexpected("where only a hub's core of its first chunk tells its part".into()),
+                false => unexpected(
+                    "but only the core of a hub's first chunk may send the hub's part of a norm".into(),
+                ),
             };
         }
         if let Some(early) = &mut self.early {
             if early.len() == self.awaited.len() {
-                return unexpected("where no more than one of each chunk was expected".into());
+                return unexpected("where at most one answer for each chunk was expected".into());
             }
             early.push((link, arrival));
             return Ok(());

@@ -62,10 +62,14 @@ impl fmt::Display for PullPlan {
         write!(f, "{}, {} batches of {} layers", self.batching, layers.len(), layers.join(", "))?;
         if let (Some(profile), Some(predicted)) = (&self.profile, self.predicted_s) {
             let [start_up, predicted] = [profile.start_up, predicted].map(|seconds| seconds * 1e3);
-            write!(f, "; start-up {start_up:.2} ms; to the last layer {predicted:.2} ms predicted")?;
+            write!(
+                f,
+                "; start-up of a pull {start_up:.2} ms; predicted time to the last layer {predicted:.2} ms"
+            )?;
         }
-        self.measured_s
-            .map_or(Ok(()), |measured| write!(f, "; to the last layer {:.2} ms measured", measured * 1e3))
+        self.measured_s.map_or(Ok(()), |measured| {
+            write!(f, "; measured time to the last layer {:.2} ms", measured * 1e3)
+        })
     }
 }
 

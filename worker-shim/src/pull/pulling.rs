@@ -33,7 +33,7 @@ pub struct Pull {
 pub enum PullError {
     /// The schedule does not pull.
     #[error(
-        "pull {batching} with schedule {schedule}: only kvstore pulls weights; use it, or leave the batches out"
+        "pull {batching} with schedule {schedule}: only kvstore pulls weights; use kvstore, or leave pull out"
     )]
     Nothing {
         /// The batches that were asked for.

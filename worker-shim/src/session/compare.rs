@@ -55,7 +55,7 @@ impl Digests {
             every => Err(InvalidSetting::new(
                 "compare_every",
                 every,
-                "with SSP, ASP and Slim-DP workers have different weights, and nothing can be compared; leave it out",
+                "with SSP, ASP and Slim-DP workers have different weights, so there is nothing to compare; leave compare_every out",
             )),
         }
     }

@@ -238,11 +238,13 @@ impl SessionConfig {
         let Some(dma_buf) = &self.dma_buf else { return Ok(()) };
         let refused = |why: &str| Err(InvalidSetting::new("dma_buf", dma_buf, why));
         if wire.framing().is_some() {
-            return refused("compression reads gradients from host memory; leave out one of the two");
+            return refused(
+                "compression reads gradients from host memory; leave out dma_buf or the compression",
+            );
         }
         if wire.passes_on() {
             return refused(
-                "norms of several hubs pass through host memory; use one hub, or leave out one of the two",
+                "norms of several hubs pass through host memory; use one hub, or leave out dma_buf or the norms",
             );
         }
         if self.transport.is_some_and(|wanted| wanted != Transport::Verbs) {

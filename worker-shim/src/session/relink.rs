@@ -102,7 +102,7 @@ impl Session {
                         // reason.
                         let over = (over != Over::CallerGaveUp).then(|| over.to_string());
                         let why = why.into_iter().chain(over).collect::<Vec<_>>().join("; ");
-                        self.send_failed(&format!("it could not reconnect: {why} ({lost})"));
+                        self.send_failed(&format!("this worker could not reconnect: {why} ({lost})"));
                     }
                     return self.survive(self.explain(lost));
                 }

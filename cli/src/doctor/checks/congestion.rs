@@ -1,5 +1,4 @@
-//! TCP's congestion control: the algorithm that connections of the data path get, and those that the kernel
-//! allows.
+//! TCP's congestion control: the algorithm that connections of the data path get, and the algorithms that the kernel allows.
 
 use std::net::Ipv4Addr;
 
@@ -19,12 +18,13 @@ pub(crate) fn congestion(asked: &Congestion) -> Check {
 }
 
 fn judge(asked: &Congestion, got: &Controlled, rules: &CongestionRules) -> Check {
-    let says =
-        |names: &Option<String>| names.clone().unwrap_or("algorithms that it does not show here".into());
+    let says = |names: &Option<String>| {
+        names.clone().unwrap_or("unknown algorithms (the kernel does not show them)".into())
+    };
     let (available, allowed) = (says(&rules.available), says(&rules.allowed));
     let seen = format!("{got}; the kernel has {available}, and lets every process have {allowed}");
     if *asked == Congestion::Auto && got.is_paced() {
-        let fix = "as root: modprobe tcp_cubic; sysctl -w net.ipv4.tcp_allowed_congestion_control=\"reno cubic\", and append the present algorithms";
+        let fix = "as root: modprobe tcp_cubic; sysctl -w net.ipv4.tcp_allowed_congestion_control=\"reno cubic\", and append the algorithms that the setting has now";
         return Check::warn(NAME, seen, fix);
     }
     Check::pass(NAME, seen)

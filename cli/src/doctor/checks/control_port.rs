@@ -1,5 +1,5 @@
-//! The control port: whether it is free, or a hub answers there. One function asks by HTTP, and the judgement
-//! only computes.
+//! The control port: whether the port is free, or a hub answers at it. One function asks by HTTP, and the
+//! judgement only computes.
 
 use authority::{ALL_JOBS, Credential, Right};
 use membership::Named;
@@ -18,14 +18,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 const NAME: &str = "control port";
 
-/// What is at the address of the control port.
+/// The state of the address for the control port.
 #[derive(Debug)]
 pub(crate) enum Seen {
     /// Nothing: a hub can listen there.
     Free,
     /// A hub, which answers.
     Hub(Box<HubReply>),
-    /// No hub can listen there, and no hub answers.
+    /// No hub can listen at the address, and no hub answers.
     Blocked {
         /// The kernel's answer.
         error: std::io::Error,
@@ -79,11 +79,11 @@ pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
             let port = listen.port();
             let fix = match error.kind() {
                 ErrorKind::AddrInUse => format!(
-                    "ss -ltnp 'sport = :{port}' shows who has it; --listen {}:0 takes a free port",
+                    "ss -ltnp 'sport = :{port}' shows the program that has the port; --listen {}:0 takes a free port",
                     listen.ip()
                 ),
                 ErrorKind::AddrNotAvailable => format!(
-                    "--listen with an address that this machine has (ip -brief address), or 0.0.0.0:{port}; for a hub elsewhere: start it, and let TCP port {port} pass"
+                    "--listen with an address that this machine has (ip -brief address), or 0.0.0.0:{port}; for a hub on another machine: start the hub, and let TCP port {port} pass"
                 ),
                 ErrorKind::PermissionDenied => "--listen with a port of 1024 or more".into(),
                 _ => "--listen with another address".into(),
@@ -103,7 +103,7 @@ fn running(listen: SocketAddr, hub: &HubReply) -> Check {
         ways.join(", ")
     );
     let ours = env!("CARGO_PKG_VERSION");
-    let fix = format!("run hub and workers of one version ({ours} is this one)");
+    let fix = format!("run hub and workers of one version (this program has {ours})");
     let theirs = Versions::of(hub.protocol, hub.protocol_lowest);
     if theirs.common(Versions::OURS).is_none() {
         let seen = format!("{seen}; the hub speaks protocol {theirs}, this program {}", Versions::OURS);

@@ -1,5 +1,5 @@
 //! The cores of the hub: the other programs that run on them, and their speed. This module judges facts that
-//! others read.
+//! other modules read.
 
 use phub_server::IdleChoice;
 use topology::cpulist;
@@ -18,7 +18,7 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
             NAME,
             format!("{cores}; cpus {isolated} are isolated, and the hub uses none of them"),
             format!(
-                "taskset -c {isolated} phub-server serve --cores {isolated}, and other settings as they are"
+                "taskset -c {isolated} phub-server serve --cores {isolated}, with the other settings unchanged"
             ),
         );
     }
@@ -47,9 +47,9 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
     let isolated = match (bare.len(), idle) {
         (0, _) => "all isolated",
         (n, _) if n < hub.len() => "some isolated",
-        _ => "none isolated, which only --idle busy-poll needs",
+        _ => "none isolated; only --idle busy-poll needs isolated cpus",
     };
-    Check::pass(NAME, format!("{cores}, {others} cpus left to others{allowed}; {isolated}"))
+    Check::pass(NAME, format!("{cores}, {others} cpus left to other programs{allowed}; {isolated}"))
 }
 
 /// Judges whether the hub's cores run at full speed.
@@ -61,11 +61,11 @@ pub(crate) fn governor(hub: &[u32], facts: &Cpus) -> Check {
     match ours().find(|(_, governor)| governor != "performance") {
         Some((_, governor)) => Check::warn(
             NAME,
-            format!("{governor} on cpus {}: they slow down between rounds", list(&slow)),
+            format!("{governor} on cpus {}, which slow down between rounds", list(&slow)),
             format!("as root: cpupower --cpu {} frequency-set --governor performance", list(&slow)),
         ),
         None if ours().next().is_some() => Check::pass(NAME, "performance"),
-        None => Check::note(NAME, "sysfs does not tell (a virtual machine, or the firmware decides)"),
+        None => Check::note(NAME, "sysfs shows no governor (a virtual machine, or the firmware decides)"),
     }
 }
 

@@ -25,7 +25,7 @@ enum ShmError {
     Connect(#[from] shm::ConnectError),
     #[error("making ports: {0}")]
     System(#[from] std::io::Error),
-    #[error("what one end posted did not arrive at the other within {PATIENCE:?}")]
+    #[error("the bytes of one end did not arrive at the other end within {PATIENCE:?}")]
     Silent,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn shared_memory() -> Check {
         Err(error @ ShmError::Connect(shm::ConnectError::Unshared(_))) => Check::warn(
             NAME,
             error.to_string(),
-            "allow memfd_create (a container's seccomp profile); workers of this machine use TCP without it",
+            "allow memfd_create (a container's seccomp profile); until then workers of this machine use TCP",
         ),
         Err(error) => Check::fail(
             NAME,
@@ -97,7 +97,7 @@ fn try_shared_memory() -> Result<(), ShmError> {
     Err(ShmError::Silent)
 }
 
-/// Checks the address for gradients and weights over TCP. `control` is what is at the control port.
+/// Checks the address for gradients and weights over TCP. `control` is the state of the control port's address.
 pub(crate) fn tcp(settings: &HubSettings, control: &Seen) -> Check {
     address("TCP data path", settings.data_path(settings.listen.ip()), control)
 }
@@ -119,12 +119,12 @@ fn judge(name: &str, at: &str, control: &Seen, error: Option<std::io::Error>) ->
     let Some(error) = error else { return Check::pass(name, format!("{at} can be listened at")) };
     match (control, error.kind()) {
         (Seen::Hub(_), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {
-            Check::note(name, format!("{at}: {error}; a hub runs already"))
+            Check::note(name, format!("{at}: {error}, because a hub runs already"))
         }
         _ => Check::fail(
             name,
             format!("cannot listen at {at}: {error}"),
-            "--data-listen with an address of this machine (ip -brief address) and a port that is free, as must be the next higher port (ss -ltnp)",
+            "--data-listen with an address of this machine (ip -brief address) and a port that is free; the next higher port must be free, too (ss -ltnp)",
         ),
     }
 }

@@ -18,7 +18,10 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     );
     let left = host.core_count().saturating_sub(plan.cores().len());
     if left > 0 {
-        seen.push_str(&format!("; {left} of the machine's {} left over", count(host.core_count(), "core")));
+        seen.push_str(&format!(
+            "; {left} of the machine's {} are left over",
+            count(host.core_count(), "core")
+        ));
     }
     for line in plan.reasons().iter().chain(&host.notes) {
         seen.push_str(&format!("\n{line}"));
@@ -28,7 +31,7 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     let mut fixes = Vec::new();
     if !unknown.is_empty() {
         fixes.push(format!(
-            "{}: the firmware does not say which node they are on; update it, or in a virtual machine give their PCI bus a node (QEMU: pxb-pcie with numa_node); or choose near cores with --cores",
+            "{}: the firmware does not say on which NUMA node; update the firmware, or in a virtual machine give the PCI bus a node (QEMU: pxb-pcie with numa_node); or choose near cores with --cores",
             unknown.join(", ")
         ));
     }
@@ -37,11 +40,11 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
             plan.cores().iter().map(|core| core.cpu.0).filter(|cpu| !far.contains(cpu)).collect();
         fixes.push(match near.is_empty() {
             false => format!(
-                "cpus {} cross between sockets for every byte: --cores {} uses those near a NIC, or put a NIC on each node",
+                "cpus {} cross between sockets for every byte: --cores {} uses the cores near a NIC, or put a NIC on each node",
                 cpulist::format(far),
                 cpulist::format(near)
             ),
-            true => "no core that the hub may use is near a NIC: widen its cpuset, or choose others with --cores".into(),
+            true => "no core that the hub may use is near a NIC: widen the hub's cpuset, or choose other cores with --cores".into(),
         });
     }
     if fixes.is_empty() { Check::pass(NAME, seen) } else { Check::warn(NAME, seen, fixes.join("\n")) }
@@ -60,13 +63,15 @@ pub(crate) fn balancing(nodes: usize, facts: &Balancing) -> Check {
         return Check::pass(NAME, format!("{seen}; this machine has one node"));
     }
     if facts.has_policy {
-        return Check::pass(NAME, format!("{seen}; the hub's memory has a policy, so its pages stay"));
+        return Check::pass(
+            NAME,
+            format!("{seen}; the hub's memory has a policy, so its pages stay on their nodes"),
+        );
     }
     Check::warn(
         NAME,
         format!(
-            "{seen}, and this process may not give memory a policy (mbind): the kernel takes pages away from cores that sum them, \
-             and moves them"
+            "{seen}, and this process may not give memory a policy (mbind): the kernel moves pages between nodes, while cores sum them"
         ),
         "as root on the host: sysctl -w kernel.numa_balancing=0, and the same line in /etc/sysctl.d\n\
          docker run --cap-add SYS_NICE lets the hub keep its pages",

@@ -1,11 +1,11 @@
-//! The locked memory that the job needs, and huge pages. This module judges facts that others read.
+//! The locked memory that the job needs, and huge pages. This module judges facts that other modules read.
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::{HugePages, Memlock};
 use crate::doctor::job::Job;
 
-/// Judges whether the kernel lets the hub register the job's windows. They are `window_bytes` on all its NICs
-/// together.
+/// Judges whether the kernel lets the hub register the job's windows. `window_bytes` has the bytes of one
+/// window of a worker, added over all NICs.
 pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock) -> Check {
     const NAME: &str = "memlock";
     let Memlock { limit, hard, capable, first_namespace } = facts;
@@ -23,7 +23,7 @@ pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock
     if *capable && *first_namespace {
         return Check::pass(
             NAME,
-            format!("{sum}; CAP_IPC_LOCK: RLIMIT_MEMLOCK ({limit} bytes) does not count"),
+            format!("{sum}; with CAP_IPC_LOCK, RLIMIT_MEMLOCK ({limit} bytes) does not count"),
         );
     }
     if limit >= needed {
@@ -56,7 +56,7 @@ pub(crate) fn window_pages(job: &Job, nodes: &[u32], facts: &HugePages) -> Check
         false => {
             let name = &job.name;
             format!(
-                "; {huge} of {bytes} bytes of each window of {name}: where neighbouring chunks are of one NUMA node"
+                "; {huge} of {bytes} bytes of each window of {name}, where neighbouring chunks are on one NUMA node"
             )
         }
     };

@@ -11,8 +11,8 @@ use crate::doctor::check::Check;
 /// is enough for a figure on a real NIC.
 const BYTES: usize = 8 << 20;
 
-/// Sends the bytes over a NIC to itself. The link is as deep as the job's deepest lane, because a device does
-/// not guarantee the depth of queues that it announces (decision 39).
+/// Sends the bytes over a NIC to itself. The link has room for the chunks of the job's fullest lane, because
+/// a device does not guarantee the queue sizes that it announces (decision 39).
 pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
     let name = format!("bytes over {nic}");
     match loopback(nic, BYTES, chunks, paths) {
@@ -29,7 +29,7 @@ pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
 /// Checks whether this NIC could read gradients in a GPU. The check needs no GPU.
 pub(crate) fn from_gpus(nic: &NicOptions) -> Check {
     let seen = match takes_dma_bufs(&nic.device) {
-        Ok(()) => "its driver accepts dma-bufs; those of a GPU are not tried".to_owned(),
+        Ok(()) => "its driver accepts dma-bufs; dma-bufs of a GPU were not tried".to_owned(),
         Err(why) => format!("none: {why}"),
     };
     Check::note(format!("dma-bufs with {nic}"), seen)
@@ -42,7 +42,7 @@ fn fix(error: &LoopbackError, device: &str) -> String {
             "ulimit -l unlimited, or the advice of the check memlock".into()
         }
         LoopbackError::Closed { .. } | LoopbackError::Silent { .. } => format!(
-            "let its own packets come back (RoCE v2: iptables -I INPUT -p udp --dport 4791 -j ACCEPT); compare ibv_rc_pingpong -d {device}"
+            "let packets from this machine to itself pass (RoCE v2: iptables -I INPUT -p udp --dport 4791 -j ACCEPT); compare ibv_rc_pingpong -d {device}"
         ),
         LoopbackError::Connect(ConnectError::Verbs(VerbsError::Create(_))) => {
             format!("do what the error says; --nics ^{device} leaves the device out")

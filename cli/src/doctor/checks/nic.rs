@@ -1,5 +1,5 @@
 //! The slot of a NIC, its IOMMU, the bridges above it, the other NICs in its subnet, and flow control. This
-//! module judges facts that others read.
+//! module judges facts that other modules read.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
         .map(|(nic, kind)| format!("{} ({kind})", nic.name))
         .collect();
     if translated.is_empty() {
-        return Some(Check::pass(NAME, "addresses of NICs are those of memory"));
+        return Some(Check::pass(NAME, "NICs use the addresses of memory without a translation"));
     }
     let seen = format!("every address is translated for {}", translated.join(", "));
     let fix = "iommu=pt on the kernel's command line: a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
@@ -67,13 +67,13 @@ pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
         );
         let set = on.iter().map(|name| format!("setpci -s {name} ECAP_ACS+6.w=0000"));
         let fix = format!(
-            "{}\nor ACS off in the firmware's settings; virtual machines with devices of their own need it",
+            "{}\nor ACS off in the firmware's settings; virtual machines with devices of their own need ACS",
             set.collect::<Vec<_>>().join("\n")
         );
         return Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) });
     }
     if bridges.values().any(Option::is_none) {
-        return Some(Check::note(NAME, "not readable at the bridges above the NICs: run as root"));
+        return Some(Check::note(NAME, "ACS of the bridges above the NICs is not readable: run as root"));
     }
     Some(Check::pass(NAME, "devices below one bridge reach each other directly"))
 }
@@ -101,7 +101,7 @@ pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
     let (flux, strict) = (of(|nic| nic.arp_ignore == Some(0)), of(|nic| nic.rp_filter == Some(1)));
     let (mut seen, mut fix) = (all, Vec::new());
     if !flux.is_empty() {
-        seen.push_str(&format!("; each of {} answers ARP for the others' addresses", names(&flux)));
+        seen.push_str(&format!("; each of {} answers ARP for the other NICs' addresses", names(&flux)));
         fix.push("sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2".to_owned());
     }
     if !strict.is_empty() {
@@ -141,7 +141,7 @@ pub(crate) fn flow_control(nic: &NicFacts, traffic_class: u8) -> Option<Check> {
     let seen = format!("PFC on priority {}, by {trust}", has.join(", "));
     match (trust, traffic_class >> 2) {
         ("dscp", 0) => {
-            let fix = "PHUB_RDMA_TC at both ends, --rdma-tc here; a DSCP is its upper six bits (NCCL_IB_TC counts, too)";
+            let fix = "PHUB_RDMA_TC at both ends, or --rdma-tc at the hub; the DSCP is the upper six bits (NCCL_IB_TC counts, too)";
             let seen = format!("{seen}; this hub's packets have DSCP 0, so they are not in that priority");
             Some(Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) })
         }

@@ -45,7 +45,7 @@ pub(crate) fn check(
     let hub = match membership::describe(&address, PATIENCE, credential) {
         Ok(hub) => hub,
         Err(error) => {
-            let fix = "start phub-server serve there, with --listen at an address of the network, and show its secret (PHUB_TOKEN)";
+            let fix = "start phub-server serve on the peer, with --listen at an address of the network, and set PHUB_TOKEN to its secret";
             return report(Check::fail(name, error.to_string(), fix));
         }
     };
@@ -79,7 +79,7 @@ fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
 
 fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check {
     if tried.is_empty() {
-        return Check::note(name, "the hub there names none: its workers must be on its machine");
+        return Check::note(name, "the peer's hub names no address: its workers must be on its machine");
     }
     let open: Vec<String> =
         tried.iter().filter(|(_, error)| error.is_none()).map(|(to, _)| to.to_string()).collect();
@@ -94,7 +94,7 @@ fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check
         name,
         format!("no connection to {}", shut.join("; ")),
         format!(
-            "let TCP port {} pass (firewall, security group, port of the container); --data-listen chooses the ports there, by default \
+            "let TCP port {} pass (firewall, security group, port of the container); --data-listen of the hub chooses the ports, by default \
              7078 and 7079",
             ports.join(", ")
         ),
@@ -125,7 +125,7 @@ fn packets(peer: &str, address: &str) -> Check {
     }
 }
 
-/// Returns the MTU of the path, and the results of two packets: one of that size, and one small packet.
+/// Returns the MTU of the path, and the results of two packets: one as large as the MTU, and a small one.
 fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
     let socket = UdpSocket::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), 0))?;
     set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
@@ -160,13 +160,15 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
 
 fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
     match (large, small) {
-        (Echo::Came, _) => Check::pass(name, format!("{mtu} bytes: a packet of that size arrived there")),
+        (Echo::Came, _) => {
+            Check::pass(name, format!("{mtu} bytes: a packet of this size arrived at the peer"))
+        }
         (_, Echo::Came) => Check::warn(
             name,
             format!(
                 "small packets arrive, and packets of {mtu} bytes, the MTU of the interface, are lost without an error"
             ),
-            "one MTU on all interfaces and switches of the path, or a smaller one here (ip link set DEV mtu N)",
+            "one MTU on all interfaces and switches of the path, or a smaller MTU on this machine (ip link set DEV mtu N)",
         ),
         _ => Check::note(name, format!("{mtu} bytes as far as is known: the peer answers no UDP packets")),
     }
@@ -182,15 +184,15 @@ fn rdma(
 ) -> Check {
     let name = format!("RDMA to {peer}");
     if !hub.transports.iter().any(|offer| offer.transport() == Transport::Verbs) {
-        return Check::note(name, "the hub there offers no RDMA");
+        return Check::note(name, "the peer's hub offers no RDMA");
     }
     if ready.is_empty() {
-        return Check::note(name, "the hub there offers RDMA; no NIC of this machine is ready");
+        return Check::note(name, "the peer's hub offers RDMA; no NIC of this machine is ready");
     }
     match pairs(address, hub, credential, nics, ready) {
         Ok(rates) => judge_pairs(name, &rates),
         Err(error) => {
-            let fix = "the hub's log may say more; PHUB_RAILS pairs NICs otherwise; ib_write_bw between the two NICs tries them without a hub";
+            let fix = "the hub's log may say more; PHUB_RAILS pairs NICs otherwise; ib_write_bw tests the two NICs without a hub";
             Check::fail(name, error, fix)
         }
     }
@@ -219,8 +221,11 @@ impl Rate {
     }
 
     fn words(&self) -> String {
-        let seen =
-            format!("{} links, {:.3} GB/s both ways together, summed there", self.links, self.gigabytes());
+        let seen = format!(
+            "{} links, {:.3} GB/s both ways together, with sums at the hub",
+            self.links,
+            self.gigabytes()
+        );
         match self.of_line().zip(self.line_mbps) {
             None => seen,
             Some((part, mbps)) => {
@@ -234,7 +239,7 @@ impl Rate {
 /// The rates of all pairs of NICs, by the text that describes the pair.
 type Rates = BTreeMap<String, Rate>;
 
-/// Judges the pairs: names those that are much slower than the fastest pair, or than their NICs.
+/// Judges the pairs: names the pairs that are much slower than the fastest pair, or than their NICs.
 fn judge_pairs(name: String, rates: &Rates) -> Check {
     let fastest = rates.values().map(Rate::gigabytes).fold(0.0, f64::max);
     let seen: Vec<String> = rates.iter().map(|(pair, rate)| format!("{pair}: {}", rate.words())).collect();
@@ -253,7 +258,7 @@ fn judge_pairs(name: String, rates: &Rates) -> Check {
     let below = those(&|rate| rate.of_line().is_some_and(|part| part < 0.5));
     if !below.is_empty() {
         let fix = format!(
-            "less than half of the line rate: {}; ib_write_bw between the two NICs shows whether it is the wire, or the one core that sums 1 MiB here; a line rate of soft-RoCE is nominal",
+            "less than half of the line rate: {}; ib_write_bw between the two NICs shows whether the wire is slow, or the one core that sums 1 MiB in this check; a line rate of soft-RoCE is nominal",
             below.join("; ")
         );
         return Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) };
@@ -316,7 +321,7 @@ fn pairs(
         let words = &way.words;
         let time =
             cross(&mut port, link, &wire, &chunks, round).map_err(|error| format!("{words}: {error}"))?;
-        // The text begins with the hub's port. It is left out, because a NIC may have several ports.
+        // The text begins with the hub's port. This port is left out, because a NIC may have several ports.
         let pair = words.split_once(", ").map_or(words.as_str(), |(_, pair)| pair);
         let rate = rates.entry(pair.to_owned()).or_default();
         rate.links += 1;
@@ -422,7 +427,7 @@ mod tests {
         assert!(slow.seen.ends_with("each way 34 % of a line rate of 2.5 Gb/s"), "{}", slow.seen);
         assert!(slow.fix.unwrap().starts_with("less than half of the line rate: a with x;"));
         let unknown = judge(None);
-        assert!(unknown.verdict == Verdict::Pass && unknown.seen.ends_with("summed there"), "{unknown:?}");
+        assert!(unknown.verdict == Verdict::Pass && unknown.seen.ends_with("sums at the hub"), "{unknown:?}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! RDMA: library, provider, devices, ports, GIDs. This module judges facts that others read.
+//! RDMA: library, provider, devices, ports, GIDs. This module judges facts that other modules read.
 
 use fabric::verbs::{Device, DevicePort, GidError, LibraryError, LinkLayer, NicOptions, VerbsError};
 
@@ -10,7 +10,7 @@ use crate::doctor::facts::KernelRdma;
 pub(crate) enum Need {
     /// `--transports` names RDMA, or the machine has NICs for it.
     Wanted,
-    /// No setting asks for RDMA, and there is no such NIC.
+    /// No setting asks for RDMA, and the machine has no NIC for RDMA.
     Idle,
 }
 
@@ -92,7 +92,7 @@ const OPEN: &str = "chmod or chown /dev/infiniband/uverbs* for this user (the gr
 
 /// The advice for a device that may open later.
 const PASSES: &str = "dmesg may have messages of the NIC's driver; a hub opens the NIC again when a job begins, and \
-    its log and GET /v1/hub say so";
+    its log and GET /v1/hub show whether the NIC opened";
 
 /// A device, and what the hub would do with it.
 #[derive(Clone, Debug)]
@@ -167,7 +167,7 @@ pub(crate) fn port(candidate: &Candidate) -> Check {
     let mtu = port.mtu.map_or(0, |mtu| mtu.bytes());
     if port.link_layer == LinkLayer::Ethernet && mtu < 4096 {
         let fix = format!(
-            "ip link set {} mtu 4200 here, at the other ends, and on the switch: RDMA packets of 4096 bytes instead of {mtu}",
+            "ip link set {} mtu 4200 on this machine, at the other ends, and on the switch: RDMA packets of 4096 bytes instead of {mtu}",
             candidate.netdev(port)
         );
         let verdict = if mtu < 1024 { Verdict::Warn } else { Verdict::Note };
@@ -186,9 +186,14 @@ fn describe(port: &DevicePort) -> String {
 fn not_active(candidate: &Candidate, name: String, ports: &str, wanted: Option<u8>) -> Check {
     let first = candidate.device.ports.iter().find(|port| wanted.is_none_or(|wanted| port.number == wanted));
     let fix = match first {
-        None => format!("--nics {} without a port, or with one that it has", candidate.device.name),
+        None => {
+            format!("--nics {} without a port, or with a port that the device has", candidate.device.name)
+        }
         Some(port) if port.link_layer == LinkLayer::Ethernet => {
-            format!("ip link set {} up; if it is, look at cable and switch", candidate.netdev(port))
+            format!(
+                "ip link set {} up; if the interface is up already, look at cable and switch",
+                candidate.netdev(port)
+            )
         }
         Some(_) => "look at cable and switch, and whether a subnet manager runs (sminfo)".to_owned(),
     };
@@ -210,9 +215,9 @@ pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
             if chosen.entry.elsewhere && wanted.is_none() {
                 let netdev = chosen.entry.netdev.as_deref().unwrap_or(netdev);
                 let fix = format!(
-                    "ip link set {netdev} netns PID from the namespace that has it, PID being a process of this one; in a container: docker run --network host"
+                    "ip link set {netdev} netns PID in the namespace that has the interface, with the PID of a process of this namespace; in a container: docker run --network host"
                 );
-                return Check::warn(name, format!("{seen}: a connection may lead nowhere"), fix);
+                return Check::warn(name, format!("{seen}: connections may not reach the peer"), fix);
             }
             let local = chosen.entry.gid.ip().is_unicast_link_local();
             if port.link_layer == LinkLayer::Ethernet && local && wanted.is_none() {

@@ -30,7 +30,7 @@ fn fix(name: &str) -> &'static str {
         "certificate" => {
             "phub-server certificate makes a pair; both files must be readable by the hub's user"
         }
-        "interface" => "ip -brief address shows the interfaces",
+        "interface" => "--interface with an interface of `ip -brief address`",
         "checkpoints" => {
             "mkdir -p, chown or chmod the directory for the hub's user, or another --checkpoints"
         }
@@ -87,7 +87,7 @@ fn judge_memory(
     let Job { name, workers, .. } = job;
     let seen = format!("{name} with {workers} workers needs {:.2} GB with momentum", gb(needed));
     let verdict = if is_named { Verdict::Fail } else { Verdict::Warn };
-    let fix = "fewer workers, several hubs for one job, or a machine or a control group with more; a hub refuses the job";
+    let fix = "fewer workers, several hubs for one job, or a machine or a control group with more memory; a hub refuses the job";
     if let Some(quota) = quota.filter(|&quota| needed > quota) {
         let seen = format!("{seen}, and --memory-per-job lets a job have {:.2} GB", gb(quota));
         return Check { verdict, ..Check::fail(NAME, seen, fix) };
@@ -97,7 +97,7 @@ fn judge_memory(
             Check { verdict, ..Check::fail(NAME, format!("{seen}; {words}"), fix) }
         }
         Some((_, words)) => Check::pass(NAME, format!("{seen}; {words}")),
-        None => Check::note(NAME, format!("{seen}; the kernel does not say how much there is")),
+        None => Check::note(NAME, format!("{seen}; the kernel does not say how much memory is available")),
     }
 }
 

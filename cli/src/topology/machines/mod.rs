@@ -30,7 +30,7 @@ pub(super) struct MachinesArgs {
     #[arg(long, value_name = "N", value_parser = workers, requires = "machines")]
     workers_per_machine: Option<u32>,
 
-    /// Dedicated hubs above those of the machines. The shape with them is shown, too.
+    /// Dedicated hubs above the hubs of the machines. The shape with dedicated hubs is shown, too.
     #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
     above_hubs: Option<u32>,
 
@@ -43,7 +43,7 @@ pub(super) struct MachinesArgs {
 }
 
 /// The reason for the limit on machines and racks, for errors.
-const EACH_HAS_A_HUB: &str = "each has a hub of the job, and a job has no more hubs than that";
+const EACH_HAS_A_HUB: &str = "each has a hub, and a job has at most that many hubs";
 
 fn machines(text: &str) -> Result<u32, String> {
     number(text, MAX_HUBS, "machines", EACH_HAS_A_HUB)
@@ -54,7 +54,12 @@ pub(super) fn racks(text: &str) -> Result<u32, String> {
 }
 
 pub(super) fn workers(text: &str) -> Result<u32, String> {
-    number(text, MAX_WORKERS, "workers", "give those that push to one hub: of a machine, or of a rack")
+    number(
+        text,
+        MAX_WORKERS,
+        "workers",
+        "count only the workers of one hub: those of a machine, or of a rack",
+    )
 }
 
 fn above_hubs(text: &str) -> Result<u32, String> {
@@ -62,7 +67,7 @@ fn above_hubs(text: &str) -> Result<u32, String> {
         text,
         MAX_HUBS,
         "hubs above",
-        "leave it out for a mesh, in which the machines' hubs own the chunks",
+        "leave --above-hubs out for a mesh, in which the machines' hubs own the chunks",
     )
 }
 
@@ -77,7 +82,7 @@ pub(super) fn gbps(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(gbps) if (0.001..=1e6).contains(&gbps) => Ok(gbps),
         _ => Err(format!(
-            "{text:?} Gb/s: expected a speed from 0.001 to 1000000, such as 25; leave it out for bytes alone"
+            "{text:?} Gb/s: expected a speed from 0.001 to 1000000, such as 25; leave the speed out to see bytes alone"
         )),
     }
 }
@@ -118,10 +123,11 @@ impl MachinesArgs {
         }
         let nics = plan.nics().iter().filter_map(|placed| host.nic(placed.nic));
         match fastest(nics) {
-            None => (None, "speed unknown, so bytes only: --link-gbps 25 gives it in Gb/s".to_owned()),
-            Some((gbps, name)) => {
-                (Some(gbps), format!("{gbps} Gb/s each way, the speed of {name}; --link-gbps gives another"))
-            }
+            None => (None, "speed unknown, so bytes only: --link-gbps 25 sets a speed of 25 Gb/s".to_owned()),
+            Some((gbps, name)) => (
+                Some(gbps),
+                format!("{gbps} Gb/s each way, the speed of {name}; --link-gbps sets another speed"),
+            ),
         }
     }
 }

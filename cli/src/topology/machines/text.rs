@@ -105,7 +105,7 @@ impl MachinesJob {
         }
     }
 
-    /// Writes the memory of a hub with two levels. The hub counts it in the same way before it admits a job.
+    /// Writes the memory of a hub with two levels. A hub counts its memory in the same way before it admits a job.
     fn memory(&self, out: &mut String) -> std::fmt::Result {
         let below = JobMemory::new(&self.wire, &self.terms, false, true);
         let level = |level: &Level| JobMemory::new(&level.wire, &level.terms, false, false);
@@ -113,7 +113,7 @@ impl MachinesJob {
         writeln!(out, "\nMemory of a machine's hub, in a mesh, with Nesterov")?;
         writeln!(
             out,
-            "  job of its {} workers: {} of gradients, {} of sums, {} of weights that they read",
+            "  job of its {} workers: {} of gradients, {} of sums, {} of weights that the workers read",
             self.terms.workers,
             mb(below.gradients),
             mb(below.sums),
@@ -128,11 +128,11 @@ impl MachinesJob {
         )?;
         writeln!(
             out,
-            "  together at most {}: the own share of sums and weights is the same memory in both jobs",
+            "  together at most {}: for the chunks that the hub owns, sums and weights have one memory in both jobs",
             mb(below.needed() + own.needed())
         )?;
-        // Each hub is a member of every other hub's job, and serves every other hub in its own job. Both
-        // windows cross each time.
+        // Each hub has two connections to every other hub: as a member of the other hub's job, and in its own
+        // job. Each connection has both windows.
         let connections = 2 * u64::from(self.machines - 1);
         let wire = &self.mesh.wire;
         let windows = (wire.gradient_window_bytes() + wire.weights_window_bytes()) as u64;

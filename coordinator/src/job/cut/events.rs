@@ -41,7 +41,7 @@ impl Job {
         } else if request.asks_for_nothing() {
             Ok(())
         } else {
-            Err(format!("cut {asked} does not hold the job yet"))
+            Err(format!("cut {asked} has not stopped the job's rounds yet"))
         };
         if let Err(why) = may {
             // A wrong release does not end the cut: hub 0 may still send a right one.

@@ -124,7 +124,7 @@ pub enum Stepped {
 pub enum NotCut {
     /// There is no state for a snapshot, because no round is over.
     #[error(
-        "its state is not there: the job has no weights yet, because no round is over; try again after the first round"
+        "the state is not there: the job has no weights yet, because no round is over; try again after the first round"
     )]
     NoWeights,
     /// No snapshot can be taken before the round that a reader named.

@@ -74,7 +74,7 @@ impl Job {
         });
         if !may_relink || !self.life.runs() {
             let why = format!(
-                "{who} of job {name:?} cannot reconnect: its join did not ask for that, it takes no part, or its heartbeat has \
+                "{who} of job {name:?} cannot reconnect: its join did not set `relinks`, or it takes no part, or its heartbeat has \
                  ended; join again"
             );
             return Err(Refused::new(RefusalCode::NoRelink, why));
@@ -100,7 +100,7 @@ impl Ranks {
             Some(_) => Ok(Grant::Waits),
             None => Err(Refused::new(
                 RefusalCode::JobFailed,
-                format!("job {name:?} ended while its cores dropped the links"),
+                format!("job {name:?} ended while the hub's cores dropped the old links; join again"),
             )),
         }
     }

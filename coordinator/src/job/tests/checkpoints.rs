@@ -323,7 +323,10 @@ fn a_checkpoint_is_not_whole_without_a_part() {
     let [Effect::NotWhole(Round(7), why), Effect::Wanted(of, Err(NoState::Other(told)))] = &told[..] else {
         panic!("{told:?}")
     };
-    assert!(*of == id && told == why && why.contains("hub 1 of the job has no part of it"), "{why}");
+    assert!(
+        *of == id && told == why && why.contains("hub 1 of the job has no part of the checkpoint"),
+        "{why}"
+    );
     assert!(why.contains("round 6 did not end in time"), "{why}");
     assert_eq!(wanted.job.checkpoints.error.as_ref(), Some(why));
 }

@@ -10,8 +10,8 @@ pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-
      give its network interface an IP address";
 
 /// The reason why a NIC with an address of another namespace is used only if there is no better one.
-pub(in crate::verbs) const ELSEWHERE: &str = "the network interface of its address is in another network namespace, from where a \
-     connection may lead nowhere: move it here (ip link set INTERFACE netns PID), or run in the host's network";
+pub(in crate::verbs) const ELSEWHERE: &str = "the network interface of its address is in another network namespace, so \
+     connections may not reach the peer: move the interface (ip link set INTERFACE netns PID), or run in the host's network";
 
 /// The error of a device, or of a device's port, that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,12 +32,12 @@ pub enum DeviceError {
     },
     /// The devices could not be listed.
     #[error(
-        "cannot list the RDMA devices: {0}; is the module ib_uverbs loaded (modprobe ib_uverbs), and /dev/infiniband in this container?"
+        "cannot list the RDMA devices: {0}; is the module ib_uverbs loaded (modprobe ib_uverbs), and does this container have /dev/infiniband?"
     )]
     List(String),
     /// The device exists, but does not open.
     #[error(
-        "cannot open the RDMA device {device}: {error}; may this user write /dev/infiniband/uverbs*, and is it in this container (docker run --device /dev/infiniband)?"
+        "cannot open the RDMA device {device}: {error}; may this user write /dev/infiniband/uverbs*, and does this container have these files (docker run --device /dev/infiniband)?"
     )]
     Open {
         /// The device.
@@ -146,15 +146,15 @@ impl CreateError {
     pub(in crate::verbs) fn new(made: Made, device: &str, size: String, error: io::Error) -> Self {
         let advice = match error.raw_os_error() {
             Some(libc::ENOMEM) => {
-                "the NIC is out of memory or of such objects: raise the limit on locked memory (ulimit -l \
+                "memory for the NIC, or its objects of this kind, are used up: raise the limit on locked memory (ulimit -l \
                  unlimited), or use fewer connections to one NIC"
             }
             Some(libc::EINVAL) => {
                 "the NIC does not take this size; use larger chunks or more cores, which make smaller queues"
             }
             Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
-                "the NIC's driver has no such function; use larger chunks, more cores, or fewer workers on this \
-                 NIC, which need fewer entries"
+                "the NIC's driver has no such function; larger chunks, more cores, or fewer workers on this \
+                 NIC need fewer entries"
             }
             Some(libc::EMFILE) => "raise the number of open files (ulimit -n)",
             _ => "dmesg may have the driver's messages",

@@ -18,7 +18,7 @@ const NAME: &str = "libibverbs.so.1";
 pub enum LibraryError {
     /// The loader found no library, or a library in which a required function is missing.
     #[error(
-        "RDMA needs {name}, which cannot be loaded: {why}; install it and the drivers of NICs (Debian, Ubuntu: apt-get install libibverbs1 ibverbs-providers; Fedora: dnf install libibverbs), or use shared memory"
+        "RDMA needs {name}, which cannot be loaded: {why}; install the library and the drivers of NICs (Debian, Ubuntu: apt-get install libibverbs1 ibverbs-providers; Fedora: dnf install libibverbs), or use shared memory"
     )]
     Missing {
         /// The library's file.
@@ -28,7 +28,7 @@ pub enum LibraryError {
     },
     /// `ibv_fork_init` failed, so a fork would break transfers.
     #[error(
-        "libibverbs cannot be made safe against fork (ibv_fork_init: {why}); something in this process used RDMA before: unset RDMAV_HUGEPAGES_SAFE, or load this before it"
+        "libibverbs cannot be made safe against fork (ibv_fork_init: {why}); another library of this process used RDMA before: unset RDMAV_HUGEPAGES_SAFE, or load phub first"
     )]
     Fork {
         /// The error number in words.

@@ -223,10 +223,10 @@ fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
 fn advice(errno: i32, nic: &Nic) -> String {
     let why = match errno {
         libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {
-            "the peer's address does not resolve from this GID's interface: does the peer answer a ping over it, and \
+            "the peer's address does not resolve from this GID's interface: does the peer answer a ping over that interface, and \
              is this the right GID? Choose another GID by its index"
         }
-        libc::EINVAL => "the driver rejects one of these values, most often the GID index or the MTU",
+        libc::EINVAL => "the driver rejects one of the values above, most often the GID index or the MTU",
         _ => return String::new(),
     };
     format!("; {why}. The GID table of {}:\n{}", nic.address.device, gid::table(&nic.gids))

@@ -35,7 +35,7 @@ pub struct RegisterError {
 fn advice(errno: i32) -> String {
     let advice = match errno {
         libc::ENOMEM => {
-            "raise the limit (ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit; or the capability IPC_LOCK)"
+            "raise the limit (ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit), or give the capability IPC_LOCK"
         }
         _ => "the limit is not the cause; see ibv_reg_mr(3), and dmesg for the driver's messages",
     };
@@ -51,11 +51,11 @@ fn advice_on_dma_bufs(errno: i32) -> String {
             "this device's driver takes no dma-bufs (mlx5's does from Linux 5.12 on, soft-RoCE's does not): leave the device out of the list of NICs"
         }
         libc::ENOMEM => {
-            "the device that made the dma-buf has no room to show it to NICs (for example, the BAR1 of a GPU is full)"
+            "the device that made the dma-buf has no address space left to map it for NICs (for example, the BAR1 of a GPU is full)"
         }
         _ => "dmesg may have messages of the NIC's driver, or of the driver that made the dma-buf",
     };
-    format!("{why}; or have the window in host memory, without a dma-buf")
+    format!("{why}; or use a window in host memory, without a dma-buf")
 }
 
 /// Returns the advice after `ibv_reg_mr_iova2` failed.

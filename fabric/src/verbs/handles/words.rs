@@ -13,15 +13,17 @@ pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
         IBV_WC_SUCCESS => "success",
         IBV_WC_LOC_LEN_ERR => "local length error: a message is longer than its buffer or the port's maximum",
         IBV_WC_LOC_QP_OP_ERR => {
-            "local queue pair operation error: a work request is malformed, or (soft-RoCE) its interface is down"
+            "local queue pair operation error: a work request is malformed, or the interface of soft-RoCE is down"
         }
         IBV_WC_LOC_PROT_ERR => "local protection error: the window's registration does not cover the span",
         IBV_WC_WR_FLUSH_ERR => "work request flushed error: the queue pair is in the error state",
         IBV_WC_BAD_RESP_ERR => "bad response error: the peer sent an unexpected answer",
         IBV_WC_LOC_ACCESS_ERR => "local access error: the peer wrote to memory that it may not access",
-        IBV_WC_REM_INV_REQ_ERR => "remote invalid request error: the peer's NIC does not take such a request",
+        IBV_WC_REM_INV_REQ_ERR => {
+            "remote invalid request error: the peer's NIC does not accept the kind of request"
+        }
         IBV_WC_REM_ACCESS_ERR => {
-            "remote access error: the peer's window does not cover the span or its key is gone"
+            "remote access error: the peer's window does not cover the span, or the window's key is not valid any more"
         }
         IBV_WC_REM_OP_ERR => "remote operation error: the peer's NIC could not complete the request",
         IBV_WC_RETRY_EXC_ERR => "transport retry counter exceeded: the peer or the path to it is gone",

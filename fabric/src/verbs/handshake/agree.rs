@@ -50,7 +50,7 @@ pub(super) fn agree<'a>(
                 let join = |(port, end): &(u16, LinkEnd)| {
                     let (Some(link), Some(nic)) = (on_port(*port), nics.get(usize::from(end.nic))) else {
                         let what = format!(
-                            "a trial of the hub's port {port} with NIC {} of {}",
+                            "the worker tries the hub's port {port} with its NIC {} of {}, and one of them does not exist",
                             end.nic,
                             nics.len()
                         );
@@ -78,7 +78,7 @@ pub(super) fn agree<'a>(
             other => return Err(unexpected("pairs of NICs to try, or the ports without a pair", &other)),
         }
     }
-    Err(ConnectError::Nonsense(format!("the worker has tried NICs {MAX_TURNS} times")))
+    Err(ConnectError::Nonsense(format!("the worker has tried pairs of NICs {MAX_TURNS} times, the maximum")))
 }
 
 /// Chooses the NICs for the hub's ends of the links, and offers them to the joiner. `passed` has the NICs of
@@ -96,7 +96,9 @@ fn offer<'a>(
         let port = link.ports.hub.index();
         let rail = match group.rail(port, peer, |nic| !passed.contains(&(port, nic.clone()))) {
             Err(_) if passed.iter().any(|(of, _)| *of == port) => {
-                return Err(ConnectError::NoPath(format!("port {port} of the hub has no other NIC")));
+                return Err(ConnectError::NoPath(format!(
+                    "port {port} of the hub has no further NIC to try"
+                )));
             }
             rail => rail?,
         };

@@ -89,7 +89,11 @@ pub(in crate::verbs) fn welcome(
     let (mut ends, mut links, mut paths) = (Vec::new(), Vec::new(), Vec::new());
     for ((index, link), (planned, end)) in opened.into_iter().enumerate().zip(plan.iter().zip(&theirs.ends)) {
         let worker = theirs.nics.get(usize::from(end.nic)).ok_or_else(|| {
-            ConnectError::Nonsense(format!("link {index} is on NIC {} of {}", end.nic, theirs.nics.len()))
+            ConnectError::Nonsense(format!(
+                "link {index} is on the peer's NIC {} of {}; NICs are numbered from 0",
+                end.nic,
+                theirs.nics.len()
+            ))
         })?;
         let hub_port = planned.ports.hub;
         ends.push(end_of(&link, hub_port.0));
@@ -232,7 +236,7 @@ pub(super) fn expect_ports(
         }
         Message::Ports { ports, .. } if planned.last().is_some_and(|last| last.index() >= ports.len()) => {
             Err(ConnectError::Nonsense(format!(
-                "the hub offers {} ports, this end expects {planned:?}; install the same version at both ends",
+                "the hub offers {} ports, and this end expects {planned:?}; install the same version at both ends",
                 ports.len()
             )))
         }
@@ -252,7 +256,7 @@ fn expect_links(stream: &mut MessageStream, plan: &[PlannedLink]) -> Result<Link
     let (seen, expected) = (links.ends.len(), plan.len());
     if seen != expected {
         return Err(ConnectError::Nonsense(format!(
-            "the other end offers {seen} links, this end expects {expected}; install the same version at both ends"
+            "the other end offers {seen} links, and this end expects {expected}; install the same version at both ends"
         )));
     }
     Ok(links)

@@ -204,7 +204,7 @@ impl Message {
                 let end = |_| match take(&mut body)? {
                     [0] => Ok(Err(reason(&mut body)?)),
                     [1] => Ok(Ok(LinkEnd::decode(&mut body, 0)?)),
-                    [other] => Err(format!("unknown outcome {other} of a trial")),
+                    [other] => Err(format!("the outcome of a trial is {other}; expected 0 or 1")),
                 };
                 Message::Tried((0..count).map(end).collect::<Result<_, String>>()?)
             }
@@ -278,7 +278,9 @@ impl LinkEnd {
         let first_packet = u32::from_le_bytes(take(body)?);
         let count = count(body, "keys", 0..=most)?;
         if !BITS_24.contains(&number) || !BITS_24.contains(&first_packet) {
-            return Err(format!("queue pair {number} and packet {first_packet} must be of 24 bits"));
+            return Err(format!(
+                "the numbers of queue pair {number} and of its first packet {first_packet} must have at most 24 bits"
+            ));
         }
         let mut keys = Vec::new();
         for _ in 0..count {
@@ -334,7 +336,7 @@ fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<
         let prefix = match take(body)? {
             [UNKNOWN] => None,
             [bits @ 0..=128] => Some(bits),
-            [bits] => return Err(format!("a subnet prefix of {bits} bits")),
+            [bits] => return Err(format!("a subnet prefix has {bits} bits; expected at most 128")),
         };
         let lid = u16::from_le_bytes(take(body)?);
         let [code] = take(body)?;
@@ -342,7 +344,9 @@ fn decode_addresses(body: &mut &[u8], allowed: RangeInclusive<usize>) -> Result<
         let [length] = take(body)?;
         let length = usize::from(length);
         if length > MAX_NAME || length > body.len() {
-            return Err(format!("a device's name of {length} bytes"));
+            return Err(format!(
+                "a device's name has {length} bytes, more than allowed or than the message has"
+            ));
         }
         let (name, rest) = body.split_at(length);
         *body = rest;
@@ -471,8 +475,8 @@ mod tests {
         assert!(wrong(&|links| links.ends[0].number = 1 << 24).contains("24 bits"));
         assert!(wrong(&|links| links.address = u64::MAX).contains("does not fit into memory"));
         let too_many = wrong(&|links| links.ends[1].keys = vec![7; MAX_RANGES - 1]);
-        assert!(too_many.contains("65535 keys are not between 0 and 65534"), "{too_many}");
-        assert!(wrong(&|links| links.ends.clear()).contains("0 links are not between 1 and 4096"));
+        assert!(too_many.contains("the message has 65535 keys; expected 0 to 65534"), "{too_many}");
+        assert!(wrong(&|links| links.ends.clear()).contains("the message has 0 links; expected 1 to 4096"));
         assert!(wrong(&|links| links.nics[0].prefix = Some(129)).contains("129 bits"));
         assert!(wrong(&|links| links.nics[0].device = "a\nb".into()).contains("printable"));
         // A count without the bytes that it announces must not allocate memory.

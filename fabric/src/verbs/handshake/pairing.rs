@@ -106,14 +106,12 @@ pub(in crate::verbs) fn pair<'a>(
                 None if address.can_reach(&joiner[nic]) => {
                     format!("{} is not the one that the map of rails names", joiner[nic])
                 }
-                None if of_layer(&nic) => format!("{} is of another version of IP", joiner[nic]),
+                None if of_layer(&nic) => format!("{} has an address of another IP version", joiner[nic]),
                 None => format!("{} is on {}", joiner[nic], joiner[nic].link_layer),
             };
             let seen = nics.iter().map(seen).collect::<Vec<_>>().join("; ");
-            why = format!(
-                "no NIC of the worker leads to the hub's {address} on {}: {seen}",
-                address.link_layer
-            );
+            why =
+                format!("no NIC of the worker reaches the hub's {address} on {}: {seen}", address.link_layer);
             unreached.push(port as u16);
             continue;
         };
@@ -286,7 +284,7 @@ mod tests {
         let worker = [roce("x", [10, 1, 0, 1], Some(24)), v6("y", "2001:db9::1")];
         assert_eq!(nics(&hub, &worker), [1, 0]);
         let error = pair_all(&hub[..1], &worker[..1]).unwrap_err();
-        assert!(error.why.contains("is of another version of IP"), "{error:?}");
+        assert!(error.why.contains("has an address of another IP version"), "{error:?}");
     }
 
     #[test]

@@ -53,8 +53,10 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
         if !nics.is_empty() {
             *partners = Partners { nics, reason: "the map of rails names this pair".into(), mapped: true };
         } else if let Some(name) = mapped.clone().next() {
-            partners.reason =
-                format!("the map of rails names {name}, which is not in use here; {}", partners.reason);
+            partners.reason = format!(
+                "the map of rails names {name}, which this process does not use; {}",
+                partners.reason
+            );
         }
         partners.nics.sort_unstable();
     }
@@ -207,7 +209,7 @@ mod tests {
         let mapped = found(&hub, &worker, "a0=a0,b7=a1");
         assert_eq!((&mapped[0].nics[..], &*mapped[0].reason), (&[0][..], "the map of rails names this pair"));
         assert_eq!(mapped[1].nics, [0]);
-        let words = "the map of rails names b7, which is not in use here; both are in 10.0.1.0/24";
+        let words = "the map of rails names b7, which this process does not use; both are in 10.0.1.0/24";
         assert_eq!(mapped[1].reason, words);
     }
 

@@ -79,7 +79,7 @@ impl MessageStream {
         let invalid = |what: String| io::Error::new(ErrorKind::InvalidData, what);
         if length > MAX_BYTES {
             return Err(invalid(format!(
-                "a message of {length} bytes, of {MAX_BYTES} at most: this is the data path of a parameter hub, for its own workers"
+                "a message of {length} bytes; expected at most {MAX_BYTES}: only workers of a parameter hub may connect to its data path"
             )));
         }
         // The body is read in pieces, so that a length alone allocates no memory.

@@ -197,7 +197,7 @@ impl Port {
         };
         let nic = &attached.link.link.route.rail.nic;
         let words = format!(
-            "{what} with {} by {} completed with {} (vendor error {:#x})",
+            "{what} with {}, by NIC {}, completed with {} (vendor error {:#x})",
             attached.link.peer,
             nic.address.device,
             words::status(completion.status, work),

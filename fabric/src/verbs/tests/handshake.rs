@@ -81,9 +81,9 @@ fn a_worker_that_keeps_to_no_plan_is_refused_with_the_reason() {
     let cases = [
         (whole - 1, None, "has 262143 bytes where the layout needs 262144"),
         (whole, Some(Message::Ready), "expected ends of links, got ready"),
-        (whole, too_many, "offers 2 links, this end expects 1"),
+        (whole, too_many, "offers 2 links, and this end expects 1"),
         (whole, other_ranges, "has 2 keys for a link that carries 1 ranges of its window"),
-        (whole, links(|links| links.nics.clear()), "link 0 is on NIC 0 of 0"),
+        (whole, links(|links| links.nics.clear()), "link 0 is on the peer's NIC 0 of 0"),
         (whole, links(|links| links.bytes -= 1), "has 262143 bytes where the layout needs 262144"),
     ];
     for (send_bytes, says, expected) in cases {

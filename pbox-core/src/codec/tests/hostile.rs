@@ -67,7 +67,7 @@ fn errors_say_what_is_wrong() {
     for (seen, expected) in [
         (
             error_after_change(topk, 0, &[4]),
-            "a payload as topk claims 4 values, but of 100 elements 3 to 3 are sent",
+            "a payload as topk claims 4 values; expected for 100 elements 3 to 3",
         ),
         (error_after_change(topk, 4, &[100, 0]), "index 0 of a payload is 100, but"),
         (error_after_change(topk, 6, &[0, 0]), "index 1 of a payload is 0, but"),

@@ -24,7 +24,9 @@ pub enum ManifestError {
     #[error("the name of key {index} has {seen} bytes, at most {MAX_NAME_BYTES} are allowed; shorten it")]
     NameTooLong { index: usize, seen: usize },
 
-    #[error("keys {first} and {second} are both called {name:?}; names are unique in a job: rename one")]
+    #[error(
+        "keys {first} and {second} are both called {name:?}; names must be unique in a job: rename one of the keys"
+    )]
     DuplicateName { name: String, first: usize, second: usize },
 
     #[error("key {name:?} has {seen} dimensions, at most {MAX_DIMENSIONS} are allowed; flatten it")]

@@ -299,7 +299,7 @@ impl GatherNorm {
             first += of.scope.chunks;
             of
         };
-        let mut means = Slab::zeroed("means that wait for the whole gradient", elements)?;
+        let mut means = Slab::zeroed("mean gradients that wait for the norm", elements)?;
         means.as_mut_slice().fill(0.0);
         Ok(GatherNorm {
             by_former,

@@ -41,7 +41,7 @@ impl Refused {
     pub fn why(self) -> &'static str {
         match self {
             Refused::NotOfHub => "no other hub of the job has this number, or it owns no chunks",
-            Refused::NoPart => "the line is not a sum of squares of this round",
+            Refused::NoPart => "the part is not a sum of squares of this round",
             Refused::NoSuchRound => "no hub can have reached this round",
             Refused::Other => "another worker has passed on another sum",
         }

@@ -83,7 +83,7 @@ impl Meetings {
             Entry::Vacant(_) if busy => {
                 return refuse(
                     RefusalCode::NoMesh,
-                    format!("{MOST} other jobs wait for their machines here; try again"),
+                    format!("{MOST} other jobs, the maximum, wait for their machines at this hub; try again"),
                 );
             }
             Entry::Vacant(vacant) => vacant.insert(watch::Sender::new(vec![None; machine.of as usize])),
@@ -97,7 +97,7 @@ impl Meetings {
             return refuse(
                 RefusalCode::NoMesh,
                 format!(
-                    "machine {} says that there are {} machines, another one says {expected}",
+                    "machine {} says that there are {} machines, and another machine says {expected}; give all machines the same number",
                     machine.number, machine.of
                 ),
             );
@@ -190,7 +190,7 @@ mod tests {
             assert!(twice.contains("b:1 and c:1 both say that they are machine 1/3"), "{twice}");
             let other = refused(meetings.meet("job", request("0/2", "a:1", 9000)).await);
             assert!(
-                other.contains("machine 0 says that there are 2 machines, another one says 3"),
+                other.contains("machine 0 says that there are 2 machines, and another machine says 3"),
                 "{other}"
             );
             let missing = refused(meetings.meet("job", request("0/3", "a:1", 1)).await);

@@ -172,7 +172,7 @@ impl Up {
             (None, ip) if ip.is_unspecified() => meet()?.0.ip(),
             (None, ip) if ip.is_loopback() && !meet()?.1.ip().is_loopback() => {
                 return Err(format!(
-                    "this hub listens on {}, where the hubs of other machines do not reach it; start it with --listen \
+                    "this hub listens on {}, which other machines do not reach; start the hub with --listen \
                      0.0.0.0:{}",
                     self.control,
                     self.control.port()
@@ -237,8 +237,9 @@ impl Up {
         share: Option<Arc<SendWindow>>,
         huge_pages: impl FnOnce(&[ShardSpec]),
     ) -> Result<MadeAbove, Refusal> {
-        let exhausted =
-            |error: WindowError| RefusalCode::NoMemory.because(format!("a job below other hubs: {error}"));
+        let exhausted = |error: WindowError| {
+            RefusalCode::NoMemory.because(format!("no memory for a job below other hubs: {error}"))
+        };
         let LetInAbove { above, hubs, terms: terms_above, wire: wire_above, placed } = let_in;
         let (level, machine) = (terms_above.level, above.machine.number);
         let (WindowsBelow { sums, shown }, shards) =
@@ -305,6 +306,6 @@ impl LetInAbove {
 pub(super) fn not_joined(error: MemberError) -> Refusal {
     match error {
         MemberError::Refused { .. } => RefusalCode::RefusedAbove.because(error.to_string()),
-        error => RefusalCode::NoneAbove.because(format!("this hub is below other hubs: {error}")),
+        error => RefusalCode::NoneAbove.because(format!("this hub cannot join the hubs above: {error}")),
     }
 }

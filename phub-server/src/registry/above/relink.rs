@@ -49,7 +49,10 @@ impl Registry {
             }
             let told = on_thread("phub-above", move || above.explain(&symptom)).await;
             let (why, blame) = told.unwrap_or_else(|why| {
-                (format!("a link to a hub above is lost, and this hub cannot ask why: {why}"), Blame::Hub)
+                (
+                    format!("a link to a hub above is lost, and asking the hub for the reason failed: {why}"),
+                    Blame::Hub,
+                )
             });
             if let Some(registry) = registry.upgrade() {
                 registry.fail_by(&mut registry.lock(), id, &why, blame);

@@ -48,11 +48,12 @@ impl Registry {
         }
         match part.await {
             Ok(part) => part.map_err(|why| RefusalCode::NotSaved.because(why)),
-            Err(_) => Err(RefusalCode::NoState.because("the failed job's last state is not here any more")),
+            Err(_) => Err(RefusalCode::NoState.because("this hub no longer has the failed job's last state")),
         }
     }
 }
 
 pub(super) fn unknown(name: &str) -> Refusal {
-    RefusalCode::JobUnknown.because(format!("no job {name:?} over several hubs here has this secret"))
+    RefusalCode::JobUnknown
+        .because(format!("this hub has no job {name:?} over several hubs with this secret"))
 }

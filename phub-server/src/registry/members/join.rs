@@ -63,8 +63,8 @@ impl Registry {
         let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {
             return Err(RefusalCode::Circle.because(format!(
-                "job {name:?} has passed this hub already (number of hubs on its way: {}): hubs that are above \
-             each other form a circle; the hub at the top has no --above",
+                "the hubs above form a circle: job {name:?} has passed this hub already (hubs on its way: {}); \
+             start the hub at the top without --above",
                 request.through.len()
             )));
         }
@@ -340,7 +340,7 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
     check_peers(request)?;
     if request.through.len() > MAX_DEPTH {
         return Err(format!(
-            "the job reached this hub through {} hubs, at most {MAX_DEPTH} are allowed",
+            "the job reached this hub through {} hubs; at most {MAX_DEPTH} are allowed",
             request.through.len()
         ));
     }
@@ -353,9 +353,9 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
     let Some(peers) = peers else {
         return match share.is_whole() {
             true => Ok(()),
-            false => Err(format!(
-                "{share}: peers is missing, which names the control ports of all hubs of the job"
-            )),
+            false => {
+                Err(format!("{share}: peers is missing: expected the control ports of all hubs of the job"))
+            }
         };
     };
     if let Some(error) = peers.hubs.iter().find_map(|hub| check_address(hub).err()) {
@@ -364,14 +364,14 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
     if share.is_whole() || peers.hubs.len() != share.hubs as usize {
         let named = peers.hubs.len();
         return Err(format!(
-            "{share}: peers names {named} hubs; expected as many as the job has, and none for one hub"
+            "{share}: peers names {named} hubs; expected all hubs of the job, or no peers if the job has one hub"
         ));
     }
     match (share.hub, &peers.pass) {
-        (0, Some(_)) => Err("a join to hub 0 has a pass, which hub 0 itself gives; leave it out".into()),
-        (1.., None) => Err(format!("{share}: the pass is missing; join hub 0 first, and show its pass here")),
+        (0, Some(_)) => Err("a join to hub 0 has a pass, but only hub 0 gives passes; leave the pass out".into()),
+        (1.., None) => Err(format!("{share}: the pass is missing; join hub 0 first, and send its pass with this join")),
         (1.., Some(pass)) if Secret::parse(&pass.secret).is_none() => {
-            Err("the pass has no secret of 32 hexadecimal digits in small letters; show the pass as hub 0 gave it".into())
+            Err("the secret in the pass is not 32 hexadecimal digits in small letters; send the pass as hub 0 gave it".into())
         }
         _ => Ok(()),
     }

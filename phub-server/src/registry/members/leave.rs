@@ -56,7 +56,7 @@ impl Registry {
         if let Some(id) = last.filter(|_| self.store.is_some() && !was_trial)
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {
-            tracing::warn!(job, %why, "no checkpoint at the job's end");
+            tracing::warn!(job, %why, "the checkpoint at the job's end was not written");
             // If the job has no weights, nothing is lost.
             checkpoint_error = Some(why).filter(|why| *why != NoState::NoWeights).map(|why| why.to_string());
         }

@@ -33,7 +33,7 @@ impl Registry {
             job = job.name,
             rank,
             why,
-            "worker lost its links; its job waits until the worker reconnects"
+            "a worker lost its links; its job waits until the worker reconnects"
         );
         self.command(job, || Command::UnlinkWorker { job: id, rank });
     }

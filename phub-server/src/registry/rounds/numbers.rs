@@ -37,7 +37,9 @@ impl Registry {
         let OptimizerRequest { token, optimizer, keys: multipliers, groups, from_round, reset } = request;
         let (seen, most) = (reset.len(), self.keys_of(job));
         if seen > most {
-            return Err(Refusal::bad(format!("reset: {seen} keys of {most}: each key once at most")));
+            return Err(Refusal::bad(format!(
+                "reset: names {seen} keys, and the job has {most}: name each key at most once"
+            )));
         }
         let mut reset = Vec::from_iter(reset.into_iter().map(KeyId));
         reset.sort_unstable();
@@ -113,7 +115,7 @@ mod tests {
             let keys = reset.into_iter().map(KeyId);
             let request = OptimizerRequest::new(token, Numbers::new(optimizer), Round(1), keys);
             let refused = registry.set_optimizer("job", request).await.unwrap_err();
-            assert!(refused.why.contains("8000000 keys of 1"));
+            assert!(refused.why.contains("names 8000000 keys, and the job has 1"));
         });
     }
 }

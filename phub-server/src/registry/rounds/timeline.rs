@@ -75,7 +75,7 @@ impl Registry {
         });
         process.await?.ok_or_else(|| {
             RefusalCode::PageUnknown
-                .because("this hub notes no timeline; start it with --trace FILE, or set PHUB_TRACE")
+                .because("this hub records no timeline; start the hub with --trace FILE, or set PHUB_TRACE")
         })
     }
 

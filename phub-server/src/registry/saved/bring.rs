@@ -178,7 +178,7 @@ impl Registry {
                 conflict(
                     name,
                     &format!(
-                        "it expects no state from worker {rank}: only rank 0 offers one, after its join, and sends it \
+                        "the hub expects no state from worker {rank}: only rank 0 offers a state, after its join, and sends the state \
                          once, if the hub's answer has state_bytes"
                     ),
                 )
@@ -200,8 +200,8 @@ impl Registry {
         let Coming { job: id, before: round, bytes, seen, goes } = coming;
         if seen != bytes {
             return Err(Refusal::bad(format!(
-                "the state has {seen} bytes, expected {bytes}: f32 of all keys' weights in the order of the join, then \
-                 of their first state, and so on; an average is the last state; join again to bring it"
+                "the state has {seen} bytes, expected {bytes}: as f32 all keys' weights in the order of the join, then \
+                 the optimizer's first value of all keys, and so on, and last any averages; join again to bring the state"
             )));
         }
         let values = match goes {
@@ -248,7 +248,7 @@ fn check_offer(
     }
     if !(Round(1)..Round::LIMIT).contains(&before) {
         return Err(format!(
-            "a state before round {}: expected a round from 1, which follows the broadcast, to below {}",
+            "the state is before round {}: expected a round from 1, which follows the broadcast, to below {}",
             before.0,
             Round::LIMIT.0
         ));
@@ -256,12 +256,12 @@ fn check_offer(
     let (keys, seen) = (job.spec.terms.keys.len(), steps.map_or(0, <[u32]>::len));
     if steps.is_some() && seen != keys {
         return Err(format!(
-            "a state with numbers of steps for {seen} keys: expected a number for each of the job's {keys} keys, or \
+            "the state has numbers of steps for {seen} keys: expected a number for each of the job's {keys} keys, or \
              none if every key has made a step in each round"
         ));
     }
     if !optimizer.keeps_weights() {
-        return Err(format!("a state for the optimizer {}, which keeps none: offer none", optimizer.name()));
+        return Err(format!("the optimizer {} keeps no state: offer none", optimizer.name()));
     }
     Ok(())
 }

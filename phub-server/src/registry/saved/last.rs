@@ -44,7 +44,7 @@ impl Registry {
                 let others = Arc::new(Peers { limit: SAVED_WITHIN, ..(*peers).clone() });
                 let ask = move |peers: Arc<Peers>, hub| {
                     let request = request.clone();
-                    async move { peers.ask(hub, "last", "save its part of the last state", &request).await }
+                    async move { peers.ask(hub, "last", "save its part of the job's last state", &request).await }
                 };
                 self.tell_last(id, async move {
                     LastStepped::OthersWritten(others.at_once(hubs.into_iter(), ask).await)

@@ -123,8 +123,8 @@ impl Registry {
         match (whole, newest) {
             (Some(round), Some(newest)) if newest > round => {
                 let warning = format!(
-                    "not all hubs have an undamaged part of the newest checkpoint, before round {}; the job continues from the \
-                     one before round {}{damage}",
+                    "some hub has no undamaged part of the newest checkpoint, before round {}; the job continues from the \
+                     checkpoint before round {}{damage}",
                     newest.0, round.0
                 );
                 Ok(Beginning { round, files, warning: Some(warning) })
@@ -215,7 +215,7 @@ impl Registry {
         let numbers = |rounds: &[Round]| rounds.iter().map(|round| round.0).collect::<Vec<_>>();
         if first_round > Round(0) && !has_part || first_round == Round(0) && !rounds.is_empty() {
             return Err(format!(
-                "{share}: hub 0 begins with round {}, and this hub has checkpoints of rounds {:?}; join again",
+                "{share}: hub 0 begins with round {}, and this hub has checkpoints before rounds {:?}; join again",
                 first_round.0,
                 numbers(&rounds)
             ));

@@ -173,7 +173,7 @@ fn selection(tensors: &Tensors, only: Option<Only>) -> Result<Selection, String>
         None => Ok(Selection::All),
         Some(Only::Weights) => Ok(Selection::One(Tensor::Weights)),
         Some(Only::Averages) => {
-            let none = "it keeps no averages of its weights; start the job with `ema`";
+            let none = "the job keeps no averages of its weights; start the job with `ema`";
             tensors.averages().map(Selection::One).ok_or_else(|| none.into())
         }
     }
@@ -184,13 +184,16 @@ fn check_has_state(state: &coordinator::Job, job: &Job) -> Result<(), String> {
     let optimizer = &state.spec.terms.optimizer;
     if let Some(above) = &job.above {
         return Err(format!(
-            "its state is at the hubs above, not at this hub: get the state of job {:?} from {}",
+            "the job's state is at the hubs above, not at this hub: get the state of job {:?} from {}",
             name_above(&job.name),
             above.addresses().join(", ")
         ));
     }
     if !optimizer.keeps_weights() {
-        return Err(format!("its optimizer, {}, keeps no weights: its workers have them", optimizer.name()));
+        return Err(format!(
+            "the job's optimizer, {}, keeps no weights at the hub: get the weights from a worker",
+            optimizer.name()
+        ));
     }
     check_keys(job.wire.layout().keys(), &state.spec.terms.tensors()).map_err(|error| error.to_string())
 }

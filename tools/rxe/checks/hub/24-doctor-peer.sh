@@ -14,7 +14,7 @@ if [ "$PHUB_RXE_SIDE" = 1 ]; then
 fi
 within 60 listens "$PHUB_RXE_PEER" 7079
 phub-server doctor --listen 127.0.0.1:0 --peer "$PHUB_RXE_PEER:7079" | tee /tmp/said
-grep -E "^pass  path MTU to .* 4200 bytes: a packet of that size arrived there" /tmp/said
+grep -E "^pass  path MTU to .* 4200 bytes: a packet of this size arrived at the peer" /tmp/said
 # An emulated processor may serve one NIC twice as fast as the other. The line rate of soft-RoCE is nominal.
 grep -E "^(pass|note|warn)  RDMA to .*rxe0.*1 links, .* GB/s.*, each way [0-9]+ % of a line rate of [0-9.]+ Gb/s" /tmp/said
 grep -E "^ +.*rxe1.*1 links, .* GB/s.*, each way [0-9]+ % of a line rate of [0-9.]+ Gb/s" /tmp/said

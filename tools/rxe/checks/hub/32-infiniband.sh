@@ -84,4 +84,4 @@ refused() {
     grep -F -- "$2" /tmp/said || { cat /tmp/said && exit 1; }
 }
 refused 4 '--rdma-pkey is "4"; expected a number from 0 to 3, as the table of rxe0 port 1 has 4 keys'
-refused 2 '--rdma-pkey is "2"; expected the index of a partition key: the table of rxe0 port 1 has no key there; it has 0 (0xffff), 3 (0x8003)'
+refused 2 '--rdma-pkey is "2"; expected the index of a partition key: the table of rxe0 port 1 has no key at this index; its keys are 0 (0xffff), 3 (0x8003)'

@@ -43,7 +43,7 @@ fn survey(topology: &Topology, source: Source, allowed: Option<&[u32]>) -> Resul
     let mut survey = Survey::new(source);
     tree::read(topology, allowed, &mut survey);
     if survey.cpus.is_empty() {
-        return Err("it holds no processing unit (PU)".into());
+        return Err("the topology has no processing unit (PU)".into());
     }
     survey.nics = devices::read(topology);
     Ok(survey)

@@ -56,7 +56,7 @@ fn socket(path: &Path) -> Result<SocketId, SysfsError> {
     }
 }
 
-/// Returns the core's number. It is that of its first thread, because `core_id` may repeat between dies.
+/// Returns the core's number: the number of its first thread, because `core_id` may repeat between dies.
 fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     for name in ["core_cpus_list", "thread_siblings_list"] {
         let path = topology.join(name);

@@ -1,7 +1,7 @@
 //! Net devices below `class/net`, joined with the RDMA devices on top of them.
 //!
-//! A device's locality is that of its ancestors in the device tree; its name does not matter. This module
-//! must not depend on cpus.
+//! A device's locality comes from its ancestors in the device tree, and not from its name. This module must
+//! not depend on cpus.
 
 use super::{SysfsError, attribute, rdma};
 use crate::host::{Nic, NicKind, NodeId, PciAddress, Speed, SpeedSource};

@@ -26,7 +26,10 @@ pub fn read(root: &Path, net_devices: &[NetDevice], notes: &mut Vec<String>) -> 
         match (&hardware, netdevs.first().and_then(|net| net.device.as_ref())) {
             (Some(device), _) | (None, Some(device)) => fill_locality(&mut nic, device, notes),
             (None, None) if netdevs.is_empty() => {
-                notes.push(format!("The net device below {} is unknown, and so is its node.", nic.name));
+                notes.push(format!(
+                    "The net device below {} is unknown, so the NUMA node is unknown, too.",
+                    nic.name
+                ));
             }
             (None, None) => {}
         }

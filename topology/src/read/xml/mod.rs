@@ -1,7 +1,7 @@
 //! A machine from an XML file. The file is checked before a C library parses it.
 //!
-//! The form is checked here, because hwloc reports every fault as "invalid argument", and its XML library
-//! writes to stderr. This module must not depend on what the elements mean.
+//! This module checks the form itself, because hwloc reports every fault as "invalid argument", and its XML
+//! library writes to stderr. This module must not depend on what the elements mean.
 
 mod object;
 

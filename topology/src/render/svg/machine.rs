@@ -104,7 +104,7 @@ impl Scene<'_> {
         vec![Box::new(Stack::new(GAP, vec![Box::new(cores), Box::new(nics)]))]
     }
 
-    /// Returns the node's owners, joined to their NICs, and the node's NICs that serve no owner here.
+    /// Returns the node's owners, joined to their NICs, and the node's NICs that serve no owner of the node.
     fn wired(&self, plan: &Plan, node: NodeId) -> Vec<Box<dyn Figure>> {
         let mut by_nics: BTreeMap<&[NicId], Vec<&PlacedCore>> = BTreeMap::new();
         for core in plan.cores().iter().filter(|core| core.node == node) {

@@ -68,7 +68,7 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
             if said is not None:
                 return list(json.loads(said))
         raise MissingWorkersError(
-            f"rank {rank} of {size} has waited {limit_s:.0f} s for rank 0, or for another rank, to tell where the hub is: see the "
+            f"rank {rank} of {size} has waited {limit_s:.0f} s for rank 0, or for another rank, to tell the hub's address: see the "
             f"output of the other ranks"
         )
     texts = [text]
@@ -80,7 +80,7 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
                 board.set(f"seen/{word}", mine)
                 found = board.get(f"here/{word}", _LOOK_AGAIN_S)
             if found is None and time.monotonic() > deadline:
-                raise MissingWorkersError(f"rank {other} of {size} did not come in {limit_s:.0f} s: see its output")
+                raise MissingWorkersError(f"rank {other} of {size} did not come within {limit_s:.0f} s: see this rank's output")
         texts.append(found)
     board.set(f"all/{mine}", json.dumps(texts))
     return texts
@@ -194,7 +194,7 @@ def _own_directory() -> str:
     found = os.lstat(own)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise SettingsError(
-            f"{own}: expected a directory of this user that nobody else can write, where workers find their hub: remove it, or "
-            f"set PHUB_PORT to a port for the hub"
+            f"{own}: expected a directory of this user that nobody else can write, because workers find their hub by its files: remove the "
+            f"directory, or set PHUB_PORT to a port for the hub"
         )
     return own

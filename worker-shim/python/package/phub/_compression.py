@@ -121,8 +121,8 @@ def check(compression: Optional[Compression], optimizer: _optimizers.Optimizer) 
     takes = (_optimizers.Sgd, _optimizers.Average, _optimizers.Sum)
     if isinstance(compression, Dgc) and compression.momentum and not isinstance(optimizer, takes):
         raise SettingsError(
-            f"compression: {compression} has momentum, and the hub's {type(optimizer).__name__} would smooth its sums again: use "
-            f"phub.Sgd (in torch SGD with momentum=0), whose momentum is the codec's; or phub.TopK({compression.ratio}), which has none"
+            f"compression: {compression} has momentum, and the hub's {type(optimizer).__name__} would add momentum a second time: use "
+            f"phub.Sgd (in torch SGD with momentum=0), to which the codec adds momentum; or phub.TopK({compression.ratio}), a codec without momentum"
         )
 
 

@@ -76,7 +76,7 @@ def serve(
     if not isinstance(insecure, bool):
         raise _phub.SettingsError(f"insecure is {insecure!r:.60}: expected True or False")
     if settings.get("unused_limit_s") is not None:
-        raise _phub.SettingsError("unused_limit_s: a hub in this process does not end by itself: call its stop(), or use phub-server serve")
+        raise _phub.SettingsError("unused_limit_s: a hub in this process does not end by itself: call the hub's stop(), or use phub-server serve")
     listed = transports if transports is None or isinstance(transports, str) else ",".join(transports)
     given = {"listen": listen, "transports": listed, **settings}
     flags = {setting.replace("_", "-"): value for setting, value in given.items() if value is not None}
@@ -186,4 +186,4 @@ def stop_own_hubs() -> None:
     for hub in _HUBS.values():
         if hub.is_own:
             _wait_for_jobs(f"127.0.0.1:{hub.address.rpartition(':')[2]}", hub.token)
-            hub.stop("rank 0, which started it, is done")
+            hub.stop("rank 0, which started the hub, has ended")

@@ -143,7 +143,7 @@ def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
             raise
         launcher, rank, world_size = "", 0, 1
     if rank >= world_size:
-        raise SettingsError(f"{launcher}: rank {rank} of {world_size} workers: expected a rank below that")
+        raise SettingsError(f"{launcher}: rank {rank} of {world_size} workers: expected a rank below that number")
     named = env.get("PHUB_JOB")
     job, hub = named or _job(env, launcher), env.get("PHUB_HUB")
     if levels == "machine":
@@ -174,8 +174,8 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     role = env.get("DMLC_ROLE", "worker")
     if role != "worker" and "PHUB_RANK" not in env:
         raise SettingsError(
-            f"environment: DMLC_ROLE is {role!r}; the hub takes the place of servers and scheduler: start it (phub-server serve), "
-            f"and workers only, with PHUB_HUB"
+            f"environment: DMLC_ROLE is {role!r}; the hub takes the place of servers and scheduler: start a hub (phub-server serve) "
+            f"and only the workers, with PHUB_HUB"
         )
     slurm = _slurm_task(env)
     for name, rank, size, *_ in _LAUNCHERS:
@@ -193,7 +193,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     for rank in _RANKS_ALONE:
         if rank in env:
             raise SettingsError(
-                f"environment: {rank} is set, by a launcher that does not tell the number of workers here: start the script by "
+                f"environment: {rank} is set, by a launcher that does not tell the number of workers: start the script by "
                 f"torchrun, mpiexec or srun, or {_BY_HAND}"
             )
     _refuse_outside_of_step(env)
@@ -357,7 +357,7 @@ def _machine(
     else:
         local, size = rank, world_size
     if local >= size:
-        raise SettingsError(f"{launcher}: local rank {local} of {size} workers on this machine: expected a rank below that")
+        raise SettingsError(f"{launcher}: local rank {local} of {size} workers on this machine: expected a rank below that number")
     # Unless the launcher says otherwise, each machine has the same number of workers, in the order of their ranks.
     number, of = rank // size, -(-world_size // size)
     if launcher == "torchrun" and "GROUP_WORLD_SIZE" in env:

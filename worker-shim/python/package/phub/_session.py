@@ -395,14 +395,14 @@ class Session:
             return me.hub
         if me.serve_at is None:
             raise _phub.SettingsError(
-                "no hub: say hub='host:port' or set PHUB_HUB to one that runs (phub-server serve); under torchrun and Slurm, "
+                "no hub: say hub='host:port' or set PHUB_HUB to a hub that runs (phub-server serve); under torchrun and Slurm, "
                 "under mpiexec on one machine or with MASTER_ADDR and MASTER_PORT, and without a launcher, workers start hubs"
             )
         if is_served:
             return me.serve_at
         if me.launcher and self.world_size > 1 and me.serve_at.endswith(":0"):
             raise _phub.SettingsError(
-                f"{me.launcher}: its workers cannot tell each other where their hub is: set PHUB_PORT to a port for it, or "
+                f"{me.launcher}: its workers cannot tell each other where their hub is: set PHUB_PORT to a port for the hub, or "
                 f"PHUB_HUB to a hub that runs"
             )
         if self.rank > 0 and me.serve_at.endswith(":0"):
@@ -723,7 +723,7 @@ class Session:
             HubLostError, JobFailedError: a hub is gone, and did not return.
         """
         if self._owner != os.getpid():
-            raise _phub.ForkError(f"job {self.job!r}: this session belongs to process {self._owner}")
+            raise _phub.ForkError(f"job {self.job!r}: this session belongs to process {self._owner}, and a fork has none: join again in this process")
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
         hubs = [hub.strip() for hub in self.hub_address.split(",")]
         deadline, is_lost = time.monotonic() + self._hub_wait, False

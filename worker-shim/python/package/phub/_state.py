@@ -105,14 +105,14 @@ def _read_into(
                 room = room[slice(*piece)]
             begin, end = entry["data_offsets"]
             if end - begin != room.nbytes:
-                raise ValueError(f"{name}: {end - begin} bytes of shape {entry['shape']}")
+                raise ValueError(f"tensor {name} has {end - begin} bytes, which do not fit its shape {entry['shape']}")
             _fill(stream, _bytes(room))
             bytes_ += room.nbytes
         before = int(about["round"])
         apart = json.loads(about.get("steps", "{}"))
         keys = {name for name in header if not name.startswith(_STATE)}
         if any(key not in keys or type(steps) is not int or not 0 <= steps < 2**32 for key, steps in apart.items()):
-            raise ValueError(f"the steps of keys are {str(apart)[:80]}")
+            raise ValueError(f"the numbers of steps are {str(apart)[:80]}; expected a number from 0 for keys of the file")
         # A key without a number has made one step in each round after the broadcast.
         return before, bytes_, {key: apart.get(key, max(before - 1, 0)) for key in keys}
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, MemoryError) as error:
@@ -122,7 +122,7 @@ def _read_into(
 def _exactly(stream: io.BufferedIOBase, length: int) -> bytes:
     content = stream.read(length)
     if len(content) < length:
-        raise EOFError(f"{len(content)} bytes where {length} were expected")
+        raise EOFError(f"the data ends after {len(content)} bytes; expected {length}")
     return content
 
 
@@ -136,7 +136,7 @@ def _fill(stream: io.BufferedIOBase, room: memoryview) -> None:
     while filled < len(room):
         count = stream.readinto(room[filled:])
         if not count:
-            raise EOFError(f"{filled} bytes where {len(room)} were expected")
+            raise EOFError(f"a tensor ends after {filled} bytes; expected {len(room)}")
         filled += count
 
 

@@ -155,8 +155,8 @@ fn a_gid_is_shown_with_its_reason_and_the_table_where_there_is_none() {
         "another network namespace",
         "ip link set eth7 netns",
     );
-    says(&judge(vec![hosts], Some(3)), Verdict::Pass, "was asked for", "");
-    says(&judge(vec![local.clone()], Some(1)), Verdict::Pass, "was asked for", "");
+    says(&judge(vec![hosts], Some(3)), Verdict::Pass, "was requested", "");
+    says(&judge(vec![local.clone()], Some(1)), Verdict::Pass, "was requested", "");
     says(&judge(vec![local], Some(9)), Verdict::Fail, "fe80::1", "mlx5_0@INDEX");
     says(&judge(vec![entry(0, "fe80::1", false)], None), Verdict::Fail, "IB/RoCE v1", "--nics mlx5_0@INDEX");
     says(&judge(vec![], None), Verdict::Fail, "(empty)", "ip link set eth7 up");

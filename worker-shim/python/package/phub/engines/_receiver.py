@@ -199,7 +199,7 @@ class Receiver:
             self._load(self._tensors(version, forms))
         except BaseException as caught:
             raise _phub.Error(
-                f"{words}: {type(caught).__name__} while the engine loaded it: {caught}; its model may have weights of two "
+                f"{words}: {type(caught).__name__} while the engine loaded this version: {caught}; the engine's model may have weights of two "
                 "versions: repeat the update, or start the engine again"
             ) from caught
         return words
@@ -255,7 +255,7 @@ def _read(subscription: Subscription, request: Request, timeout: float) -> Versi
                 if request.is_met_by(newest):
                     return newest
                 if time.monotonic() >= deadline:
-                    raise _phub.UnreachableError(f"the newest after {timeout} s is {newest!r}")
+                    raise _phub.UnreachableError(f"the newest version after {timeout} s is {newest!r}")
     except _phub.UnreachableError as error:
         raise _phub.UnreachableError(f"expected {request}: {error}") from error
     raise _phub.UnreachableError(f"expected {request}: the job ended, or the update was aborted, after {newest!r}")

@@ -130,9 +130,9 @@ class _Writes(TorchDispatchMode):  # type: ignore[misc]
 
 def _check_copy(to: torch.Tensor, values: torch.Tensor) -> None:
     if to.numel() != values.numel():
-        raise ValueError(f"a copy of the shape {tuple(values.shape)} to {tuple(to.shape)}")
+        raise ValueError(f"a tensor of the shape {tuple(values.shape)} does not fit the parameter's shape {tuple(to.shape)}")
     if to.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"its parameter has the type {to.dtype}, and hubs have weights of float32, bfloat16 and float16 only")
+        raise ValueError(f"the engine's parameter has the type {to.dtype}; a hub gives only float32, bfloat16 and float16")
 
 
 def _storage(tensor: torch.Tensor) -> int:

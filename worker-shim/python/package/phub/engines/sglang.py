@@ -61,4 +61,4 @@ def _parse(kind: Type[T], fields: Optional[Mapping[str, Any]]) -> T:
     try:
         return kind(**given)
     except TypeError as error:
-        raise _phub.SettingsError(f"{sorted(given)} as the fields of phub.engines.{kind.__name__}: {error}") from error
+        raise _phub.SettingsError(f"the fields {sorted(given)} do not fit phub.engines.{kind.__name__}: {error}") from error

@@ -152,8 +152,8 @@ class Exchange:
             return
         if self._clip_value is not None:
             raise GradientError(
-                f"clip_value={self._clip_value} clips gradients in the backward pass, which a GradScaler has scaled: use clip_norm, "
-                f"which clips the mean that the hub has unscaled"
+                f"clip_value={self._clip_value} clips gradients in the backward pass, while a GradScaler's scale is in them: use clip_norm, "
+                f"which clips the mean after the hub has unscaled it"
             )
         half = [key for key, parameter in self.parameters.items() if parameter.dtype == torch.float16]
         if half:

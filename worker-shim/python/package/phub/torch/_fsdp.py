@@ -49,7 +49,7 @@ class Replicas:
         parts = [each for each in model.modules() if hasattr(each, "set_all_reduce_hook")]
         names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not parts or any(not hasattr(each, "device_mesh") for each in model.parameters()):
-            raise SettingsError("a parameter of the model is not sharded: call fully_shard on the model before")
+            raise SettingsError("a parameter of the model is not sharded: call fully_shard on the model before Replicas")
         shards = next(model.parameters()).device_mesh  # type: ignore[union-attr]
         shard, count = shards.get_local_rank(), shards.size()
         self._keys: Dict[str, Key] = {}
@@ -78,7 +78,7 @@ class Replicas:
             if reduced.numel() != sum(sizes) or any(each.dtype != reduced.dtype for each in gradients):
                 raise GradientError(
                     f"FSDP reduced {reduced.numel()} elements of {reduced.dtype}, but {keys[0]!r} and the {len(keys) - 1} parameters that "
-                    f"are reduced with it have {sum(sizes)} elements of {gradients[0].dtype}. Each of them needs a gradient in each "
+                    f"are reduced with it have {sum(sizes)} elements of {gradients[0].dtype}. Each of these parameters needs a gradient in each "
                     f"backward pass, or must be frozen before Replicas; reduce_dtype must be the type of the parameters"
                 )
             shards = list(reduced.split(sizes))

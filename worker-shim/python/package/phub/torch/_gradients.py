@@ -152,8 +152,8 @@ class Gradients:
         if is_exposed(gradient):  # it can change without a trace
             if self._mean is not None and in_compiled_backward():
                 raise MeanError(
-                    f"{line()}: a compiled backward pass adds to the gradient of {key!r}, which the script may have used: its mean "
-                    f"can only be made after a pass that is not compiled (torch._dynamo.config.compiled_autograd = False), or if "
+                    f"{line()}: a compiled backward pass adds to the gradient of {key!r}, which the script may have used: its mean is "
+                    f"possible only after a pass that is not compiled (torch._dynamo.config.compiled_autograd = False), or if "
                     f"zero_grad(set_to_none=True) comes before each pass"
                 )
             self._average_after_backward()
@@ -235,8 +235,8 @@ class Gradients:
         """
         if self._mean is not None and all(each is not gradient for each in self._current().values()):
             raise MeanError(
-                f"{line()}: a gradient is used here that was kept after its parameter had got another gradient, or none. With DDP it "
-                f"would be the mean of all workers; here it is this worker's own. Use gradients before zero_grad(), or keep "
+                f"{line()}: a gradient is used here that was kept after its parameter had got another gradient, or none. With DDP the "
+                f"kept gradient would be the mean of all workers; with the hub it is this worker's own. Use gradients before zero_grad(), or keep "
                 f"copies: p.grad.clone()"
             )
         self._is_touched = True

@@ -103,7 +103,7 @@ class Join:
             if state is not None and joined.rank == 0 and joined.next_round != state.round:
                 warnings.warn(
                     f"job {joined.job!r} has a state at its hub already, before round {joined.next_round}, and continues "
-                    f"with that: the loaded state is not used; take another job name, or remove the hub's checkpoint",
+                    f"with that state: the loaded state is not used; take another job name, or remove the hub's checkpoint",
                     stacklevel=4,
                 )
             buffers = self._buffers(joined)
@@ -163,8 +163,8 @@ def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Param
     repeated = next((name for name, each in parameters.items() if times[id(each)] > 1), None)
     if repeated is not None:
         raise SettingsError(
-            f"parameter {repeated!r} is {times[id(parameters[repeated])]} times in the optimizer's groups: torch would make as many "
-            f"steps of it in each step(), and the hub makes one; name it once, such as a weight that two modules share"
+            f"parameter {repeated!r} is {times[id(parameters[repeated])]} times in the optimizer's groups: each step() of torch would change it "
+            f"as often, and the hub changes it once; name each parameter once, also a weight that two modules share"
         )
     multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
     return {name: Key(tuple(each.shape), dtype_of(name, each), *multipliers[name]) for name, each in parameters.items()}

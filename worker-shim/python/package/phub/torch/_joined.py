@@ -33,7 +33,7 @@ def leave_dropped(job: str, leave: Callable[[], None]) -> None:
     except LeftError:
         pass  # the script itself has left the job before
     except Exception as error:
-        _LOG.warning("job %s: the object that joined it was dropped, and could not leave: %s", job, error)
+        _LOG.warning("job %s: the object that had joined the job was deleted, and leaving the job failed: %s", job, error)
 
 
 class Joined(torch.optim.Optimizer):
@@ -60,7 +60,7 @@ class Joined(torch.optim.Optimizer):
         """Refuses `torch.distributed.algorithms.join.Join`, which would make this worker step by itself."""
         raise WrapError(
             "Join([optimizer]): the hub makes this optimizer's steps, and all workers must make the same number of steps. For "
-            "uneven inputs, let a worker without more inputs continue with zero_grad() and step() as often as the others, so that "
+            "uneven inputs, let a worker without more inputs call zero_grad() and step() as often as the other workers, so that "
             "its gradients count as zeros; or give all workers the same number of inputs (drop_last=True). Join([model]) is for "
             "DistributedDataParallel, by phub.torch.ddp_hook or phub.c10d, with an optimizer of torch's own"
         )

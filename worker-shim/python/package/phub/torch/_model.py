@@ -61,8 +61,8 @@ class Model:
         if len(found) < len(mine):
             number = next(number for number, each in enumerate(mine) if each not in found)
             raise SettingsError(
-                f"named_parameters: {len(mine) - len(found)} of the optimizer's {len(mine)} parameters have no name there, "
-                f"first its number {number}, of shape {tuple(mine[list(mine)[number]].shape)}"
+                f"named_parameters: {len(mine) - len(found)} of the optimizer's {len(mine)} parameters have no name in named_parameters, "
+                f"the first is its parameter {number}, of shape {tuple(mine[list(mine)[number]].shape)}"
             )
         self.trained = {name: names[name] for name in found.values() if _is_stepped(names[name])}
         if not self.trained:
@@ -72,7 +72,7 @@ class Model:
             raise SettingsError(f"parameter {lazy!r} has no shape yet: call the model once before DistributedOptimizer")
         meta = next((name for name, each in names.items() if each.is_meta), None)
         if meta is not None:
-            raise SettingsError(f"parameter {meta!r} has no values (device 'meta'): call to_empty and initialise it before")
+            raise SettingsError(f"parameter {meta!r} has no values (device 'meta'): call to_empty and initialise the parameter before DistributedOptimizer")
         devices = {str(parameter.device) for parameter in mine.values()}
         if len(devices) > 1:
             raise SettingsError(f"parameters are on several devices ({', '.join(sorted(devices))}); expected one")

@@ -186,7 +186,7 @@ class _Rows:
                 self._push()
             if len(self._rows) + len(self._passes) > _BEHIND:
                 raise StalledError(
-                    f"the hub has not answered {_BEHIND} steps: the hub cannot be reached, or steps are shorter than the "
+                    f"the hub has not answered for {_BEHIND} steps: the hub cannot be reached, or steps are shorter than the "
                     f"hub's rounds"
                 )
         except Error as error:

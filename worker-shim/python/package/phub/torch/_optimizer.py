@@ -93,7 +93,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     if backward_passes_per_step < 1:
         raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}: expected 1 or more")
     if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
-        raise SettingsError("DistributedOptimizer trains in step (consistency 'bsp', on_loss 'stop'); see phub.Session")
+        raise SettingsError("DistributedOptimizer needs consistency 'bsp' and on_loss 'stop'; for other values use phub.Session")
     slim = isinstance(session.get("compression"), SlimDP)
     if pull is not None and (slim or not overlap):
         raise SettingsError(
@@ -101,7 +101,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             f"batches are for parameters that are pulled while modules compute; leave pull out"
         )
     if "pull_layers" in session:
-        raise SettingsError("pull_layers: DistributedOptimizer takes layers from the modules; leave them out")
+        raise SettingsError("DistributedOptimizer takes layers from the modules; leave pull_layers out")
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
     model = Model(optimizer, named_parameters)
     if slim:

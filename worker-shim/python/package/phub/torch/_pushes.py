@@ -164,7 +164,7 @@ class Mean:
                         continue
                     if gradient is None and key in self.missed:
                         raise MeanError(
-                            f"{line()}: gradients are used here, and parameter {key!r} has one on another worker only. The script has "
+                            f"{line()}: gradients are used here, and parameter {key!r} has a gradient on another worker only. The script has "
                             f"seen None on this worker before, where DDP has the mean: use the parameter on all workers, or let the "
                             f"hub clip (clip_norm=) and unscale (skip_nonfinite=True)"
                         )
@@ -222,8 +222,8 @@ def _advise(rank: int) -> None:
     if rank == 0 and is_within("clip_grad_norm_"):
         warnings.warn(
             f"{line()}: clip_grad_norm_ needs the mean of all workers' gradients before step(), which is one more exchange of all "
-            f"gradients in each step. DistributedOptimizer(..., clip_norm=1.0) clips by the 2-norm without this exchange: leave "
-            f"clip_grad_norm_ out then. optimizer.grad_norm is the norm",
+            f"gradients in each step. DistributedOptimizer(..., clip_norm=1.0) clips by the 2-norm without this exchange. Then "
+            f"leave clip_grad_norm_ out: optimizer.grad_norm is the norm",
             UserWarning,
             stacklevel=2,
         )

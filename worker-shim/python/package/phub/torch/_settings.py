@@ -18,8 +18,8 @@ class UnsupportedOptimizerError(Error):
 
 
 _HOW = (
-    "the hub runs torch.optim.SGD, Adam and AdamW, and phub.torch.Lion, Lamb and Lars; to keep another optimizer local, leave it as it "
-    "is and average gradients: DistributedDataParallel with phub.torch.ddp_hook"
+    "the hub runs torch.optim.SGD, Adam and AdamW, and phub.torch.Lion, Lamb and Lars; to use another optimizer, do not wrap "
+    "it, and average gradients by DistributedDataParallel with phub.torch.ddp_hook"
 )
 
 # The settings that the hub does not know, each with the only value that is possible.
@@ -120,7 +120,7 @@ class Settings:
                     instead = "use a small momentum instead of 0" if name == "momentum" else f"start a new job to change {name}"
                     raise UnsupportedOptimizerError(
                         f"{self._kind.__name__}: parameter group {number}: {name} was {former[name]} and is {now[name]} now: "
-                        f"that is another optimizer for the hub, with other state; {instead}"
+                        f"the hub's optimizer would need other state; {instead}"
                     )
         optimizers, multipliers = _numbers(self._kind, seen, self.groups)
         change = Change(optimizers[0], None if multipliers == self.groups else multipliers)
@@ -186,7 +186,7 @@ def _numbers(
             if _kind_of(name, group) != _kind_of(name, first):
                 raise UnsupportedOptimizerError(
                     f"{kind.__name__}: its parameter groups differ in {name}: group 0 has {first.get(name)}, and group "
-                    f"{number} {group.get(name)}: these are two optimizers to the hub, which runs one; {_HOW}"
+                    f"{number} {group.get(name)}: the hub would need two optimizers, and runs one; {_HOW}"
                 )
     rate, rates = _shares([_rate(group) for group in groups], [each.learning_rate for each in former])
     decay, decays = _shares([group["weight_decay"] for group in groups], [each.weight_decay for each in former])

@@ -57,7 +57,7 @@ def from_torch(
         elif seen != sorted(names):
             raise SettingsError(
                 f"parameter {key!r}: torch's optimizer keeps {', '.join(seen) or 'nothing'} of it, and "
-                f"{type(at_hub).__name__} keeps {', '.join(names) or 'nothing'}: the state is another optimizer's"
+                f"{type(at_hub).__name__} keeps {', '.join(names) or 'nothing'}: load a state of the same optimizer"
             )
         for name in names:
             value = kept[key][name]

@@ -17,7 +17,7 @@ from ._settings import DTYPES
 from ._windows import tensor as window
 
 
-_OTHERS = "leave it out, and give the others rank 0's by torch.distributed.broadcast_object_list"
+_OTHERS = "leave it out, and send rank 0's value to other ranks by torch.distributed.broadcast_object_list"
 
 
 def broadcast_parameters(
