@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` work without further steps.
-.PHONY: help help-all run test check deny house bench setup assertions loom python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim seeds waiting replay
+.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest compiled python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim seeds waiting replay
 
 CARGO ?= cargo
 # The flag to build with hwloc, if this machine has a recent hwloc. Without it the programs read the topology from sysfs.
@@ -16,11 +16,15 @@ help-all:  # print all targets
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
 
-test: setup loom python  ## test everything that needs no special hardware, as it is shipped
-	$(CARGO) test --release $(FEATURES) --no-run
+test: setup loom wheel  ## test everything that needs no special hardware, as it is shipped
+	$(MAKE) --no-print-directory -j2 compiled pytest
 	$(MAKE) --no-print-directory -j2 seeds waiting
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
+
+# The compiler takes the processor time that Python's tests leave: most of them wait for something.
+compiled:
+	nice $(CARGO) test --release $(FEATURES) --no-run
 
 # The seeds of the simulator wait for nothing: they take the processor time that the other tests leave.
 seeds:
@@ -39,8 +43,13 @@ assertions: setup  # test units and simulated clusters with debug assertions and
 loom: setup  # test the ring and the bell under every interleaving of threads
 	$(CARGO) test --release -p fabric-loom
 
-python: setup  # build and install the Python package in target/python, test it and its types
-	sh tools/python.sh
+python: wheel pytest  # build and install the Python package in target/python, test it and its types
+
+wheel: setup
+	sh tools/wheel.sh
+
+pytest:
+	sh tools/pytest.sh
 
 frameworks: setup  # train with PyTorch, Lightning, Accelerate, Transformers and Ray from PyPI (6 GB)
 	sh tools/frameworks.sh

@@ -14,7 +14,7 @@ pub(crate) async fn on_thread<T: Send + 'static>(
     let (done, result) = oneshot::channel();
     // The values that the work owns are dropped before its result is visible: a hub that stops needs the last
     // reference to the registry.
-    let run = move || drop(done.send(work()));
+    let run: Box<dyn FnOnce() + Send> = Box::new(move || drop(done.send(work())));
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
     spawned.map_err(|error| NoThread(format!("cannot start the thread {name}: {error}")))?;
     result.await.map_err(|_| NoThread(format!("the thread {name} failed; see the log")))

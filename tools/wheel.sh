@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds the Python package as its users do, installs it in a virtual environment, checks its types and runs its tests:
-# `tools/python.sh`. Arguments go to pytest. The environment is in target/python (or PHUB_PYTHON_DIR).
+# Builds the Python package as its users do, and installs it in a virtual environment: `tools/wheel.sh`. The environment is in
+# target/python (or PHUB_PYTHON_DIR). tools/pytest.sh runs the tests in it.
 #
 # PyTorch, scikit-learn and NumPy are the system's. PHUB_PYTHON names another interpreter, for example of an environment with a
-# newer PyTorch. Tests that need a missing package are skipped, with a message.
+# newer PyTorch.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -34,10 +34,3 @@ export MATURIN_PEP517_ARGS
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
     "$root/worker-shim/python"
-# The tests run from a directory without the sources, so that they use the installed package.
-cd "$dir"
-mypy --config-file "$root/worker-shim/python/pyproject.toml" -p phub
-python -m mypy.stubtest --ignore-disjoint-bases phub._phub
-# More processes than cores, because most tests wait for something: all together need 280 s of processor time.
-python -m pytest -q -n "$((2 * $(nproc) + 1))" -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
-    -p no:cacheprovider "$root/worker-shim/python/tests" "$@"
