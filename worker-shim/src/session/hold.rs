@@ -42,7 +42,7 @@ pub(super) const TELL_LIMIT: Duration = Duration::from_secs(2);
 pub struct Returns {
     /// The number of times that hubs have returned.
     pub times: u32,
-    /// The number of rounds that were lost together. A loss is counted from the checkpoint of the restarted hub to the first
+    /// The sum of the rounds of all losses. The rounds of a loss are counted from the checkpoint of the restarted hub to the first
     /// round for which no worker had an answer. If workers step alone, the slowest worker counts.
     pub lost_rounds: u64,
 }

@@ -152,7 +152,7 @@ def of_group(rank: int, size: int) -> Optional[StoreBoard]:
 
 
 def of_user(variable: str, rank: int) -> Optional[FileBoard]:
-    """Returns files for the workers that one launcher on this machine has started; None if the launcher's process is not found.
+    """Returns a board for the workers that one launcher on this machine has started; None if the launcher's process is not found.
     The launcher's process is the worker's nearest ancestor whose environment does not have `variable`."""
     starter = _starter(variable)
     if starter is None:

@@ -52,7 +52,7 @@ class Pushes:
         """Keys whose bytes may leave before the push."""
         self._sent: Dict[str, _Sent] = {}
         self.left: Set[str] = set()
-        """Keys of which bytes have left since the last push, also of a former gradient."""
+        """Keys whose bytes have left since the last push, even if the gradient has changed since."""
 
     def send_ahead(self, gradients: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
         """Sends the bytes of gradients, times a factor. They count from the push on."""

@@ -113,7 +113,7 @@ class HostWindows:
             call(*keys)
 
     def wait(self, key: str) -> None:
-        """Waits until the hub's answer has arrived, for a module that computes with it next."""
+        """Waits until the hub's answer has arrived, for a module that computes with the weights next."""
         self._session.wait(key)
 
     def settle(self, key: str) -> None:
@@ -121,7 +121,7 @@ class HostWindows:
         self._session.settle(key)
 
     def ready(self, keys: Sequence[str]) -> List[str]:
-        """Returns the keys that have the hub's answer, for a caller that takes more keys than it has waited for."""
+        """Returns those of the keys whose answer has arrived. With pulls in batches, returns none."""
         return [] if self._session.pull is not None else self._session.ready(*keys)
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
@@ -195,7 +195,7 @@ class CudaWindows(HostWindows):
     def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0, clip_value: Optional[float] = None) -> None:
         for key in values:
             self._made[key].wait()  # the bytes of an earlier call are read from the window
-        # Waits until the values are made, and until the weights of the round before were copied out of their window.
+        # The stream waits until the values are made, and until the weights of the round before were copied out of their window.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for key, each in values.items():
@@ -253,8 +253,8 @@ class CudaWindows(HostWindows):
         return super().ready([key for key in keys if self._made[key].is_set()])
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
-        # The next answer cannot overwrite bytes that are still being copied. It comes after the next push, and that
-        # push comes after a later copy.
+        # The next answer cannot overwrite bytes that are still being copied: it follows the next push, and the push waits for
+        # the copies of the next `write`, which wait for this copy.
         for key, target in zip(keys, into):
             target.copy_(self._windows[key][1], non_blocking=True)
 
