@@ -158,7 +158,7 @@ impl Windows {
     ///
     /// # Safety
     /// The hub must have sent the part. This worker must not have pushed all chunks of the round after the
-    /// next: the hub writes the line again in the fourth round.
+    /// next: four rounds later, the hub writes the line again.
     pub(crate) unsafe fn told(&self, hub: usize, round_bits: u8, core: usize) -> Option<Told> {
         let line = self.wire.weights_line(hub, Round(round_bits.into()));
         // SAFETY: the caller's promise.

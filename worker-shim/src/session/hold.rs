@@ -9,11 +9,11 @@
 //!        --> weights of the checkpoint's round --> skip pushes of rounds that other workers have finished
 //! ```
 //!
-//! The hub counts rounds. After its restart it counts on from the round of its checkpoint. `reached` is the first round for
-//! which no worker has an answer; it also counts the rounds that were lost before. After the recovery, the round `reached` is
-//! the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of earlier rounds are not repeated,
-//! because some worker has continued with their answers. So at the end all workers have pushed each key the same number of
-//! times.
+//! The hub counts rounds. After its restart it counts on from the round of its checkpoint. A session's own count goes on,
+//! because it includes the lost rounds. In this count, `reached` is the first round for which no worker has an answer. After
+//! the recovery, `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of earlier
+//! rounds are not repeated, because some worker has continued with their answers. So at the end all workers have pushed each
+//! key the same number of times.
 //!
 //! Workers that step alone have no common round. Each has its own `reached`, and keeps the lead over the
 //! slowest worker that it had before. So each of them loses the same number of rounds. Machines that step
