@@ -234,7 +234,7 @@ impl Background {
         let (tell, told) = sync_channel(1);
         self.shared()?.call(Box::new(move |session| {
             let answer = f(session);
-            // A caller that was interrupted no longer waits for the answer.
+            // If the caller was interrupted, nobody receives the answer, and that is no error.
             Box::new(move || drop(tell.send(answer)))
         }))?;
         match receive(&told, interrupted) {

@@ -361,8 +361,8 @@ impl Shared {
         self.lock().next_round
     }
 
-    /// Tells the thread to end. The first call decides, except that a drop overrides a leave, and a failure
-    /// overrides both.
+    /// Tells the thread to end. A drop overrides an earlier leave, and a failure overrides both. Otherwise the
+    /// first call decides.
     pub fn end(&self, ending: Ending) {
         let mut state = self.lock();
         if !matches!(state.ending, Some(Ending::Fail(_))) {

@@ -130,7 +130,7 @@ impl Session {
     /// clipping. Only a job with `clip_norm`, `skip_nonfinite` or `skip_spikes` has norms. `None` before the
     /// first such round. The norm of a round arrives before the last weights of the round.
     pub fn norm(&self) -> Option<(Round, f32)> {
-        // With `clip_norm_last`, the norm arrives after the weights of its round.
+        // With `clip_norm_last`, the norm arrives after the weights of its round, so it is not returned.
         let found = self.exchange.found().filter(|_| self.config.terms.waits_for_all());
         found.map(|found| (found.round, found.sum.norm()))
     }

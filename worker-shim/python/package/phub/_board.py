@@ -51,8 +51,8 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
     """Returns the texts of all workers, in the order of ranks. All of them are from this run, also if the board has texts of an
     earlier run.
 
-    Each worker writes a new random word under its rank. Rank 0 answers the word, and the worker then writes its text under
-    the word. No worker answers the word of an earlier run, so rank 0 reads the word again until a text follows.
+    Each worker writes a new random word under its rank. Rank 0 acknowledges the word, and the worker then writes its
+    text under the word. If no text follows, the word may be from an earlier run, and rank 0 reads the worker's word again.
 
     Raises:
         MissingWorkersError: a worker did not write its text within `limit_s`.

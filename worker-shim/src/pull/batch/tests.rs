@@ -155,7 +155,7 @@ fn one_layer_and_none() {
     assert_eq!(Timeline::new(&profile(3, &[]), &[]), Timeline::default());
 }
 
-/// A plan for a thousand layers, whose sums are long, is found as well.
+/// A plan is also found for a thousand layers.
 #[test]
 fn many_layers() {
     let layers: Vec<(u32, u32)> = (0..1000).map(|layer| (layer % 7 * 3, layer % 5 * 4)).collect();

@@ -301,7 +301,7 @@ class Exchange:
             raise StateError(f"{what} within averaged(): the parameters have averages there; leave the context first")
 
     def synchronize(self) -> None:
-        """Waits for all parameters, outside of a forward pass."""
+        """Waits for all parameters, for a caller that is not a forward pass."""
         self._weights.settle_all()
 
     @property

@@ -91,8 +91,8 @@ class Gradients:
                 self._follow(key)
 
     def _follow(self, key: str) -> None:
-        """Adds a hook to the backward pass that watches a parameter's gradients: gradients whose bytes leave in the pass, and
-        gradients that the script may hold before the pass."""
+        """Adds a hook that the backward pass calls for a parameter's gradient, if bytes of the gradient leave in the pass, or if
+        the job makes means and the script may hold the gradient."""
         parameter = self._parameters[key]
         self._followed.add(key)
         is_asked = self._mean is not None or key in self._own.ahead

@@ -52,8 +52,8 @@ class _Piece(NamedTuple):
 class Means:
     """All-reduces of tensors in host memory, in place. They run in the order of the calls, which must be the same at all workers.
 
-    A separate thread runs them, so a call of `reduce` does not wait. Each way has a session, which the thread joins with the
-    first tensor of that way.
+    A separate thread runs them, so a call of `reduce` does not wait. Each `Way` has a session, which the thread joins for the
+    first tensor of this `Way`.
     """
 
     def __init__(self, join: Callable[..., Session], begin: Callable[[], None]) -> None:

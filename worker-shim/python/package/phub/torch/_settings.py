@@ -97,7 +97,7 @@ class Settings:
         return _kind_of("maximize", self._seen[0])
 
     def differs(self, groups: Groups) -> bool:
-        """Whether the settings differ from the last call of `changed`."""
+        """Whether the settings differ from those at the last call of `changed`."""
         return _seen(groups) != self._seen
 
     def changed(self, groups: Groups) -> Optional[Change]:

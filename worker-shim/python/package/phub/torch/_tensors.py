@@ -141,7 +141,7 @@ def _keys(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Key]:
 
 
 def _pieces(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
-    """Returns a tensor's bytes as f32 numbers, one for two bytes."""
+    """Returns a tensor's bytes as f32 numbers: one number for each two bytes."""
     raw = torch.Tensor.detach(tensor).cpu().contiguous().numpy().tobytes()
     return np.frombuffer(raw + b"\0" * (len(raw) % 2), np.uint16).astype(np.float32)
 

@@ -163,7 +163,7 @@ class Weights:
                 self._take(key, self._windows.wait)
 
     def settle(self, keys: Iterable[str]) -> None:
-        """Waits for values outside of a forward pass."""
+        """Waits for values, for a caller that is not a forward pass."""
         for key in keys:
             if key in self.pending:
                 self._take(key, self._windows.settle)

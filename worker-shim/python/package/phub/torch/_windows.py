@@ -15,7 +15,8 @@ from .._session import Session
 
 
 class _WithoutFlag:
-    """The memory of an array, without NumPy's flag that it is read-only. Torch has no such flag, and warns of it."""
+    """The memory of an array, without NumPy's flag that it is read-only. Torch has no such flag, and warns of arrays with
+    the flag."""
 
     def __init__(self, array: Array) -> None:
         self._array = array  # which keeps the memory
@@ -91,8 +92,8 @@ class HostWindows:
         self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
 
     def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0, clip_value: Optional[float] = None) -> None:
-        """Writes gradients, or weights, into the windows that the hub reads, by key: times a factor, or with each element
-        between minus and plus `clip_value`."""
+        """Writes gradients, or new weights, into the windows that the hub reads, by key. The values are multiplied by `times`, or
+        clipped to between minus and plus `clip_value`."""
         if not values:
             return
         with torch.no_grad():
@@ -151,7 +152,7 @@ def _copy_each(into: List[torch.Tensor], values: List[torch.Tensor]) -> None:
 
 
 copy: Callable[[List[torch.Tensor], List[torch.Tensor]], None] = getattr(torch, "_foreach_copy_", _copy_each)  # torch 2.1
-"""Copies the tensors of the second list, at least one, into those of the first."""
+"""Copies the tensors of the second list, which is not empty, into the tensors of the first list."""
 
 
 def have_other_bits(values: torch.Tensor, others: torch.Tensor) -> bool:
