@@ -111,8 +111,8 @@ def _taker(parameter: Any) -> Optional[Taker]:
 
 
 def in_compiled_backward() -> bool:
-    """Whether a backward pass runs as compiled code (`torch._dynamo.config.compiled_autograd`). Such a pass adds to gradients by
-    the functions that a script would use."""
+    """Whether a backward pass runs as compiled code (`torch._dynamo.config.compiled_autograd`). To add to gradients, such a
+    pass calls the same functions as a script."""
     return getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False)
 
 

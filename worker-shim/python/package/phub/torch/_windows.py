@@ -1,4 +1,5 @@
-"""Windows as torch tensors, without copies. Gradients are copied in, and weights out to the parameters' own memory, also on a GPU."""
+"""Windows as torch tensors, without copies. Gradients are copied into windows, and weights from windows into the parameters' own
+memory, also on a GPU."""
 
 from __future__ import annotations
 
