@@ -158,7 +158,7 @@ impl Windows {
     ///
     /// # Safety
     /// The hub must have sent the part. This worker must not have pushed all chunks of the round after the
-    /// next: four rounds later, the hub writes the line again.
+    /// next. The hub writes the line again four rounds later, for which it needs more pushes of this worker.
     pub(crate) unsafe fn told(&self, hub: usize, round_bits: u8, core: usize) -> Option<Told> {
         let line = self.wire.weights_line(hub, Round(round_bits.into()));
         // SAFETY: the caller's promise.

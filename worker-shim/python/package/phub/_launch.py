@@ -22,7 +22,7 @@ class _Launcher(NamedTuple):
     local_size: str = ""
 
 
-# An inner launcher, such as torchrun under Slurm, comes before the outer launcher.
+# In this list, an inner launcher, such as torchrun under Slurm, comes before the outer launcher.
 _LAUNCHERS = (
     _Launcher("PHUB", "PHUB_RANK", "PHUB_WORLD_SIZE", "PHUB_LOCAL_RANK", "PHUB_LOCAL_WORLD_SIZE"),
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
