@@ -383,8 +383,8 @@ PhubStatus phub_subscribe(PhubSubscription **subscription,
                           void *context);
 
 // Subscribes to a directory of `phub-server publish`, which may have no version yet. `settings` may be null, or is JSON with
-// "every", "each" and "timeout" (see phub_subscribe). With "each", the reader gets versions whose numbers are multiples of "each",
-// the oldest first; with 1 every version.
+// "every", "each" and "timeout" (see phub_subscribe). With "each", the reader gets versions whose numbers are multiples of
+// "each", the oldest first; with 1 every version.
 //
 // What must hold:
 // See phub_subscribe.

@@ -191,8 +191,8 @@ pub unsafe extern "C" fn phub_subscribe(
 }
 
 /// Subscribes to a directory of `phub-server publish`, which may have no version yet. `settings` may be null, or is JSON with
-/// "every", "each" and "timeout" (see phub_subscribe). With "each", the reader gets versions whose numbers are multiples of "each",
-/// the oldest first; with 1 every version.
+/// "every", "each" and "timeout" (see phub_subscribe). With "each", the reader gets versions whose numbers are multiples of
+/// "each", the oldest first; with 1 every version.
 ///
 /// # Safety
 /// See phub_subscribe.

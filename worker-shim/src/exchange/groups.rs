@@ -112,7 +112,8 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Puts a key that will be sent with the keys before it. Returns false if the key has another group, round or content. For
-    /// speed, uses only the tables that it changes. If the group is then [whole](Groups::whole), the caller [queues](Self::queue_group) it.
+    /// speed, uses only the tables that it changes. If the group is then [whole](Groups::whole), the caller
+    /// [queues](Self::queue_group) it.
     #[inline]
     pub(super) fn put_beside(&mut self, key: KeyId, content: Content) -> bool {
         let Groups { of, begun, members } = &mut self.groups;

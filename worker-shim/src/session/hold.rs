@@ -42,8 +42,8 @@ pub(super) const TELL_LIMIT: Duration = Duration::from_secs(2);
 pub struct Returns {
     /// The number of times that hubs have returned.
     pub times: u32,
-    /// The sum of the rounds of all losses. The rounds of a loss are counted from the checkpoint of the restarted hub to the first
-    /// round for which no worker had an answer. If workers step alone, the slowest worker counts.
+    /// The sum of the rounds of all losses. The rounds of a loss are counted from the checkpoint of the restarted hub to the
+    /// first round for which no worker had an answer. If workers step alone, the slowest worker counts.
     pub lost_rounds: u64,
 }
 

@@ -202,8 +202,8 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
 
 
 def _dmlc(env: Mapping[str, str]) -> Tuple[int, int]:
-    """Returns rank and number of workers from the variables of ps-lite. BytePS's launcher starts several workers on a machine. Its
-    `DMLC_*` variables then count machines, and its `BYTEPS_*` variables count the workers of a machine."""
+    """Returns rank and number of workers from the variables of ps-lite. BytePS's launcher starts several workers on a machine.
+    Its `DMLC_*` variables then count machines, and its `BYTEPS_*` variables count the workers of a machine."""
     workers = _number(env, "DMLC_NUM_WORKER")
     if "DMLC_WORKER_ID" not in env and workers > 1:
         raise SettingsError(
