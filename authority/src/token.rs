@@ -24,7 +24,7 @@ pub enum Right {
 const RIGHTS: [(Right, &str); 4] =
     [(Right::Read, "read"), (Right::Join, "join"), (Right::Operate, "operate"), (Right::Peer, "peer")];
 
-/// The suffix in the name of a job that sums at the hubs above. The name of the job itself comes before it.
+/// The suffix of a job's name at the hubs above, which sum for the job's own hubs. The job's own name comes before it.
 pub const SUMS: &str = ".above";
 
 impl Right {

@@ -125,7 +125,7 @@ fn flags_of_rdma_paths_are_those_of_the_table() {
     }
 }
 
-/// Checks values that once stopped a hub or a doctor, and with it a unit and a pod.
+/// Checks values of other libraries' variables that stopped earlier versions of the hub or of the doctor.
 #[test]
 fn what_nccl_is_told_stops_nobody() {
     let _watchdog = Watchdog::start();

@@ -199,7 +199,7 @@ impl Hubs {
                 Err(NoPart::Because(why)) => return Err(why),
                 Err(NoPart::Unlike(why)) => return Err(why.into()),
                 Err(NoPart::Passed(front)) => front,
-                // The workers push nothing, so the job reaches no further round, and all hubs are in the same round.
+                // The workers push nothing, so all hubs stay in the same round. The next try asks for the current state.
                 Err(NoPart::Far(_)) if before.take().is_some() => continue,
                 Err(NoPart::Far(why)) => return Err(NoWeights::NotYet(why)),
             };

@@ -146,7 +146,7 @@ impl Source {
         }
     }
 
-    /// Passes on a result, unless the hubs were away for too long.
+    /// Returns the result, or an error if the hubs were away for too long.
     fn judge<T>(&mut self, result: Result<T, NoWeights>) -> Result<T, NoWeights> {
         if matches!(result, Err(NoWeights::Away(_) | NoWeights::NoJob(_))) {
             self.hubs.start_over(&self.ask);
@@ -191,7 +191,7 @@ impl Patience {
         (self.had_job, self.since) = (true, None);
     }
 
-    /// Passes on a result, unless the hub was away for too long.
+    /// Returns the result, or an error if the hub was away for too long.
     fn judge<T>(&mut self, result: Result<T, NoWeights>, now: Instant) -> Result<T, NoWeights> {
         let why = match result {
             Err(NoWeights::Away(ref why)) => why.clone(),

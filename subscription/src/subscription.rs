@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The calling thread waits, and every 50 ms asks its caller whether the wait is over. A try for which nobody waits any more
-//! continues on its thread, and the next call gets its result. Must not depend on the source of the weights.
+//! continues on its thread, and the next call gets its result. The `Way` to the weights is at one thread at a time. Must not
+//! depend on the source of the weights.
 
 use std::num::NonZeroU32;
 use std::path::Path;

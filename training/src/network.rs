@@ -160,7 +160,7 @@ impl<'a> NetworkPass<'a> {
         loss * share
     }
 
-    /// Computes the derivative of the layer before, from that of this layer. The first layer has none before it.
+    /// Computes the derivatives for the previous layer from the derivatives for this layer. The first layer has no previous one.
     pub fn backward(&mut self, layer: usize, weight: &[f32]) {
         let Some(below) = layer.checked_sub(1) else { return };
         let (_, outputs) = self.network.extent(layer);

@@ -196,7 +196,7 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 // - "weights": shared or private.
 // - "compression": a codec with its settings, such as qsgd:8:512, or none. "seed": the seed of its randomness.
 // - "transport": shm, verbs or tcp.
-// - "checksum": true or false, for everything that crosses by TCP.
+// - "checksum": true or false, for everything that is sent over TCP.
 // - "tcp_congestion": auto, system, or a name of the kernel's.
 // - "nics": a list of NICs. "rails": pairs OWN-NIC=HUB-NIC, with commas between them.
 // - "cores": the number of each hub's cores that the job gets.
@@ -362,7 +362,7 @@ PhubStatus phub_pull_plan_text(const PhubSession *session,
 // as {"dtype": "bf16", "each": 100}:
 //
 // - "dtype": f32, bf16 or f16, each weight rounded to the nearest number. "ema": true for the averages of the weights.
-// - "names": other names for keys, {"the job's key": "the name of the tensor"}. A line may have its own type, {"the job's key":
+// - "names": other names for keys, {"the job's key": "the name of the tensor"}. A name may have its own type, {"the job's key":
 //   {"name": "the name of the tensor", "dtype": "f32"}}.
 // - "every": the shortest time from one version to the next, in seconds; 10 by default. Or "each": only the weights before each
 //   round that is a multiple of this number.
@@ -383,8 +383,8 @@ PhubStatus phub_subscribe(PhubSubscription **subscription,
                           void *context);
 
 // Subscribes to a directory of `phub-server publish`, which may have no version yet. `settings` may be null, or is JSON with
-// "every", "each" and "timeout" (see phub_subscribe). With "each", the versions come whose numbers are multiples of "each", the
-// oldest first; with 1 every version.
+// "every", "each" and "timeout" (see phub_subscribe). With "each", the reader gets versions whose numbers are multiples of
+// "each", the oldest first; with 1 every version.
 //
 // What must hold:
 // See phub_subscribe.

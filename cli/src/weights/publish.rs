@@ -161,7 +161,7 @@ impl Publishing {
                 Err(why @ (NoWeights::Lost(_) | NoWeights::Never(_))) => return Err(why.into()),
                 Err(NoWeights::NoJob(_)) if seen => return Ok(End::OfJob),
                 Err(why) => {
-                    // The jobs of a hub that was away may return.
+                    // If the hub is away, the job may return with it, and a missing job is not the job's end.
                     seen &= !matches!(why, NoWeights::Away(_));
                     self.waits(why.to_string())?;
                     PAUSE

@@ -144,7 +144,7 @@ fn sizes_that_lie_are_refused() {
     let huge = 90_000_000u64;
     let bytes = [&huge.to_le_bytes()[..], &Job::small(SGD).bytes()[8..]].concat();
     says(decoded(&bytes).unwrap_err(), &["ends at byte 90000008"]);
-    // A caller with a wrong length gets no memory for it either, because the header must match the length.
+    // A wrong length from the caller allocates no memory either, because the header must match the length.
     let bytes = Job::small(SGD).bytes();
     says(decode(&bytes[..], u64::MAX).unwrap_err(), &["cut off or padded"]);
 }

@@ -183,7 +183,7 @@ fn explicit(host: &Host, ids: &[CpuId]) -> Result<Vec<Cpu>, PlaceError> {
     Ok(chosen)
 }
 
-/// A node's free cpus. First it has the first threads of the node's cores, and later their siblings.
+/// A node's free cpus: at first the first threads of the node's cores, and later the other threads.
 struct Pool<'a> {
     node: NodeId,
     socket: SocketId,

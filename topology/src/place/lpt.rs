@@ -48,7 +48,7 @@ pub fn lpt_by_share(weights: &[u64], shares: &[u64]) -> Vec<u32> {
     bin_of
 }
 
-/// The bins with one share. Of them, the least-loaded bin is always the best.
+/// All bins that have the same share. Of these bins, the least-loaded bin is always the best.
 struct Class {
     share: u128,
     bins: BinaryHeap<Reverse<Bin>>,

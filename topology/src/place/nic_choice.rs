@@ -5,8 +5,8 @@
 use super::{NicChoice, PlaceError};
 use crate::host::{Host, Nic, NicId, NodeId, SocketId};
 
-/// The largest ratio of the speeds of two NICs in use. A NIC that is slower than that, compared with the
-/// fastest NIC, is left out unless the request names it.
+/// The largest ratio of the speeds of two NICs in use. If a NIC is slower than the fastest NIC by a larger
+/// ratio, it is left out, unless the request names it.
 const SPEED_SPREAD_LIMIT: u64 = 8;
 
 /// A NIC in use.

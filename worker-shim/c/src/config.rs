@@ -141,7 +141,7 @@ pub unsafe extern "C" fn phub_config_add_layer(
 /// - "weights": shared or private.
 /// - "compression": a codec with its settings, such as qsgd:8:512, or none. "seed": the seed of its randomness.
 /// - "transport": shm, verbs or tcp.
-/// - "checksum": true or false, for everything that crosses by TCP.
+/// - "checksum": true or false, for everything that is sent over TCP.
 /// - "tcp_congestion": auto, system, or a name of the kernel's.
 /// - "nics": a list of NICs. "rails": pairs OWN-NIC=HUB-NIC, with commas between them.
 /// - "cores": the number of each hub's cores that the job gets.

@@ -158,7 +158,7 @@ unsafe fn subscribe(
 /// as {"dtype": "bf16", "each": 100}:
 ///
 /// - "dtype": f32, bf16 or f16, each weight rounded to the nearest number. "ema": true for the averages of the weights.
-/// - "names": other names for keys, {"the job's key": "the name of the tensor"}. A line may have its own type, {"the job's key":
+/// - "names": other names for keys, {"the job's key": "the name of the tensor"}. A name may have its own type, {"the job's key":
 ///   {"name": "the name of the tensor", "dtype": "f32"}}.
 /// - "every": the shortest time from one version to the next, in seconds; 10 by default. Or "each": only the weights before each
 ///   round that is a multiple of this number.
@@ -191,8 +191,8 @@ pub unsafe extern "C" fn phub_subscribe(
 }
 
 /// Subscribes to a directory of `phub-server publish`, which may have no version yet. `settings` may be null, or is JSON with
-/// "every", "each" and "timeout" (see phub_subscribe). With "each", the versions come whose numbers are multiples of "each", the
-/// oldest first; with 1 every version.
+/// "every", "each" and "timeout" (see phub_subscribe). With "each", the reader gets versions whose numbers are multiples of
+/// "each", the oldest first; with 1 every version.
 ///
 /// # Safety
 /// See phub_subscribe.

@@ -3,9 +3,9 @@ in the same run.
 
     torchrun --standalone --nproc_per_node 2 worker-shim/python/benches/parameters.py [--layers 500] [--legs 8]
 
-The model has layers of 8 x 8, so that next to nothing is computed. The processor time of the calling thread counts, by part
-of the step, less the time of the same model without communication. Legs alternate, so that a change of the machine's load
-affects all of them.
+The model has layers of 8 x 8, so that next to nothing is computed. For each part of the step, the result is the
+processor time of the calling thread, less the same time of the model without communication. Legs alternate, so
+that a change of the machine's load affects all of them.
 """
 
 import argparse

@@ -130,7 +130,7 @@ def nested(rank, store, world_size, hub):
     done.then(lambda _: None).wait()
     assert seen == [12.0]
 
-    # Gloo computes means of integers. Their callbacks are called in the same order as all callbacks.
+    # Gloo computes means of integers. The callbacks of these means are called in order with all other callbacks.
     mean = dist.all_reduce(torch.tensor([4 * rank]), op=dist.ReduceOp.AVG, async_op=True).get_future()
     assert mean.then(lambda future: future.wait()[0].item() + sum_of(1)).wait() == 4.0
 

@@ -234,7 +234,7 @@ def test_the_wheel_names_the_plugin_and_it_is_silent_without_vllm(tmp_path):
     found = importlib.metadata.distribution("phub").entry_points
     [plugin] = [each for each in found if each.group == "vllm.general_plugins"]
     assert plugin.value == "phub.engines:register"
-    # The path has a vLLM without weight transfer first, and then no vLLM.
+    # Without vLLM, `register` is silent. With a vLLM that has no weight transfer, it warns.
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     program = "import sys, warnings; warnings.simplefilter('error'); {}; import phub.engines; phub.engines.register()"

@@ -157,7 +157,7 @@ def test_values_of_another_shape_are_not_repeated(hub, values):
         ("full", np.array([1, 2], object), "'full': the values are not f32: .*'O'"),
         ("full", [[1], [2, 3]], "'full': the values are not f32"),
         ("brain", [1.0, 2.0], "'brain': the values are not bf16: .*uint16 with its bits"),
-        # NumPy writes these without a word, as numbers near zero.
+        # NumPy would take these values for the bits of numbers near zero, and raise no error.
         ("brain", [True, False], "'brain': the values are not bf16: .*bool"),
         ("brain", np.ones(2, np.uint8), "'brain': the values are not bf16: .*uint8"),
     ],

@@ -298,7 +298,7 @@ def test_a_launcher_that_does_not_say_who_this_is(environment, words, hub, monke
 def test_an_environment_that_makes_no_sense():
     with pytest.raises(phub.SettingsError, match="RANK is 'x'; expected a number"):
         phub.worker({"RANK": "x", "WORLD_SIZE": "2"})
-    # Otherwise only rank 0 would fail at once, and each other rank after a minute.
+    # Every rank checks the port. If only rank 0 did, the other ranks would fail only after a minute.
     with pytest.raises(phub.SettingsError, match="PHUB_PORT is '70770'; expected a port, at most 65535"):
         phub.worker({**TORCHRUN, "PHUB_PORT": "70770"})
     with pytest.raises(phub.SettingsError, match="PHUB_LEVELS is 'two'; expected auto, flat or machine"):

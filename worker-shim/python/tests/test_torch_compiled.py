@@ -76,8 +76,8 @@ def read_by_compiled_code(_back, called, rank, number, net, optimizer):
 
 
 def train(rank, work, hub, file):
-    """Returns the norms of each step and the sum of a weight, or the error: with DDP, whose backward passes are not compiled, and
-    with the hub."""
+    """Trains with DDP, whose backward passes are not compiled, and with the hub. Returns for each the norms of each step and the
+    sum of a weight, or the error."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     found = []

@@ -79,7 +79,7 @@ def run_of(rank, hub, part, steps, passes):
     torch.distributed.barrier()
     observer._rows.finish()  # returns when all answers have arrived
     found, words, seen = observer.late, str(observer), observer.times
-    # For shorter runs there was no first request during the rounds, so the hub has no speed.
+    # The hub measures the speed of rounds between two requests. A shorter run ends before the first request.
     verdict = seen_again(hub, observer.session.job) if steps > 20 else None
     torch.distributed.barrier()
     observer.leave()

@@ -22,8 +22,8 @@ def scaled(model, seed):
 
 
 def train(rank, hub):
-    """Trains with bytes that are sent ahead. Returns the calls of each step, scales, skipped rounds, whether a job of means was
-    joined, and the parameters."""
+    """Trains with bytes that are sent ahead. Returns the calls of each step, scales, skipped rounds, whether the job that
+    makes means was joined, and the parameters."""
     model = Net()
     settings = {"transport": "tcp", "chunk_bytes": 64, "skip_nonfinite": True, "rank": rank, "world_size": 2}
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, **settings)

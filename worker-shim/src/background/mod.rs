@@ -53,7 +53,7 @@ pub enum BackgroundError {
         /// The job.
         job: String,
     },
-    /// A child of `fork` has a copy of the session without its thread.
+    /// The caller is a child of `fork`. Its copy of the session has no thread.
     #[error(
         "job {job:?}: this session belongs to process {owner}, and the caller is its child {here}: fork copies no threads; use the session in the parent only, or join in the child"
     )]
@@ -89,7 +89,7 @@ pub struct KeyMemory {
 /// The windows of a background session. They stay mapped while this value exists, even after the session.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// The windows of a session that is over. Until then, the session has them.
+    /// The windows, after the end of the session. Before its end, the session has them.
     parked: Mutex<Option<Windows>>,
 }
 
@@ -234,7 +234,7 @@ impl Background {
         let (tell, told) = sync_channel(1);
         self.shared()?.call(Box::new(move |session| {
             let answer = f(session);
-            // A caller that was interrupted no longer waits for the answer.
+            // If the caller was interrupted, nobody receives the answer, and that is no error.
             Box::new(move || drop(tell.send(answer)))
         }))?;
         match receive(&told, interrupted) {

@@ -39,7 +39,7 @@ pub(super) struct Orders {
     pub notes: Vec<Note>,
     pub calls: Vec<Call>,
     pub ending: Option<Ending>,
-    /// The keys for which callers wait, and the time since which they wait for each.
+    /// The keys for which callers wait, each with the time when the first caller began to wait.
     pub awaited: Vec<(KeyId, Instant)>,
 }
 
@@ -69,7 +69,7 @@ struct Waiting {
     callers: u32,
     /// The time when the first caller began to wait.
     since: Instant,
-    /// The reason why the key cannot arrive before another key is pushed.
+    /// The error for the callers, if the key cannot arrive before another key is pushed.
     in_vain: Option<Arc<SessionError>>,
 }
 
@@ -160,8 +160,8 @@ impl Shared {
         self.publish(session, &Vec::from_iter(session.keys()));
     }
 
-    /// Publishes the states of these keys after a change. In a model of many keys, a turn costs time only for
-    /// the changed keys.
+    /// Publishes the states of these keys, which have changed. In a model of many keys, other keys then cost
+    /// no time.
     pub fn publish(&self, session: &Session, changed: &[KeyId]) {
         let mut state = self.lock();
         let State { open, left_alone, notes, next_round, .. } = &mut *state;
@@ -361,8 +361,8 @@ impl Shared {
         self.lock().next_round
     }
 
-    /// Tells the thread to end. The first call decides, except that a drop overrides a leave, and a failure
-    /// overrides both.
+    /// Tells the thread to end. A drop overrides an earlier leave, and a failure overrides both. Otherwise the
+    /// first call decides.
     pub fn end(&self, ending: Ending) {
         let mut state = self.lock();
         if !matches!(state.ending, Some(Ending::Fail(_))) {

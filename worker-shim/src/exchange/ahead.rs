@@ -10,11 +10,11 @@
 //! ```
 //!
 //! Bytes ahead have no effect until the push, and may be sent again. The hub may answer them ahead
-//! (`JobTerms::answers_ahead`): then it may write the chunk's weights from that time on. The weights count
+//! (`JobTerms::answers_ahead`): it may then write the chunk's weights before the push. The weights count
 //! when the answer arrives. Bytes ahead are sent only between the answer of a round and the next push, when
 //! the hub no longer reads the old gradient. On shared memory both windows are the same pages, so sending ahead would
 //! save nothing. Frames with checksums must not be rewritten while they are sent, and a codec encodes only
-//! once a push. In these cases nothing is sent ahead.
+//! once per push. In these cases nothing is sent ahead.
 //!
 //! Part of the exchange, on the worker's thread. Does not depend on the transport.
 
@@ -116,9 +116,9 @@ impl<P: Port> Exchange<P> {
         self.keys.get(key.index()).is_some_and(|state| state.ahead)
     }
 
-    /// Sends the bytes of a key's gradient before its push, if that saves time. May be called again. The push
-    /// then has no bytes, if they were sent by then and were not [rewritten](Self::rewritten). The
-    /// [`flush`](Self::flush) must follow soon.
+    /// Sends the bytes of a key's gradient before its push, if that saves time. May be called again. If the link
+    /// takes the bytes before the push, and the gradient is not [rewritten](Self::rewritten), the push has no
+    /// bytes. The [`flush`](Self::flush) must follow soon.
     ///
     /// # Errors
     /// Returns an error while the key is in flight.
@@ -142,8 +142,8 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Whether an arrival may be weights that the hub answered ahead, because the key was sent ahead in this round. Weights
-    /// ahead count only when the answer arrives.
+    /// Whether an arrival may be weights that the hub sends before the push, because the key's gradient was sent ahead in this
+    /// round. Such weights count only when the answer arrives.
     pub(super) fn may_come_ahead(&self, link: LinkId, arrival: Immediate) -> bool {
         if arrival.chunk.index() >= self.awaited.len() {
             return false;

@@ -5,7 +5,7 @@
 //! [`Coder::new`].
 //!
 //! ```text
-//!   gradients --encode, once a push, when it is posted-----> frame in the gradient window
+//!   gradients --encode, once per push, when it is posted---> frame in the gradient window
 //!   weights  <--merge, at arrival--------------------------- frame in the weights window
 //! ```
 
@@ -110,7 +110,7 @@ impl Coder {
         &mut self.gradients
     }
 
-    /// Sets all gradients to zero, if callers add to the values that the last push left.
+    /// Sets all gradients to zero with Slim-DP. There, callers add to the values that the last push left.
     pub fn discard_changes(&mut self) {
         if self.keeps_own_weights() {
             self.gradients.as_mut_slice().fill(0.0);

@@ -120,7 +120,7 @@ pub enum ExchangeError {
 
 impl ExchangeError {
     pub(super) fn closed(core: usize, reason: &CloseReason) -> Self {
-        // In this case the hub knows only that the link ended.
+        // If this end closed the link, the hub knows only that the link ended.
         let here = !matches!(reason, CloseReason::PeerGone);
         ExchangeError::Closed { core, reason: reason.to_string(), here }
     }

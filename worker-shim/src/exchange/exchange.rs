@@ -119,7 +119,7 @@ pub struct Exchange<P: Port> {
     /// The bytes that were sent over links that no longer exist.
     pub(super) sent_before: u64,
     pub(super) received: u64,
-    /// The parts of the gradient's norm over all keys that hubs have sent.
+    /// The parts that hubs have sent of the gradient's norm over all keys.
     parts: Parts,
     /// The gradient's norm over all keys, in the last round for which all parts have arrived.
     found: Option<Told>,

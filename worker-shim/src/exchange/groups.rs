@@ -111,8 +111,9 @@ impl<P: Port> Exchange<P> {
         members.push(key);
     }
 
-    /// Puts a key that will be sent with the keys before it. Returns false if the key has another group, round or content. Uses
-    /// only the tables that change. If the group is then [whole](Groups::whole), the caller [queues](Self::queue_group) it.
+    /// Puts a key that will be sent with the keys before it. Returns false if the key has another group, round or content. For
+    /// speed, uses only the tables that it changes. If the group is then [whole](Groups::whole), the caller
+    /// [queues](Self::queue_group) it.
     #[inline]
     pub(super) fn put_beside(&mut self, key: KeyId, content: Content) -> bool {
         let Groups { of, begun, members } = &mut self.groups;
@@ -138,7 +139,7 @@ impl<P: Port> Exchange<P> {
         self.queue(slice);
     }
 
-    /// Handles the answer of a group as the answer of each of its keys. Uses only the tables that change.
+    /// Handles the answer of a group as the answer of each of its keys. For speed, uses only the tables that it changes.
     pub(super) fn take_group(
         &mut self,
         link: LinkId,

@@ -144,7 +144,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Pulls a slice. If that is not possible yet, notes that the slice is pulled as soon as it is.
+    /// Pulls a slice. After a loss of links, the hub must first send its notice again, which then pulls the slice.
     fn pull_slice(&mut self, slice: u32) {
         let chunks = self.slices.chunks(slice);
         let first = chunks[0];

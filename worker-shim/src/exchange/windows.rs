@@ -20,8 +20,8 @@ pub struct Windows {
     /// The window that the hub of each core writes, by core. All cores of a hub have the same window.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
-    /// The lines of the gradient window by which this worker passes parts of the gradient's norm on from hub to
-    /// hub.
+    /// Spans in the gradient window, into which this worker writes one hub's part of the gradient's norm for
+    /// the other hubs.
     lines: Spans,
     wire: Wire,
 }
@@ -128,7 +128,7 @@ impl Windows {
         Ok(Windows { layout, gradients, weights, private, lines, wire: wire.clone() })
     }
 
-    /// Returns the coder, if frames cross instead of values.
+    /// Returns the coder, in a job that sends frames instead of values.
     pub(crate) fn coder(&self) -> Option<&Coder> {
         match &self.gradients {
             Gradients::Window(_) => None,
@@ -158,7 +158,7 @@ impl Windows {
     ///
     /// # Safety
     /// The hub must have sent the part. This worker must not have pushed all chunks of the round after the
-    /// next: the hub writes the line again in the fourth round.
+    /// next. The hub writes the line again four rounds later, for which it needs more pushes of this worker.
     pub(crate) unsafe fn told(&self, hub: usize, round_bits: u8, core: usize) -> Option<Told> {
         let line = self.wire.weights_line(hub, Round(round_bits.into()));
         // SAFETY: the caller's promise.
@@ -197,8 +197,8 @@ impl Windows {
         self.weights = weights;
     }
 
-    /// Returns the span to post for the push of a chunk, or of a group, in a round. If frames cross, encodes
-    /// the frame now, unless it is encoded already.
+    /// Returns the span to post for the push of a chunk, or of a group, in a round. In a job with frames,
+    /// encodes the frame first, if it is not encoded yet.
     #[inline]
     pub(crate) fn outgoing(&mut self, chunk: ChunkId, round: Round, content: Content) -> Span {
         let span = self.layout.span(chunk);
@@ -267,12 +267,12 @@ impl Windows {
         if let Some(copy) = &mut self.private {
             let copy = part_mut(copy, span);
             if let Gradients::Framed(coder) = &mut self.gradients {
-                // SAFETY: the caller's promise; the chunk's frames are inside by `new`.
+                // SAFETY: the caller's promise; `new` checked that the chunk's frames are inside the window.
                 let frames = unsafe { self.weights[core].elements::<u8>(coder.frames_of(chunk)) };
                 let frames = frames.expect("inside the window, by new");
                 return coder.decode(chunk, (round, content), frames, copy, span);
             }
-            // SAFETY: the caller's promise; the span is a part of a key's, inside by `new`.
+            // SAFETY: the caller's promise; `new` checked that the key's span is inside the window.
             let fresh =
                 unsafe { self.weights[core].elements::<u8>(span) }.expect("inside the window, by new");
             copy.copy_from_slice(fresh);

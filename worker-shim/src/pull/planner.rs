@@ -29,7 +29,7 @@ use super::batch::{Batching, LayerCost, Profile, Timeline};
 /// The rounds of a profile with a pull for each layer. The same number of rounds follows with one pull for
 /// all layers. The median counts, so that one round of each kind may be disturbed.
 pub const PROFILE_ROUNDS: u32 = 3;
-/// The fraction by which a round may differ from its prediction.
+/// The fraction by which a round's time may differ from its prediction.
 pub const DRIFT: f64 = 0.2;
 /// The number of rounds in a row that must differ before there is a new profile. The number doubles after each new
 /// profile, because a profile costs rounds that pull layer by layer, and does not help if times cannot be
@@ -107,8 +107,8 @@ pub(crate) struct Planner {
     /// The last plan. It stays while a new profile is made.
     plan: Option<PullPlan>,
     profiles: u32,
-    /// The number of rounds in a row that differed from the prediction. `patience` is the number that may
-    /// differ.
+    /// The number of rounds in a row that differed from the prediction. If it reaches `patience`, a new
+    /// profile is made.
     off: u32,
     patience: u32,
 }
@@ -213,7 +213,7 @@ impl Planner {
         self.plan.as_ref()
     }
 
-    /// Continues the profile after another of its rounds.
+    /// Continues the profile after one of its rounds. Returns the batches of the next round if they change.
     fn go_on_with_profile(&mut self) -> Option<&[Range<usize>]> {
         let rounds = PROFILE_ROUNDS as usize;
         if self.laps.len() == rounds {

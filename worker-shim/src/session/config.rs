@@ -306,7 +306,7 @@ mod tests {
         SessionConfig::new("127.0.0.1:1", "job", 0, 1, vec![Key::f32("a", [1])], optimizer)
     }
 
-    /// Once, a limit of -1 s was taken as a limit of one millisecond.
+    /// An earlier version took a limit of -1 s as a limit of one millisecond.
     #[test]
     fn a_limit_is_a_time_that_passes() {
         for name in ["join_limit", "wait_limit", "hub_wait"] {

@@ -9,11 +9,11 @@
 //!        --> weights of the checkpoint's round --> skip pushes of rounds that other workers have finished
 //! ```
 //!
-//! The hub counts rounds. After its restart it counts on from the round of its checkpoint. `reached` is the first round for
-//! which no worker has an answer; it also counts the rounds that were lost before. After the recovery, the round `reached` is
-//! the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of earlier rounds are not repeated,
-//! because some worker has continued with their answers. So at the end all workers have pushed each key the same number of
-//! times.
+//! The hub counts rounds. After its restart it counts on from the round of its checkpoint. A session's own count goes on,
+//! because it includes the lost rounds. In this count, `reached` is the first round for which no worker has an answer. After
+//! the recovery, `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of earlier
+//! rounds are not repeated, because some worker has continued with their answers. So at the end all workers have pushed each
+//! key the same number of times.
 //!
 //! Workers that step alone have no common round. Each has its own `reached`, and keeps the lead over the
 //! slowest worker that it had before. So each of them loses the same number of rounds. Machines that step
@@ -42,8 +42,8 @@ pub(super) const TELL_LIMIT: Duration = Duration::from_secs(2);
 pub struct Returns {
     /// The number of times that hubs have returned.
     pub times: u32,
-    /// The number of rounds that were lost together. A loss is counted from the checkpoint of the restarted hub to the first
-    /// round for which no worker had an answer. If workers step alone, the slowest worker counts.
+    /// The sum of the rounds of all losses. The rounds of a loss are counted from the checkpoint of the restarted hub to the
+    /// first round for which no worker had an answer. If workers step alone, the slowest worker counts.
     pub lost_rounds: u64,
 }
 

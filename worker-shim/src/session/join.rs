@@ -65,7 +65,7 @@ impl Session {
             config.terms = config.terms.beside();
             wire = let_in[0].wire(Wire::of_terms(&config.terms)?)?;
         }
-        // The state is offered before the links are made, because the job cannot begin without links.
+        // A job begins when its links are made, and cannot take a state later. So the state is offered first.
         let wanted = match &state {
             Some(state) => state.offer(&mut let_in)?,
             None => false,
@@ -125,8 +125,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Allows gradients to be sent ahead over the links to these cores. If a hub answers gradients ahead, nothing
-    /// is sent ahead unless this worker has asked for answers ahead.
+    /// Allows gradients to be sent ahead over the links to these cores. If a hub answers gradients ahead, and
+    /// this worker has not asked for such answers, nothing is sent ahead.
     pub(super) fn let_ahead(&mut self, over: Vec<bool>) {
         let are_answered = self.hubs.iter().any(|hub| hub.answers_ahead);
         let may = self.config.terms.answers_ahead || !are_answered;

@@ -1,4 +1,4 @@
-//! New links after links were lost while the hub is alive, for example with a NIC. The memory stays the same,
+//! New links after links were lost while the hub is alive, such as by a failed NIC. The memory stays the same,
 //! and the session uses any transport that reaches the hub.
 //!
 //! Runs on the caller's thread, inside a push or a wait, which then continues. [`Member`](membership::Member)

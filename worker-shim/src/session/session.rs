@@ -130,7 +130,7 @@ impl Session {
     /// clipping. Only a job with `clip_norm`, `skip_nonfinite` or `skip_spikes` has norms. `None` before the
     /// first such round. The norm of a round arrives before the last weights of the round.
     pub fn norm(&self) -> Option<(Round, f32)> {
-        // With `clip_norm_last`, the norm arrives after the weights of its round.
+        // With `clip_norm_last`, the norm arrives after the weights of its round, so it is not returned.
         let found = self.exchange.found().filter(|_| self.config.terms.waits_for_all());
         found.map(|found| (found.round, found.sum.norm()))
     }
@@ -288,7 +288,8 @@ impl Session {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
         let mut polls = 0u32;
-        // With many keys, a check of all keys after each arrival would take long.
+        // The search continues from the last key that was in flight: with many keys, a search from the first key
+        // after each arrival would take long.
         let mut first = KeyId(0);
         while let Some(key) = self.open(awaited, first) {
             polls = polls.wrapping_add(1);
@@ -308,7 +309,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a key that is in flight: `awaited`, or if that is `None` any key, searched from `first` on.
+    /// Returns `awaited` if this key is in flight. If `awaited` is `None`, returns any key in flight, searched
+    /// from `first` on.
     fn open(&self, awaited: Option<KeyId>, first: KeyId) -> Option<KeyId> {
         match awaited {
             Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),

@@ -252,7 +252,7 @@ mod tests {
         stopwatch.begun += 122 * long;
         let times = stopwatch.times(Round(17), Traffic { sent: 15, received: 29 });
         assert_eq!(times.pushing + times.waiting, times.total, "no more than there is room for");
-        // A push within which the session waited for a lost hub.
+        // Within this push the session waited for a lost hub.
         let push = stopwatch.push_begins(KeyId(0), Round(25)).expect("60 were not timed");
         stopwatch.waiting += long;
         stopwatch.push_ends(TimedPush { begun: push.begun - long, ..push });

@@ -115,7 +115,7 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
     Err(XmlError::WithoutHwloc { path: path.to_owned() })
 }
 
-/// Returns the version of hwloc that wrote a file, unless the version is 2. Version 1 has its own document
+/// Returns the version of hwloc that wrote a file, if the version is not 2. Version 1 has its own document
 /// type, `hwloc.dtd`. Version 2 would read different objects from such a file. Version 3 has other types of
 /// devices, and names itself in the root element.
 fn other_version(text: &str) -> Option<&'static str> {

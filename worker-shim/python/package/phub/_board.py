@@ -51,8 +51,8 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
     """Returns the texts of all workers, in the order of ranks. All of them are from this run, also if the board has texts of an
     earlier run.
 
-    Each worker writes a new random word under its rank. Rank 0 answers the word, and the worker then writes its text under
-    the word. No worker answers the word of an earlier run, so rank 0 reads the word again until a text follows.
+    Each worker writes a new random word under its rank. Rank 0 acknowledges the word, and the worker then writes its
+    text under the word. If no text follows, the word may be from an earlier run, and rank 0 reads the worker's word again.
 
     Raises:
         MissingWorkersError: a worker did not write its text within `limit_s`.
@@ -152,7 +152,7 @@ def of_group(rank: int, size: int) -> Optional[StoreBoard]:
 
 
 def of_user(variable: str, rank: int) -> Optional[FileBoard]:
-    """Returns files for the workers that one launcher on this machine has started; None if the launcher's process is not found.
+    """Returns a board for the workers that one launcher on this machine has started; None if the launcher's process is not found.
     The launcher's process is the worker's nearest ancestor whose environment does not have `variable`."""
     starter = _starter(variable)
     if starter is None:

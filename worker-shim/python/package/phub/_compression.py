@@ -16,13 +16,14 @@ from ._phub import SettingsError
 
 @dataclasses.dataclass(frozen=True)
 class F16:
-    """Half the bytes: each gradient as the nearest f16, and the hub's answer as bfloat16. So a mean of `Average` has 8 bits; its
-    rounding error is added to the next mean. A value beyond 65504 becomes infinite."""
+    """A codec that halves the bytes. Each gradient is sent as the nearest f16, and the hub answers in bfloat16. A value beyond
+    65504 becomes infinite. With `Average`, a mean thus has 8 significant bits, and the hub adds its rounding error to the next
+    mean."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bf16:
-    """Half the bytes: each value as the nearest bfloat16. Means of `Average` are rounded as with `F16`."""
+    """A codec that halves the bytes: each value is sent as the nearest bfloat16. `Average` rounds its means as with `F16`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Qsgd:
 
 @dataclasses.dataclass(frozen=True)
 class OneBit:
-    """The sign of each value in one bit, and for 512 values two means: of the negative and of the other values."""
+    """A codec that sends the sign of each value in one bit. For each 512 values it sends two means: of the negative values and of
+    the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,7 @@ Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimD
 
 
 def check(compression: Optional[Compression], optimizer: _optimizers.Optimizer) -> None:
-    """Checks a codec, and that codec and optimizer do not both keep a mean or a sum of gradients.
+    """Checks that `compression` is a codec, and that codec and optimizer do not both keep a mean or a sum of gradients.
 
     Raises:
         SettingsError: `compression` is no codec, or codec and optimizer both keep a mean or a sum.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
-# For each key of a job: a tensor's name, or the tensor's name and type as in {"name": "weight", "dtype": "f32"}.
+# A tensor's name by the job's key. The name may come with a type: {"name": "weight", "dtype": "f32"}.
 Names = Mapping[str, Union[str, Mapping[str, str]]]
 
 

@@ -33,7 +33,7 @@ class Hub:
 
     @property
     def is_own(self) -> bool:
-        """Whether the hub runs in this process, and not in the process that forked it."""
+        """Whether the hub runs in this process. False in a child of `fork`: the hub then runs in the parent."""
         return self._owner == os.getpid()
 
     def stop(self, reason: str = "its script stopped it") -> None:
@@ -113,7 +113,7 @@ def _everywhere() -> str:
 
 
 def _with_advice(why: str) -> str:
-    """Returns the reason why a hub did not start, and the variable that helps if the port is the reason."""
+    """Returns the reason why a hub did not start. If the port is the reason, adds the variable that sets the port."""
     return f"{why}. PHUB_PORT chooses the port" if "in use" in why or "cannot listen" in why else why
 
 
@@ -149,7 +149,7 @@ def serve_beside(address: str, token: Optional[str] = None) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=said,
-            # A new session, so that the hub does not get signals of this process's group, such as Ctrl-C.
+            # In a new session of the system, the hub does not get signals of this process's group, such as Ctrl-C.
             start_new_session=True,
             env={"RUST_LOG": "info" if log else "warn", **os.environ, **({} if token is None else {"PHUB_TOKEN": token})},
         )

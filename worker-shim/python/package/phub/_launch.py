@@ -22,7 +22,7 @@ class _Launcher(NamedTuple):
     local_size: str = ""
 
 
-# An inner launcher, such as torchrun under Slurm, comes before the outer launcher.
+# In this list, an inner launcher, such as torchrun under Slurm, comes before the outer launcher.
 _LAUNCHERS = (
     _Launcher("PHUB", "PHUB_RANK", "PHUB_WORLD_SIZE", "PHUB_LOCAL_RANK", "PHUB_LOCAL_WORLD_SIZE"),
     _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -38,12 +38,13 @@ _LAUNCHERS = (
     # MPICH and Intel MPI.
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# Variables of other launchers for the rank. Their number of workers is in no variable that this file knows.
+# The variables of other launchers for the rank. This file knows no variable with the number of their workers.
 _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "ALPS_APP_PE")
 _BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
 # Slurm numbers the steps of srun from 0. From this number on, steps are batch scripts, interactive shells and the like.
 _SLURM_STEPS = 0xFFFF_FF00
-# A job's name has at most 64 characters. Levels above, helper jobs of phub.torch and random words add some to these lengths.
+# The most characters of a given name. Hubs above hubs, helper jobs of phub.torch and random words make a job's name longer, and a
+# job's name has at most 64 characters.
 _LONGEST_JOB, _LONGEST_RUN = 48, 32
 # The address of the hub on each machine with PHUB_LEVELS=machine, if the environment names no hub.
 _BESIDE = "127.0.0.1:7077"
@@ -201,8 +202,8 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
 
 
 def _dmlc(env: Mapping[str, str]) -> Tuple[int, int]:
-    """Returns rank and number of workers from the variables of ps-lite. With BytePS's launcher, which starts several workers on a
-    machine, ps-lite's worker is a machine."""
+    """Returns rank and number of workers from the variables of ps-lite. BytePS's launcher starts several workers on a machine.
+    Its `DMLC_*` variables then count machines, and its `BYTEPS_*` variables count the workers of a machine."""
     workers = _number(env, "DMLC_NUM_WORKER")
     if "DMLC_WORKER_ID" not in env and workers > 1:
         raise SettingsError(
@@ -245,7 +246,7 @@ def _alone(env: Mapping[str, str]) -> Tuple[str, int, int]:
     """Returns the position of the only worker.
 
     Raises:
-        SettingsError: the environment has a number of workers above 1, and no rank. Each process would be a training of its own.
+        SettingsError: the environment has a number of workers above 1, and no rank. Each process would then train alone.
     """
     for _, rank, size, *_ in _LAUNCHERS:
         if env.get(size, "1") not in ("", "0", "1"):

@@ -19,7 +19,7 @@ class PullPlan:
             no profile.
         predicted: the time from when the first batch can be pulled to when the last layer can be computed, in seconds, by the
             profile. None if the choice of batches uses no profile.
-        measured: the time that was measured, as the mean of the rounds since the plan. None before the first round.
+        measured: the same time as it was measured: the mean of the rounds since the plan. None before the first round.
         rounds: the number of rounds since the plan.
         profiles: the number of profiles until now.
     """
@@ -41,7 +41,8 @@ _Native = Tuple[str, List[Tuple[int, int]], Optional[float], Optional[float], Op
 
 
 def plan(native: Optional[_Native], layers: Sequence[Sequence[str]]) -> Optional[PullPlan]:
-    """Returns the native module's plan, in which batches are layers, as a plan with keys. None if there is no plan."""
+    """Converts the native module's plan, whose batches are ranges of layers. The result has the keys of each batch. None if there
+    is no plan."""
     if native is None:
         return None
     batching, batches, start_up, predicted, measured, rounds, profiles, words = native

@@ -188,7 +188,7 @@ class Naming:
         return self._base if number == 1 else f"{self._base[:_NUMBERED]}-{number}"
 
     def give_back(self) -> None:
-        """Lets the next job have the last name again, whose job could not be joined."""
+        """Gives the next job the last name again, because the job with this name could not be joined."""
         if self._taken is not None:
             helper, number = self._taken
             if _MADE.get((self._at, self._base, helper)) == number:

@@ -674,7 +674,7 @@ class Session:
         self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers, numbers, self._of_groups(groups or {}))
 
     def _of_groups(self, groups: Mapping[str, _optimizers.Optimizer]) -> Optional[Tuple[List[str], List[int]]]:
-        """Returns the different optimizers, and for each key the number of its optimizer from 1, or 0 for the job's."""
+        """Returns the different optimizers. Also returns for each key the number of its optimizer, from 1; 0 is the job's."""
         strange = next((name for name in groups if name not in self._keys), None)
         if strange is not None:
             raise _phub.SettingsError(f"set_optimizer: groups: {strange!r} is not one of the job's keys")
@@ -740,7 +740,7 @@ class Session:
 
     def ema(self) -> Dict[str, Array]:
         """Returns the average of each key's weights, as f32 arrays by key, in a session with `ema=`. The averages are from
-        `state()`, whose rules hold.
+        `state()`, and its rules apply.
 
         Raises:
             SettingsError: the job keeps no average.

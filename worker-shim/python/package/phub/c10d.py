@@ -211,8 +211,8 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
 
 
 def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
-    """Returns the hub's address, or None if the launcher's environment has the address. Also returns the first part of the names
-    of the group's jobs, before the type of their numbers."""
+    """Returns the hub's address, or None if the launcher's environment has the address. Also returns the beginning of the names
+    of the group's jobs. In a job's name, the type of its numbers follows."""
     if rank == 0:
         me = worker()
         # If rank 0 picks a free port, it writes the address to the store for the other workers.

@@ -13,7 +13,7 @@ HUB_WAYS = {
 gradient is."""
 
 UNREAD = "unread"
-"""The way of a script that does not read parameters between steps: a read would wait, so that the module does not have to."""
+"""The way in which the script does not read parameters between steps. After a read, a module would not have to wait."""
 
 DDP_WAYS = ("hook", "c10d")
 """DDP, whose buckets the hub averages by `ddp_hook` or by the backend "phub"."""

@@ -111,10 +111,10 @@ proptest! {
 
 #[test]
 fn greedy_from_the_front() {
-    // The pairs that satisfy the constraint: l1 = 1 with l2 >= 3 (1 + 1 + 6 > 4), l1 = 2 with l2 >= 4 (1 + 6
-    // + 9 > 8). l1 = 2 computes longest, and only l2 = 4 goes with it. One layer is left. Its pull (1 + 1)
-    // hides behind the computing of layers 3 and 4. No choice satisfies the constraint, so the layer that is
-    // left is a batch.
+    // Two kinds of pairs satisfy the constraint: l1 = 1 with l2 >= 3 (1 + 1 + 6 > 4), and l1 = 2 with l2 >= 4
+    // (1 + 6 + 9 > 8). l1 = 2 computes longer, so the pair is l1 = 2 and l2 = 4. One layer is left. Its pull
+    // (1 + 1) is shorter than the computing of layers 3 and 4. So no choice satisfies the constraint, and this
+    // layer is a batch.
     let hidden = profile(1, &[(2, 4), (1, 4), (6, 3), (9, 3), (1, 3)]);
     assert_eq!(greedy::front(&Sums::new(&hidden)), [0..2, 2..4, 4..5]);
     // Again l1 = 2, with l2 = 3 or more (20 > 8): of several pairs the one with the smallest l2 is taken.
@@ -124,9 +124,9 @@ fn greedy_from_the_front() {
 
 #[test]
 fn greedy_from_the_back() {
-    // The last pull takes 1 + 9. It hides 4 + 5 of layers 3 and 4, but not layer 2. A pull that begins
-    // earlier hides at most 3 + 4. The pull before it takes 1 + 2 + 1 and hides layer 2. The first layer is
-    // left.
+    // The last pull takes 1 + 9. It is longer than the computing of layers 3 and 4 (4 + 5), but not with layer
+    // 2 added. If the last pull begins with an earlier layer, it is longer than 3 + 4 at most. The pull of layers
+    // 3 and 4 takes 1 + 2 + 1, which is longer than the computing of layer 2 (3). The first layer is left.
     let both = profile(1, &[(1, 20), (1, 3), (2, 4), (1, 5), (9, 1)]);
     assert_eq!(greedy::back(&Sums::new(&both)), [0..1, 1..2, 2..4, 4..5]);
 }
@@ -155,7 +155,7 @@ fn one_layer_and_none() {
     assert_eq!(Timeline::new(&profile(3, &[]), &[]), Timeline::default());
 }
 
-/// A plan for a thousand layers, whose sums are long, is found as well.
+/// A plan is also found for a thousand layers.
 #[test]
 fn many_layers() {
     let layers: Vec<(u32, u32)> = (0..1000).map(|layer| (layer % 7 * 3, layer % 5 * 4)).collect();

@@ -122,7 +122,7 @@ class Receiver:
         Raises:
             SettingsError: the request is invalid, or the version does not fit the model.
             UnreachableError: there is no such version within the timeout.
-            Error: the version cannot be read or loaded, or another rank, the first, has failed.
+            Error: the version cannot be read or loaded, or the first rank, which reads, has failed.
         """
         if request.do not in DOS:
             raise _phub.SettingsError(f"do {request.do!r}: expected one of {', '.join(map(repr, DOS))}")

@@ -72,7 +72,7 @@ class Asleep:
         )
 
     def zeroed_by_script(self, gradient: Any) -> None:
-        """Does nothing: zeros are also the mean of all workers."""
+        """Does nothing: the script has set the gradient to zero, which is also the mean over all workers."""
 
     def puts_off(self, found: Any, factor: torch.Tensor) -> bool:
         """Returns False: the hub checks only gradients of the job for inf/NaN."""

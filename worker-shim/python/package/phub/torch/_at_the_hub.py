@@ -257,7 +257,7 @@ class AtTheHub(Joined):
         self._phub = self._phub_join.again(self, averages)
 
     def _averages(self) -> Optional[Mapping[str, Any]]:
-        """Fetches the averages for a new job, at rank 0 only: a new job needs no others."""
+        """Fetches the averages for a new job, at rank 0 only: the new job takes rank 0's state."""
         return self._phub.averages() if self._phub.session.rank == 0 else None
 
     def _phub_wake(self) -> bool:

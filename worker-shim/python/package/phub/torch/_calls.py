@@ -33,8 +33,8 @@ _HERE = threading.local()
 
 
 class _Depth:
-    """The all-reduces of one depth in a thread, and their callbacks in another. Calls of these two threads have the next
-    depth."""
+    """The two threads of one depth. One makes the depth's all-reduces, and the other runs their callbacks. All-reduces that these
+    threads call have the next depth."""
 
     def __init__(self, number: int, join: Callable[..., Session]) -> None:
         begin = functools.partial(setattr, _HERE, "depth", number + 1)
@@ -52,7 +52,7 @@ class Depths:
 
     def __init__(self, join: Callable[..., Session]) -> None:
         """Args:
-            join: makes a session, from a depth, the name of a `Way`, and the keys and the optimizer of the session.
+            join: a function that makes a session from a depth, the name of a `Way`, and the session's keys and optimizer.
         """
         self._join = join
         self._depths: List[_Depth] = []

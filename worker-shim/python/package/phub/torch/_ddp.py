@@ -156,8 +156,8 @@ class HubState:
             return buffer
 
         given = _future(buffer)
-        # DDP's reducer, which is C++, must get the error, too. It gets an exception of a callback of `then`, but not of
-        # `set_exception`.
+        # DDP's reducer, which is C++, must get the error, too. It does not get an exception that `set_exception` has set, so a
+        # callback of `then` raises the exception.
         answer = given.then(outcome)
         self._answers.put(_Sent(session, key, buffer, given, failed))
         return answer

@@ -135,7 +135,7 @@ class Exchange:
     # ---- torch's scaler
 
     def expect_search(self) -> None:
-        """Notes that torch's scaler next checks the gradients for inf/NaN, which the hub does in its next round."""
+        """Notes that torch's scaler is about to check the gradients for inf/NaN. The hub makes this check in its next round."""
         self._gradients.expect_search()
 
     def unscale(self, times: float) -> None:
@@ -163,8 +163,8 @@ class Exchange:
             )
 
     def _search_of_this_round(self) -> Callable[[], bool]:
-        """Returns a function that waits for the fewest weights that show the norm of the round, and returns whether the hub
-        skipped the round because its norm was not finite."""
+        """Returns a function. It waits for weights, key by key, until the norm of this round has arrived. Then it returns whether
+        the hub skipped the round because its norm was not finite."""
         number, skipped = self.session.next_round, self.session.skipped
 
         def search() -> bool:
@@ -201,8 +201,8 @@ class Exchange:
         self._weights.settle_all()
 
     def _backward_begins(self) -> None:
-        """Sends the hub the current hyperparameters before the backward pass, so that weights that the hub answers ahead mostly
-        have those of `step()`."""
+        """Sends the hub the current hyperparameters before the backward pass. If the hub steps gradients before `step()`, it then
+        mostly uses the hyperparameters of `step()`."""
         try:
             if self._groups and self._settings.differs(self._groups):
                 self._weights.free_all()  # hyperparameters change between rounds
@@ -258,7 +258,7 @@ class Exchange:
         return self._gradients.is_apart
 
     def watch_gradients(self) -> None:
-        """Watches all gradients, which are this worker's own."""
+        """Watches all gradients, because they are this worker's own, and not means."""
         self._gradients.watch_all()
 
     def zeroed(self) -> None:
@@ -301,7 +301,7 @@ class Exchange:
             raise StateError(f"{what} within averaged(): the parameters have averages there; leave the context first")
 
     def synchronize(self) -> None:
-        """Waits for all parameters, outside of a forward pass."""
+        """Waits for all parameters, for a caller that is not a forward pass."""
         self._weights.settle_all()
 
     @property
@@ -313,8 +313,8 @@ class Exchange:
             return True
 
     def leave(self) -> None:
-        """Waits for all keys, and leaves the job. Parameters keep their values, and the script may write them again, even
-        after an error because new values cannot arrive."""
+        """Waits for all keys, and leaves the job. Parameters keep their values, and the script may write them again. This also
+        holds after an error of the wait, when no new values can arrive."""
         try:
             self._answer()
             self._weights.settle_all()

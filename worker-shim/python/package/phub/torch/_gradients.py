@@ -52,8 +52,8 @@ class Gradients:
         """Args:
             pushes: the pushes to the optimizer's own job.
             passes: the number of backward passes before the first step. Each later step expects the number of the step before.
-            begin: a function that is called once a round, before bytes leave to that job.
-            lend: lets the hub write the windows of keys.
+            begin: a function that is called once a round, before bytes leave to the optimizer's own job.
+            lend: a function that lets the hub write the windows of keys.
             mean: the mean over several workers; None with one worker.
         """
         self._own, self._parameters = pushes, parameters
@@ -91,8 +91,8 @@ class Gradients:
                 self._follow(key)
 
     def _follow(self, key: str) -> None:
-        """Adds a hook to the backward pass that watches a parameter's gradients: gradients whose bytes leave in the pass, and
-        gradients that the script may hold before the pass."""
+        """Adds a hook that the backward pass calls for a parameter's gradient, if bytes of the gradient leave in the pass, or if
+        the job makes means and the script may hold the gradient."""
         parameter = self._parameters[key]
         self._followed.add(key)
         is_asked = self._mean is not None or key in self._own.ahead
@@ -126,7 +126,7 @@ class Gradients:
         self._follow(self._keys[id(parameter)])
 
     def arrange(self, keys: Iterable[str]) -> None:
-        """Pushes keys in this order, the order of the forward pass, because an idle link takes the key that comes first."""
+        """Sets the order of pushes: the order of the forward pass, because an idle link takes the key that comes first."""
         self._parameters = {key: self._parameters[key] for key in keys}
 
     # ---- the backward pass
@@ -299,8 +299,8 @@ class Gradients:
     # ---- the step
 
     def meet(self) -> None:
-        """Computes the means of gradients that the script may hold and has zeroed, unless this round has means already. A worker
-        with inputs computes the means in its backward pass, and waits there for workers without inputs."""
+        """Computes the means of gradients that the script may hold and has zeroed, if this round has no means yet. A worker
+        with inputs has computed them in its backward pass, and waits there for the `step()` of workers without inputs."""
         if self._mean is not None and self._is_zeroed and not self._is_touched:
             if any(is_exposed(gradient_of(self._parameters[key])) for key in self._followed):
                 self._average()
@@ -341,7 +341,7 @@ class Gradients:
                 self._follow(key)
 
     def watch_all(self) -> None:
-        """Watches all gradients, which are this worker's own."""
+        """Watches all gradients, because they are this worker's own, and not means."""
         for gradient in self._current().values():
             if gradient is not None:
                 watch(gradient, self)

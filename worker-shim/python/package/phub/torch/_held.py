@@ -83,7 +83,7 @@ class Holder(NamedTuple):
     read: Callable[[Any], None]
     """Waits for the values, and then calls `mark_here`."""
     exposed: Callable[[Any, bool], None]
-    """Notes that from now on the script can write the values without torch's notice; if the flag is set, at any later time."""
+    """Notes that the script may write the values now without torch's notice. With the flag: now and at any later time."""
     moved: Callable[[Any], None]
     """Notes that the script has given the parameter other memory."""
     gradients: Callable[[], Optional[Taker]]
@@ -111,8 +111,8 @@ def _taker(parameter: Any) -> Optional[Taker]:
 
 
 def in_compiled_backward() -> bool:
-    """Whether a backward pass runs as compiled code (`torch._dynamo.config.compiled_autograd`). Such a pass adds to gradients by
-    the functions that a script would use."""
+    """Whether a backward pass runs as compiled code (`torch._dynamo.config.compiled_autograd`). To add to gradients, such a
+    pass calls the same functions as a script."""
     return getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "in_compiled_autograd_region", False)
 
 

@@ -108,7 +108,8 @@ class Join:
                 )
             buffers = self._buffers(joined)
             others = settings.others(optimizer.param_groups, parameters)
-            # A join has one optimizer for all keys, and the hub may have the hyperparameters of a checkpoint.
+            # Rank 0 sends the script's hyperparameters after the join, because a join has one optimizer for all keys, and a
+            # job that continues from a checkpoint has the hyperparameters of the checkpoint.
             if joined.rank == 0 and (joined.next_round > 0 or others):
                 multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
                 joined.set_optimizer(settings.optimizer, multipliers, groups=others)

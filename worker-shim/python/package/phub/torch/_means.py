@@ -52,14 +52,14 @@ class _Piece(NamedTuple):
 class Means:
     """All-reduces of tensors in host memory, in place. They run in the order of the calls, which must be the same at all workers.
 
-    A separate thread runs them, so a call of `reduce` does not wait. Each way has a session, which the thread joins with the
-    first tensor of that way.
+    A separate thread runs them, so a call of `reduce` does not wait. Each `Way` has a session, which the thread joins for the
+    first tensor of this `Way`.
     """
 
     def __init__(self, join: Callable[..., Session], begin: Callable[[], None]) -> None:
         """Args:
-            join: makes a session, from the name of a way (the type, and sum or mean), and the keys and the optimizer of the
-                session.
+            join: a function that makes a session, from the name of a way (the type, and sum or mean), and the keys and the
+                optimizer of the session.
             begin: a function that the thread calls first.
         """
         self._join, self._begin = join, begin
@@ -173,7 +173,7 @@ def _check_end(rest: torch.Tensor, session: Session, is_sum: bool) -> None:
     if rest.numel() == 0:
         return
     workers = -rest[0].item() * (1 if is_sum else session.world_size)
-    # The tolerance: half a worker, or the rounding error of 16 bits.
+    # `workers` may differ from the number of workers by less than a half, or by the rounding error of 16 bits.
     limit = max(0.5, session.world_size / 128 if rest.element_size() == 2 else 0.0)
     if not abs(workers - session.world_size) < limit or bool(rest[1:].any()):
         raise OrderError(

@@ -52,7 +52,7 @@ class Pushes:
         """Keys whose bytes may leave before the push."""
         self._sent: Dict[str, _Sent] = {}
         self.left: Set[str] = set()
-        """Keys of which bytes have left since the last push, also of a former gradient."""
+        """Keys whose bytes have left since the last push, even if the gradient has changed since."""
 
     def send_ahead(self, gradients: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
         """Sends the bytes of gradients, times a factor. They count from the push on."""
@@ -119,7 +119,7 @@ class Mean:
     """The pushes to the job that makes means; `None` before its join."""
 
     def __init__(self, join: Callable[[], Session], windows: Callable[[Session], Windows], pushes: Callable[..., Pushes]) -> None:
-        """`pushes` makes the pushes of a session and its windows."""
+        """`join` joins the job, and `windows` and `pushes` make its windows and pushes."""
         self._join, self._make_windows, self._make_pushes = join, windows, pushes
         self._session: Optional[Session] = None
         self.missed: Set[str] = set()

@@ -97,7 +97,7 @@ class Settings:
         return _kind_of("maximize", self._seen[0])
 
     def differs(self, groups: Groups) -> bool:
-        """Whether the settings differ from the last call of `changed`."""
+        """Whether the settings differ from those at the last call of `changed`."""
         return _seen(groups) != self._seen
 
     def changed(self, groups: Groups) -> Optional[Change]:
@@ -169,7 +169,8 @@ def _numbers(
     kind: type, groups: Tuple[Dict[str, Any], ...], former: Tuple[Multipliers, ...]
 ) -> Tuple[Tuple[_optimizers.Optimizer, ...], Tuple[Multipliers, ...]]:
     """Returns the hub's optimizer for each group, and the multipliers of each group. A multiplier keeps its former value if the
-    new value is equal up to rounding, or if the job's number is 0, so that the multiplier has no effect.
+    new value is equal up to rounding. It also keeps the value if the job's learning rate or weight decay is 0, because the
+    multiplier then has no effect.
 
     Raises:
         UnsupportedOptimizerError: the hub does not have a setting, or the groups need different kinds of optimizers.
@@ -204,7 +205,7 @@ def _rate(group: Dict[str, Any]) -> float:
 
 
 def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:
-    """Returns the first value that is not zero, and the quotient of each value by the first value."""
+    """Returns the first value that is not zero, and each value divided by it."""
     numbers = [float(value) for value in values]
     base = next((number for number in numbers if number), 0.0)
     if not base:

@@ -124,8 +124,8 @@ class Broadcast:
 
 
 def _filled(tensors: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-    """Returns the tensors that have elements, by key. The key of a tensor that is sent in pieces of another type names the
-    tensor's type. So different types are an error at the join."""
+    """Returns the tensors that have elements, by key. If a tensor is sent in pieces of another type, its key names the tensor's
+    own type. So a worker whose tensor has another type cannot join."""
     return {
         name if each.dtype in DTYPES else f"{name} ({each.dtype})": each for name, each in tensors.items() if each.numel() > 0
     }
@@ -141,7 +141,7 @@ def _keys(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Key]:
 
 
 def _pieces(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
-    """Returns a tensor's bytes as f32 numbers, one for two bytes."""
+    """Returns a tensor's bytes as f32 numbers: one number for each two bytes."""
     raw = torch.Tensor.detach(tensor).cpu().contiguous().numpy().tobytes()
     return np.frombuffer(raw + b"\0" * (len(raw) % 2), np.uint16).astype(np.float32)
 

@@ -106,7 +106,7 @@ def unwatch(gradient: Any) -> None:
 
 
 def release(gradient: Any) -> None:
-    """Ends the watch of a gradient without views, which may be read unchanged."""
+    """Ends the watch of a gradient of which no code has views. Functions then use the gradient directly."""
     own = getattr(type(gradient), "_phub_own", None)
     if own is not None:
         gradient.__class__ = own

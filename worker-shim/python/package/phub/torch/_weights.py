@@ -60,8 +60,8 @@ class _Weight:
 
     @property
     def is_in_other_processes(self) -> bool:
-        """Whether processes such as actors may have the memory: torch moves it to shared memory when a script sends them the
-        parameter. Torch calls all memory of GPUs shared."""
+        """Whether other processes may have the memory. Torch moves a parameter to shared memory when a script sends it to another
+        process. Torch also calls all memory of GPUs shared, so only memory of the CPU counts."""
         return self.is_on_cpu and bool(self.storage.is_shared())
 
 
@@ -163,7 +163,7 @@ class Weights:
                 self._take(key, self._windows.wait)
 
     def settle(self, keys: Iterable[str]) -> None:
-        """Waits for values outside of a forward pass."""
+        """Waits for values, for a caller that is not a forward pass."""
         for key in keys:
             if key in self.pending:
                 self._take(key, self._windows.settle)
@@ -295,8 +295,8 @@ def _users(storage: Any) -> Callable[[], int]:
     count = getattr(vars(torch)["_C"], "_storage_Use_Count", None)
     if count is not None:
         return functools.partial(count, storage._cdata)
-    # Before torch 2.1, Python cannot read the count. A storage begins with the pointer to its virtual functions, and the count
-    # of references follows.
+    # Before torch 2.1, no function returns the number of users. A storage's memory begins with the pointer to its virtual
+    # functions, and the number follows.
     counted = ctypes.c_size_t.from_address(storage._cdata + ctypes.sizeof(ctypes.c_void_p))
     return lambda: counted.value
 

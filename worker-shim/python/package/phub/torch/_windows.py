@@ -1,4 +1,5 @@
-"""Windows as torch tensors, without copies. Gradients are copied in, and weights out to the parameters' own memory, also on a GPU."""
+"""Windows as torch tensors, without copies. Gradients are copied into windows, and weights from windows into the parameters' own
+memory, also on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .._session import Session
 
 
 class _WithoutFlag:
-    """The memory of an array, without NumPy's flag that it is read-only. Torch has no such flag, and warns of it."""
+    """The memory of an array, without NumPy's flag that it is read-only. Torch has no such flag, and warns of arrays with
+    the flag."""
 
     def __init__(self, array: Array) -> None:
         self._array = array  # which keeps the memory
@@ -91,8 +93,8 @@ class HostWindows:
         self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
 
     def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0, clip_value: Optional[float] = None) -> None:
-        """Writes gradients, or weights, into the windows that the hub reads, by key: times a factor, or with each element
-        between minus and plus `clip_value`."""
+        """Writes gradients, or new weights, into the windows that the hub reads, by key. The values are multiplied by `times`, or
+        clipped to between minus and plus `clip_value`."""
         if not values:
             return
         with torch.no_grad():
@@ -113,7 +115,7 @@ class HostWindows:
             call(*keys)
 
     def wait(self, key: str) -> None:
-        """Waits until the hub's answer has arrived, for a module that computes with it next."""
+        """Waits until the hub's answer has arrived, for a module that computes with the weights next."""
         self._session.wait(key)
 
     def settle(self, key: str) -> None:
@@ -121,7 +123,7 @@ class HostWindows:
         self._session.settle(key)
 
     def ready(self, keys: Sequence[str]) -> List[str]:
-        """Returns the keys that have the hub's answer, for a caller that takes more keys than it has waited for."""
+        """Returns those of the keys whose answer has arrived. With pulls in batches, returns none."""
         return [] if self._session.pull is not None else self._session.ready(*keys)
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
@@ -151,7 +153,7 @@ def _copy_each(into: List[torch.Tensor], values: List[torch.Tensor]) -> None:
 
 
 copy: Callable[[List[torch.Tensor], List[torch.Tensor]], None] = getattr(torch, "_foreach_copy_", _copy_each)  # torch 2.1
-"""Copies the tensors of the second list, at least one, into those of the first."""
+"""Copies the tensors of the second list, which is not empty, into the tensors of the first list."""
 
 
 def have_other_bits(values: torch.Tensor, others: torch.Tensor) -> bool:
@@ -195,7 +197,7 @@ class CudaWindows(HostWindows):
     def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0, clip_value: Optional[float] = None) -> None:
         for key in values:
             self._made[key].wait()  # the bytes of an earlier call are read from the window
-        # Waits until the values are made, and until the weights of the round before were copied out of their window.
+        # The stream waits until the values are made, and until the weights of the round before were copied out of their window.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for key, each in values.items():
@@ -253,8 +255,8 @@ class CudaWindows(HostWindows):
         return super().ready([key for key in keys if self._made[key].is_set()])
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
-        # The next answer cannot overwrite bytes that are still being copied. It comes after the next push, and that
-        # push comes after a later copy.
+        # The next answer cannot overwrite bytes that are still being copied: it follows the next push, and the push waits for
+        # the copies of the next `write`, which wait for this copy.
         for key, target in zip(keys, into):
             target.copy_(self._windows[key][1], non_blocking=True)
 

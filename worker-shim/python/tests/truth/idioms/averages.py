@@ -181,7 +181,7 @@ def swa_with_new_means(ctx):
 
 @idiom()
 def momentum_encoder(ctx):
-    """MoCo: before each forward pass the key encoder is moved towards the query encoder. It is never trained."""
+    """MoCo: before each forward pass the key encoder, which is never trained, is moved towards the query encoder."""
     run = ctx.run()
     keys = copy.deepcopy(run.net)
     for each in keys.parameters():

@@ -1,5 +1,5 @@
 """Calls of torch.distributed that a script makes itself. In the mode "c10d" the hub does them. In the other modes gloo does them,
-beside the exchange of the optimizer. With DDP's own hooks each worker makes its own steps."""
+and the hub does only the optimizer's exchange. With DDP's own hooks each worker makes its own steps."""
 
 import torch
 import torch.distributed as dist

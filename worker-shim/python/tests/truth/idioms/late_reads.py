@@ -124,8 +124,8 @@ def tied_layers(ctx):
 
 @idiom(workers=(1,))
 def embedding_with_a_limit(ctx):
-    """`max_norm`: the forward pass writes the weight. With several workers DDP's ranks diverge; with the hub all have rank
-    0's."""
+    """`max_norm`: the forward pass writes the weight. With several workers DDP's ranks diverge; with the hub all ranks
+    have rank 0's weights."""
 
     class Limited(torch.nn.Module):
         def __init__(self):

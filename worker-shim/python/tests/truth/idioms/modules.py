@@ -44,7 +44,7 @@ def wrapped_without_memory(ctx):
 
 @idiom(needs=(2, 1))
 def loaded_by_assignment(ctx):
-    """`load_state_dict(assign=True)` gives the model other Parameters. So it comes before the optimizer."""
+    """`load_state_dict(assign=True)` gives the model other Parameters. So the script makes the optimizer later."""
     net = Mlp()
     state = copy.deepcopy(net.state_dict())
     net.load_state_dict({name: value * 0.5 for name, value in state.items()}, assign=True)

@@ -29,8 +29,8 @@ def adamw_for_long(ctx):
 
 
 def by_layers(ctx, make, clip=lambda net: None, steps=20):
-    """Trains with a group of matrices and a group of biases, which have no weight decay. The learning rate changes, and the decay
-    of the matrices."""
+    """Trains with a group of matrices and a group of biases, which have no weight decay. The learning rate and the decay of
+    the matrices change."""
     net = Mlp()
     groups = [
         {"params": [each for each in net.parameters() if each.dim() > 1]},

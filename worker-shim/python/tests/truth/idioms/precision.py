@@ -72,7 +72,7 @@ def autocast_with_clipping(ctx):
 
 @idiom()
 def layers_of_both_kinds(ctx):
-    """A part in float32, and a frozen part in float64, which the hub does not have."""
+    """A trained part in float32, and a frozen part in float64. The job does not have the frozen part."""
 
     class Mixed(Mlp):
         def __init__(self):

@@ -52,7 +52,7 @@ def hard_target_network(ctx):
 
 @idiom()
 def soft_target_network(ctx):
-    """Polyak averages, by `state_dict` as the tutorial has it."""
+    """Polyak averages by `state_dict`, as in PyTorch's tutorial."""
     run = ctx.run(make=adamw)
     target = copy.deepcopy(run.net)
     for states, chosen in ctx.batches():
@@ -154,7 +154,7 @@ def temperature(ctx):
 
 @idiom()
 def replayed_twice(ctx):
-    """TD3: one optimizer has two critics, whose smaller value counts. The actor makes every second step."""
+    """TD3: one optimizer has two critics, whose smaller value counts. The actor steps after every second batch."""
     critics, actor = torch.nn.ModuleList([Mlp(6, 8, 1), Mlp(6, 8, 1)]), Mlp(6, 8, 6)
     calls, of_critics = ctx.wrap(list(critics), adamw(critics.parameters()))
     act, of_actor = ctx.wrap(actor, adamw(actor.parameters()))
