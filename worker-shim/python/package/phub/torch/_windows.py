@@ -255,10 +255,12 @@ class CudaWindows(HostWindows):
         return super().ready([key for key in keys if self._made[key].is_set()])
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
-        # The next answer cannot overwrite bytes that are still being copied: it follows the next push, and the push waits for
-        # the copies of the next `write`, which wait for this copy.
         for key, target in zip(keys, into):
             target.copy_(self._windows[key][1], non_blocking=True)
+        # The next answer overwrites the window. It follows the next push, which waits for this event, or for a `write` after it.
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(self._device))
+        self._copied.update(dict.fromkeys(keys, done))
 
     def close(self) -> None:
         self._calls.put(None)
