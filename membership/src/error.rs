@@ -182,7 +182,7 @@ impl MemberError {
         }
     }
 
-    /// Returns this error with more words about a lost hub.
+    /// Adds `more` to the text of this error, if it is about a lost hub.
     pub fn with_more(mut self, more: &str) -> Self {
         if let MemberError::HubLost { cause: text, .. } | MemberError::JobFailed { reason: text, .. } =
             &mut self

@@ -72,7 +72,7 @@ pub struct HoldRequest {
 /// The reply to a hold: the hub finishes no round now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldReply {
-    /// The round of the hub's furthest chunk; `None` if the hub owns no chunk.
+    /// The highest round of the hub's chunks; `None` if the hub owns no chunk.
     pub front: Option<Round>,
 }
 
@@ -104,8 +104,8 @@ impl ReleaseRequest {
     }
 }
 
-/// `POST /v1/jobs/{job}/peers/written`: asks a hub for the state of its part of a checkpoint. The hub replies when the part
-/// is written or has failed, or after `wait_ms`.
+/// `POST /v1/jobs/{job}/peers/written`: asks a hub how far it has written its part of a checkpoint. The hub replies when
+/// the part is written or has failed, or after `wait_ms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenRequest {
@@ -129,7 +129,7 @@ pub struct WrittenReply {
     pub part: PartState,
 }
 
-/// The state of a part of a checkpoint.
+/// The progress of a part of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartState {

@@ -89,7 +89,7 @@ proptest! {
         halves_are_rounded::<bf16>(Codec::Bf16, &values)?;
     }
 
-    /// Payload, state and sum are compared, also in a second round, in which the state is not zero.
+    /// Compares payload, state and sum in two rounds. In the second round, the state is not zero.
     #[test]
     fn every_instruction_set_gives_the_same_bits(codec in codecs(), first in any_values(1500), seed: u64) {
         let draw = Draw { seed, ..DRAW };
