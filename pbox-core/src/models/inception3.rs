@@ -50,8 +50,8 @@ fn conv_norm(net: &mut Builder, name: &str, from: u64, to: u64, kernel: Kernel) 
     net.batch_norm(&format!("{name}.bn"), to);
 }
 
-/// One inception module. The last method call decides the module's kind, and returns the number of output channels. They
-/// are those of all branches and, with a plain pooling branch, those of the input.
+/// One inception module. The last method call decides the module's kind, and returns the number of output channels: the
+/// sum over all branches. A pooling branch without a convolution has as many channels as the input.
 struct Mixed<'a> {
     net: &'a mut Builder,
     name: &'static str,

@@ -75,8 +75,8 @@ impl Above {
 pub struct Below {
     /// The placement on this hub's cores.
     pub placement: Placement,
-    /// The cores of the hubs above to which each core of this hub has a link, by core of this hub. The numbers of these
-    /// cores, ascending, are those of [`Placement::over_hubs`].
+    /// By core of this hub: the cores of the hubs above to which the core has a link. Cores above have the numbers of
+    /// [`Placement::over_hubs`], and are in ascending order.
     pub ways: Vec<Vec<usize>>,
     /// The number of the link over which a chunk's sums go up, among the links of its core, by chunk.
     links: Vec<u32>,
@@ -89,7 +89,8 @@ impl Below {
         let all = Placement::over_hubs(above);
         let here = above.iter().flat_map(|hub| (0..hub.cores()).map(|core| core % cores));
         let mut ways = vec![Vec::new(); cores];
-        // For each core above: its core at this hub, and the number of the link at that core.
+        // For each core above: the core of this hub that has a link to it, and the number of this link among the
+        // links of that core.
         let mut link_to = Vec::with_capacity(all.cores());
         for (core_above, core) in here.enumerate() {
             link_to.push((core as u32, ways[core].len() as u32));

@@ -1,8 +1,8 @@
 //! Placement: the core of a hub that owns each chunk. Pure functions, the same at both ends of every link. If a job is
 //! spread over several hubs, [`share`](crate::share) first decides which hub owns a chunk.
 //!
-//! Each chunk goes to one core (PHub, section 2). Chunks are distributed by LPT on bytes, as in PHub's public code, but in
-//! *runs* of neighbours:
+//! Each chunk goes to one core (PHub, section 2). Chunks are distributed by bytes with LPT (the largest first, to the core
+//! with the least load), as in PHub's public code, but in *runs* of neighbours:
 //!
 //! ```text
 //!   key 0: [0 0 0 0 0 0 0 0][1 1 1 1 1 1 1 1][0 0 0 0]   one digit a chunk: its core
@@ -228,7 +228,7 @@ impl Placement {
     }
 
     /// Returns the links to this hub, which has `ports` ports. The port of each core has one link, for the core's chunks.
-    /// At the other end, the links are dealt to the ports `joiner` in turn.
+    /// A member's ports `joiner` get the links in turn.
     pub fn links(
         &self,
         wire: &Wire,

@@ -4,14 +4,14 @@
 //! ```text
 //!   two hubs     small keys        large ones
 //!   by layer     key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    above 10^6 parameters
-//!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub, or from four chunks a part
+//!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    with a chunk for each hub; else parts of 4 chunks
 //! ```
 //!
 //! If steps use the norms of keys, no key is split. So the hub that has a key also has its norms.
 //!
 //! If the share is by slices, all keys of a [group](Layout::group) go to one hub. A key with fewer chunks than there are
-//! hubs is split into parts of at least four chunks, one for each hub. Otherwise one of 256 hubs could get a layer of 255
-//! chunks from all machines at the same time.
+//! hubs is split into parts of at least four chunks, and each part goes to another hub. Otherwise one of 256 hubs could
+//! get a layer of 255 chunks from all machines at the same time.
 //!
 //! The share by layer is that of the parameter server with which the papers compare (P3, section 4.1). There, tensors of
 //! more than 10^6 parameters, by default, are split evenly over the servers. Every other tensor goes to one server, here by

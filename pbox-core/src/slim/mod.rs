@@ -56,9 +56,10 @@ pub struct SlimDp {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Explorer {
-    /// The worker sends their places, 16 bits each. (In section 3.5 it sends a key with each value.)
+    /// The worker sends the indices of the explored parameters, 16 bits each. (In section 3.5 of the paper, the
+    /// worker sends a key with each value.)
     Keys,
-    /// Both ends draw the places from the same seed, and no places are sent.
+    /// Worker and hub both draw the indices from the same seed, and no indices are sent.
     #[default]
     Seeded,
 }

@@ -86,7 +86,7 @@ impl Pusher {
     }
 
     /// Forgets a chunk's significant set, because the hub has another set. The worker then pushes the whole chunk until an
-    /// answer brings a set. Returns false if the last push was already of the whole chunk.
+    /// answer brings a set. Returns false if the last push already had the whole chunk.
     pub fn forget_significant(&mut self, chunk: ChunkId) -> bool {
         let chunk = &mut self.chunks[chunk.index()];
         chunk.is_selected = false;

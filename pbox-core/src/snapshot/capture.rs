@@ -132,7 +132,7 @@ impl Capture {
         self.due = self.every.map_or(NEVER, after);
     }
 
-    /// Returns a part with its own memory. `copy` fills in the values, and the number of steps of each chunk.
+    /// Returns a part in memory of its own. `copy` writes the values and the number of steps of each chunk.
     pub fn apart(&self, copy: impl FnOnce(&mut [f32], &mut [u32])) -> Result<SnapshotPart, String> {
         let values = Slab::zeroed("a last state", self.range(Selection::All, &(0..self.elements)).end);
         let mut values = values.map_err(|error| error.to_string())?;
@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [15.0, 15.0, 15.1, 15.1]);
     }
 
-    /// A chunk may step in the last round of a job with SSP or ASP after it has reached the round.
+    /// In the last round of a job with SSP or ASP, a chunk may step again after it has reached the snapshot's round.
     #[test]
     fn a_chunk_is_copied_once() {
         let mut taking = every(5, 0);
