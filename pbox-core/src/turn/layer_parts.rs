@@ -1,4 +1,5 @@
-//! Layer parts: a key's chunks on one core, in schedules that answer them together or not at all.
+//! Layer parts. A layer part has all chunks of one key on one core. Schedules by layer send these chunks to a worker
+//! only together.
 //!
 //! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to the worker. Does not depend on
 //! links or weights.
@@ -25,8 +26,8 @@ pub(super) struct LayerParts {
     /// The number of each chunk's part, by place in the shard.
     part_of: Vec<u32>,
     workers: usize,
-    /// The number of chunks that may be sent to a worker and are not sent, by part, then by rank. For a part that must be
-    /// pulled, this is the number of all its chunks until the worker pulls it.
+    /// The number of chunks that may be sent to a worker and are not sent, by part, then by rank. If a part must be
+    /// pulled, the number stays until the worker pulls the part.
     ready: Vec<u32>,
     /// Whether the worker lost its links while some chunks of the part were ready and none was sent, in the order of
     /// `ready`. These chunks count again when the worker pushes them again.
@@ -45,7 +46,7 @@ pub(super) enum Ready {
     ToPull(usize),
     /// The worker has pushed the chunk again before it pulled its part.
     NotPulled,
-    /// The chunk must be sent without the rest of its part: it was sent before, and was lost.
+    /// The chunk was sent before with its part, and was lost. It must be sent again alone.
     Lost,
 }
 
@@ -94,8 +95,8 @@ impl LayerParts {
         }
     }
 
-    /// Notes that worker `rank` pushes the chunk at a place again, after it lost its links. `now`: the chunk becomes ready
-    /// only now. Otherwise it was already ready before the loss.
+    /// Notes that worker `rank` pushes the chunk at a place again, after it lost its links. If `now` is true, the chunk
+    /// becomes ready only now. Otherwise the chunk was already ready before the loss.
     pub fn ready_again(&mut self, place: usize, rank: u32, now: bool) -> Ready {
         let part = self.part_of[place] as usize;
         let counts = now || self.counts_again[part * self.workers + rank as usize];

@@ -28,7 +28,7 @@ pub struct Tally {
 /// The answers of the hubs above that had arrived when a job lost its links to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AnswersAbove {
-    /// The number of answers since the job began with round 0.
+    /// The number of answers since round 0, one for each chunk and round.
     pub came: u64,
     /// Sums that were sent up and had no answer.
     pub awaited: u64,

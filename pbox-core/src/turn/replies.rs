@@ -135,7 +135,7 @@ impl Replies {
         self.listens[rank as usize] = true;
     }
 
-    /// Whether the link of this number leads to a hub above.
+    /// Whether the link of this number leads to a hub above this hub.
     pub fn leads_up(&self, rank: u32) -> bool {
         rank >= self.workers
     }
@@ -295,7 +295,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Returns a task for the core if an arrival that finished no chunk completed the core's part of the
+    /// Returns that the core has a task, if an arrival finished no chunk but completed the core's part of the
     /// gradient norm.
     #[inline]
     fn gathered(&self) -> Option<Done> {
@@ -528,8 +528,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         let tells = self.shard.stages.gather.tells();
         let Some(hub) = line.hub().filter(|_| tells) else { return Err(violation) };
         match self.shard.take_line(rank, line, hub) {
-            // A worker that does not take part yet may send its line late. The line's memory may then have the values of a
-            // later round.
+            // A worker that does not take part yet may send its line late, when the line's memory already has the values
+            // of a later round. So an invalid line breaks the protocol only if it comes from a hub above or from a
+            // worker that takes part.
             Err(violation) if self.replies.leads_up(rank) || self.replies.listens[rank as usize] => {
                 return Err(violation);
             }
@@ -553,7 +554,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         worked
     }
 
-    /// Sends the hub's last parts to a worker that begins, or that has new links.
+    /// Sends the hub's last parts of the gradient norm to a worker that begins or has new links.
     pub fn tell_again(&mut self, rank: u32) {
         self.shard.stages.gather.lines().into_iter().for_each(|line| self.tell_one(rank, line));
     }
@@ -590,7 +591,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
 
-    /// Posts an answer; its first chunk is at `place`.
+    /// Posts an answer, which may be for several chunks. The first of them is at `place`.
     #[inline]
     fn post_answer(&mut self, link: LinkId, place: usize, rank: u32, answer: Answer) {
         if self.replies.queues[rank as usize].is_empty() {

@@ -47,9 +47,9 @@ pub(crate) struct ShardOf<P, M: Mode> {
     /// weights.
     end: Round,
     wire: Wire,
-    /// The place of each chunk, by id; `None` if another core owns the chunk.
+    /// The place of each chunk (its index in this shard), by id. `None` if another core owns the chunk.
     places: Vec<Option<u32>>,
-    /// One entry for each place.
+    /// The key of the chunk at each place.
     keys: Vec<KeyId>,
     /// The place at which this core steps a group in one step, by number of the group. `None` for other groups.
     joined: Vec<Option<u32>>,
@@ -248,14 +248,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         &self.keys
     }
 
-    /// Returns the place of a chunk, if this shard has it.
+    /// Returns the place of a chunk (its index in this shard), if this shard has the chunk.
     pub fn place(&self, chunk: ChunkId) -> Option<usize> {
         let place = self.places.get(chunk.index()).copied().flatten()?;
         Some(place as usize)
     }
 
-    /// Returns the places of the chunks of the group with this id. `None` if the id is not a group's, or another core owns it.
-    /// The places are neighbours.
+    /// Returns the places of the chunks of the group with this id, which are neighbours. `None` if the id is not that of a
+    /// group, or if another core owns the group.
     pub fn group(&self, id: ChunkId) -> Option<Range<usize>> {
         let chunks = self.wire.group(id)?;
         let (first, last) = (self.place(ChunkId(chunks.start))?, self.place(ChunkId(chunks.end - 1))?);
@@ -317,7 +317,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.wire.posts(self.keys.len()) as usize
     }
 
-    /// Adds the window that a hub above writes, for the link of this number. Checks every span once, and touches it.
+    /// Adds the window that a hub above writes, for the link of this number. Checks and touches every span once.
     pub fn add_above(&mut self, link: u32, window: Arc<RecvWindow>) -> Result<(), SpanError> {
         let ShardOf { pace, stages, keys, .. } = self;
         stages.add_above(link, window, (0..keys.len()).filter(|&place| pace.way_up(place) == Some(link)))
@@ -505,7 +505,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Takes a push that is no gradient, or that has a wrong content.
+    /// Takes a push that is no gradient. Refuses a content that the job does not allow now.
     #[cold]
     fn arrive_other(
         &mut self,

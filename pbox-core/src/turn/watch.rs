@@ -6,9 +6,9 @@
 //!   the core has handled all arrivals again          --> the time since then is counted for those who still owe
 //! ```
 //!
-//! The watch runs between two turns, when a core begins or ends a wait. The path of a chunk does not know of it. A core
-//! that never waits takes no look, and then no worker is late. Must not read clocks: the driver of the core passes the
-//! time.
+//! The watch runs between two turns, when a core begins or ends a wait. The code that handles pushes does not know of
+//! the watch. A core that never waits takes no look, and then no worker is late. Must not read clocks: the driver of
+//! the core passes the time.
 
 use super::pace::Pace;
 use crate::layout::Round;
@@ -47,7 +47,7 @@ pub(super) struct Watch {
     owes: Vec<u32>,
     /// The workers that owe their push now.
     still: Vec<u32>,
-    /// The time, in microseconds, up to which all waits are counted.
+    /// The time up to which waits have been counted, in microseconds.
     since: u64,
     /// The first and the last round in which the core waited for a worker.
     seen: Option<(Round, Round)>,

@@ -44,8 +44,8 @@ pub struct GaugedRound {
 /// The gauge of one shard.
 #[derive(Debug)]
 pub(super) struct Gauge {
-    /// The remainder of the numbers of measured rounds, divided by the interval. If the gauge is off, no round has this
-    /// remainder.
+    /// A round is measured if its number, divided by the interval, has this remainder. If the gauge is off, no round
+    /// has this remainder.
     remainder: u32,
     elements: u64,
     not_finite: u64,

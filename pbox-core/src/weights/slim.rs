@@ -209,7 +209,8 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
                 let Some(own) = own.of(*rank) else { continue };
                 let window = own.elements_mut::<u8>(place);
                 let set = (!whole).then_some(&set[..significant.len()]);
-                // A worker may push the whole chunk because it has no significant set. So it gets the set.
+                // A worker may push the whole chunk because it has no significant set. So the answer to a whole push
+                // brings the set.
                 let brought = if *is_selected && (is_new || *whole) { &*significant } else { &[] };
                 let room = &mut window[HEADER_BYTES..frames.coded_bytes];
                 let bytes = answer::<E>(set, *signature, brought, rounded, room);

@@ -123,7 +123,7 @@ impl<M: Mode> Staged<M> {
         &self.chunks[..self.single]
     }
 
-    /// Returns the chunk, or the group with its own place, at a place.
+    /// Returns the chunk or the group at a place.
     #[inline]
     pub fn chunk(&self, place: usize) -> &Chunk {
         &self.chunks[place]
@@ -185,7 +185,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Gathers a chunk for `round`: keeps the mean of the pushes of `ranks` for the later [step](Self::step). The arguments
-    /// are those of that step.
+    /// are those of the later step.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -224,7 +224,7 @@ impl<M: Mode> Staged<M> {
     /// workers, which count as if they had pushed zeros.
     ///
     /// # Safety
-    /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
+    /// All of `ranks` have pushed the chunk, and none of these workers gets an answer before this function returns.
     #[inline]
     pub unsafe fn step(
         &mut self,
@@ -327,7 +327,8 @@ impl<M: Mode> Staged<M> {
             let step = |slots: &Slots<E>, workers| {
                 steps.run_trial(kernels, (place, chunk), slots, workers, weights, round, former);
             };
-            // SAFETY: the caller guarantees it. A worker that writes its bytes again during the call changes only this trial.
+            // SAFETY: the caller guarantees that all of `ranks` have posted their bytes. A worker that writes its bytes again
+            // during the call changes only this trial.
             let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
             read.sum(kernels, chunk, place, round, pushes, step);
         });

@@ -37,7 +37,7 @@ pub(super) struct Steps {
 /// The way in which a step uses the sum.
 #[derive(Debug)]
 enum Rule {
-    /// The sum is not used: the job leaves out both sum and step.
+    /// The sum is not used, because the job leaves out both sum and step.
     Nothing,
     /// The sum replaces the weights.
     Sum,
@@ -124,8 +124,8 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Returns the squares for the norms of a chunk's key, as they are before the chunk's step on the mean of this many
-    /// workers. Changes nothing.
+    /// Returns the chunk's squares for the norms of its key, before the chunk's step on the mean of this many workers.
+    /// Changes nothing.
     pub fn squares<E: Element>(
         &self,
         kernels: &Kernels,
@@ -250,7 +250,8 @@ impl Steps {
         weights
     }
 
-    /// Writes a chunk's selected values for a snapshot: of its weights (the master weights, if there are any) and its state.
+    /// Writes the selected values of a chunk for a snapshot. They are its weights (the master weights, if there are any) and
+    /// its state.
     pub fn copy_to_snapshot<E: Element>(
         &self,
         chunk: &Chunk,

@@ -6,7 +6,7 @@
 //! | bare values, or a sum with its count | all bytes of the chunk or group, at its offset |
 //! | a raw frame of a compressed job | all bytes of the chunk, at the frame's offset |
 //! | a coded frame | at most the frame's room, at its offset |
-//! | a gradient or its answer without bytes | a pull, with the immediate of a notice; or the bytes came ahead for the round |
+//! | a gradient or its answer without bytes | a notice, the pull after a notice, or the end of bytes that were sent ahead in this round |
 //! | a hub's part of the gradient norm | that hub's whole line; a hub sends only its own line, and gets only other hubs' lines |
 //! | a push or answer with nothing | empty; from a hub below, the count of its workers |
 //!
@@ -53,7 +53,7 @@ enum End {
     },
     /// This end is a member of a job, and receives answers.
     Member {
-        /// Whether the hub sends notices, or asks for a push again.
+        /// Whether the hub may send notices, or requests to repeat a push.
         has_notices: bool,
     },
 }

@@ -53,8 +53,8 @@ use frame::{FrameError, HEADER_BYTES, Kind};
 /// Frames start on a cache line, as keys do.
 const FRAME_ALIGN: usize = 64;
 
-/// The number of lines of a hub in a window. A line is written again only after the round three later has begun. By then
-/// all members that take part have read it.
+/// The number of lines of a hub in a window. The line of round `r` is written again only after round `r + 3` has begun.
+/// By then all members that take part have read this line.
 const LINES: usize = 4;
 
 /// The rank that the hub uses for the random numbers of its answers. No worker has this rank.
@@ -249,8 +249,8 @@ impl Wire {
         chunks.iter().map(|&chunk| self.gradient_span(chunk)).chain(lines).collect()
     }
 
-    /// Whether members pass each hub's part of the norm on to the other hubs. They do if they have links to several hubs,
-    /// which have no links to each other.
+    /// Whether members pass each hub's part of the norm on to the other hubs. They do this if they have links to several
+    /// hubs: the hubs have no links to each other.
     pub fn passes_on(&self) -> bool {
         self.passes_on
     }

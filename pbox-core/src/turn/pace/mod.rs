@@ -28,7 +28,7 @@ pub(crate) enum OutOfTurn {
     Unanswered(Round),
     /// The worker's next round is `expected`.
     OtherRound { expected: Round },
-    /// The worker does not take part in this round, which is in flight.
+    /// The worker does not take part in this round, which is the round in flight.
     NotYet(Round),
 }
 
@@ -45,8 +45,8 @@ pub(crate) enum Repeated {
 
 /// The pushes that have arrived, by worker. Plain memory, no atomics.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. The pace
-/// of a hub below other hubs may get the number of a link to a hub above as a rank.
+/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. At a hub below
+/// other hubs, an argument `rank` may be the number of a link to a hub above.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
@@ -176,7 +176,7 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Whether a post over the link of this number is a push, and not an answer from above.
+    /// Whether a post over the link of this number is a push. At a hub below other hubs, it may be an answer from above.
     #[inline]
     fn is_push(&self, _rank: u32) -> bool {
         true
@@ -223,8 +223,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Steps a group whose chunks at `places` have all their pushes in one step, at the group's own place `joined`. Returns
-    /// `None` if the chunks must be [settled](Self::settle) one by one.
+    /// Makes one step for a group whose chunks at `places` all have their last push. `joined` is the group's own place.
+    /// Returns `None` if the chunks must be [settled](Self::settle) one by one.
     #[inline]
     fn settle_joined<M: Mode>(
         _shard: &mut ShardOf<Self, M>,

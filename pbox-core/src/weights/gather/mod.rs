@@ -8,7 +8,7 @@
 //!   last hub --> the scale --> every chunk steps on its mean, times the scale
 //! ```
 //!
-//! A kept mean is final: if a worker is lost afterwards, its gradient is nevertheless in the step of every chunk. Keeping
+//! A kept mean is final. A worker that is lost afterwards still has its gradient in the step of every chunk. Keeping
 //! means is also cheaper than reading the pushes a second time, from three workers on.
 //!
 //! Owned by the core, and laid out in the order of the shard's chunks.
@@ -35,7 +35,7 @@ pub(crate) use teller::Refused;
 /// A mode's way to let steps wait for more than the pushes of their chunk. A mode implements only the methods that it
 /// needs.
 pub(crate) trait Gather {
-    /// True if steps wait for more than these pushes. If not, the compiler removes all of this stage.
+    /// True if steps wait for more than the pushes of their chunk. If it is false, the compiler removes this whole stage.
     const WAITS: bool;
 
     /// Whether a chunk has been gathered for a round.
@@ -150,7 +150,7 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Makes the lines that hubs above may still need go up again, because the links to these hubs are new.
+    /// Repeats the lines that hubs above may still need, because the links to these hubs are new.
     fn pass_again(&mut self) {}
 
     /// Returns the last round whose result is known. `None` at a core that does not send the hub's parts.
@@ -164,7 +164,8 @@ pub(crate) trait Gather {
     }
 
     /// Begins with round `first`. `squares` are those of this hub's gradients in the round before, and `mean` is the mean
-    /// of the norms before. If some hub does not know its squares, the first steps that use them multiply by 1 at all hubs.
+    /// of the norms before. If some hub does not know its squares, the first steps that use this norm are not scaled at any
+    /// hub.
     fn begin_at(&mut self, _first: Round, _squares: Option<ExactSum>, _mean: NormMean) {}
 
     /// Whether the core waits for other cores or hubs.

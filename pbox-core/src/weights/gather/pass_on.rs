@@ -21,12 +21,12 @@ use crate::layout::{ChunkId, Immediate, Round};
 use crate::whole::{Crossing, LastTwo, Told};
 use crate::wire::Wire;
 
-/// The places and the wire with which a core of a hub below other hubs sends lines down and up.
+/// The inputs of [`PassOn`]: how a core of a hub below other hubs sends lines down and up.
 #[derive(Debug)]
 pub(crate) struct PassSpec {
-    /// The wire of the links to hubs above.
+    /// The wire format of the links to hubs above.
     pub above: Wire,
-    /// The rounds that the hub's cores share, and the number of this core.
+    /// The shared memory in which the hub's cores publish the rounds of lines, and the number of this core.
     pub crossing: (Arc<Crossing>, usize),
     /// The lines of the hubs at the top that this core sends down, in the window that members read, hub by hub. `None` if the
     /// hubs above write this window.
@@ -57,7 +57,7 @@ struct Way {
     link: u32,
     /// The last rounds for which the hub has sent its part.
     told: LastTwo,
-    /// The last round of each other top hub whose line was passed on to this hub.
+    /// For each other top hub, the last round whose line was passed on to this hub.
     passed: Vec<Option<Round>>,
 }
 

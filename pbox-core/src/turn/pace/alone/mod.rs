@@ -8,8 +8,9 @@
 //!                                               Unlinked
 //! ```
 //!
-//! A job may end at a cut. For each worker it then ends at the worker's own *line*: the first round for which no chunk has
-//! a stepped push of the worker. Each push before the line is stepped and answered, and no later push is.
+//! A job may end at a cut, which is a pause between two rounds. For each worker, the job then ends at the worker's own
+//! *line*: the first round for which no chunk has a stepped push of the worker. Each push before the line is stepped and
+//! answered. Later pushes are not.
 //!
 //! Owned by the core. Takes eight bytes per (chunk, worker) and eight per chunk.
 //!
@@ -146,7 +147,7 @@ impl Clocks {
         let row = &self.clocks[index * self.ranks..][..self.ranks];
         let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);
         let state = &mut self.chunks[index];
-        // Without workers, the round stays as it is.
+        // If no worker takes part, the round stays as it is.
         state.slowest = present().map(|clock| clock.next).min().unwrap_or(state.slowest);
         state.count = present().filter(|clock| clock.next == state.slowest).count() as u32;
         state.slowest

@@ -64,7 +64,7 @@ impl Relayed {
         matches!(self.above[place], Above::Asked(up) | Above::Answered(up) if up == round)
     }
 
-    /// Whether a chunk still lacks the weights of round `from - 1`. Workers that take part from `from` on begin with them.
+    /// Whether a chunk still lacks the weights of round `from - 1`, with which workers begin that take part from `from` on.
     fn waits_for_first(&self, place: usize, from: Round) -> bool {
         let is_asked =
             matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);
@@ -214,7 +214,7 @@ impl Pace for Relayed {
     }
 
     fn has_finished_before(&self, place: usize, from: Round) -> bool {
-        // A chunk that waits for the weights of the round before is answered when they arrive.
+        // If the chunk still waits for the weights of the round before, it is answered when these weights arrive.
         self.below.has_finished_before(place, from) && !self.waits_for_first(place, from)
     }
 

@@ -165,7 +165,7 @@ impl Arrivals {
     }
 
     /// Moves chunk `index` past rounds without workers: to the first round with a worker, or past at most `most` rounds.
-    /// Returns the number of skipped rounds. Workers of the round it moves to then wait for the weights of the round
+    /// Returns the number of skipped rounds. Then the workers of the chunk's new round wait for the weights of the round
     /// before.
     fn skip_deserted(&mut self, index: usize, most: u32) -> u32 {
         let State { round, .. } = self.state(index);
@@ -212,7 +212,7 @@ impl Arrivals {
         (0..self.roster.from.len() as u32).filter(move |&rank| self.is_in(index, rank))
     }
 
-    /// Moves a chunk with all its pushes to its next round. Its answers have this content.
+    /// Moves a chunk that has all its pushes to the next round. `content` is the content of the answers.
     #[inline]
     pub fn advance(&mut self, index: usize, content: Content) {
         let came = self.words[index * self.words_per_chunk] & CAME;
@@ -399,7 +399,7 @@ impl Pace for Arrivals {
     fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
         let State { round, count } = self.state(index);
         let taking_part = self.roster.size(round);
-        // Workers that take part from a later round on have no weights until this round is over. So they wait, too.
+        // Workers that take part only from a later round on get their first weights after this round. So these workers wait, too.
         let is_awaited = count > 0 || taking_part < self.roster.count;
         if is_awaited && count < taking_part {
             let owes = |rank| self.roster.has(rank, round) && !self.is_in(index, rank);
@@ -456,7 +456,7 @@ impl Pace for Arrivals {
         true
     }
 
-    /// Makes no joint step for newcomers or snapshots, which need the work on each chunk.
+    /// Makes one step for the group, unless newcomers or a snapshot need each chunk separately.
     #[inline]
     fn settle_joined<M: Mode>(
         shard: &mut ShardOf<Self, M>,
