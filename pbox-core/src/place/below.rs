@@ -75,8 +75,8 @@ impl Above {
 pub struct Below {
     /// The placement on this hub's cores.
     pub placement: Placement,
-    /// By core of this hub: the cores of the hubs above to which the core has a link. Cores above have the numbers of
-    /// [`Placement::over_hubs`], and are in ascending order.
+    /// The links of each core of this hub: the cores of the hubs above to which they lead, ascending. Cores above
+    /// have the numbers of [`Placement::over_hubs`].
     pub ways: Vec<Vec<usize>>,
     /// The number of the link over which a chunk's sums go up, among the links of its core, by chunk.
     links: Vec<u32>,

@@ -39,7 +39,7 @@ pub struct Slices {
     of_chunk: Vec<u32>,
     /// The number of each key's group, or [`NO_GROUP`], by key.
     groups: Vec<u32>,
-    /// By number of the group: the number of its slice, if the group goes to one core.
+    /// The number of the slice of each group that goes to one core, by number of the group.
     of_group: Vec<Option<u32>>,
 }
 

@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [15.0, 15.0, 15.1, 15.1]);
     }
 
-    /// In the last round of a job with SSP or ASP, a chunk may step again after it has reached the snapshot's round.
+    /// A chunk may step again after it has reached the snapshot's round, in the last round of a job with SSP or ASP.
     #[test]
     fn a_chunk_is_copied_once() {
         let mut taking = every(5, 0);
