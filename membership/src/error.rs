@@ -192,7 +192,7 @@ impl MemberError {
         self
     }
 
-    /// Returns this error with the number of tries, and their time.
+    /// Adds the number of tries and their total time to this error.
     pub(crate) fn after(mut self, tries: u32, time: Duration) -> Self {
         if tries > 1
             && let MemberError::Unreachable { cause: text, .. }

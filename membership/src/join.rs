@@ -405,8 +405,8 @@ impl LetIn {
         LetIn { control, share: *share, reply, token, heartbeat, for_memory: *for_memory, farewell: None }
     }
 
-    /// Notifies the hub that no transport reaches it, because the hub cannot see that. Other members then no longer wait for
-    /// this member. A member that reconnects does not notify the hub, because it keeps trying.
+    /// Notifies the hub that this member found no transport to it: the hub cannot notice this itself. Other members then no
+    /// longer wait for this member. A member that reconnects does not notify the hub, because the member keeps trying.
     pub(crate) fn does_not_come(&self, why: &MemberError) {
         let is_new = self.token == self.reply.token;
         if is_new {

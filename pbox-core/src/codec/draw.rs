@@ -40,10 +40,10 @@ pub(super) struct Key(pub(super) u64);
 impl Key {
     /// Returns the number at index `place`: 32 bits.
     ///
-    /// The function is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search
-    /// for little bias. One half of the key is added before the permutation, the other half in its middle. With only one
-    /// half, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm. Every instruction
-    /// set has these operations for vectors of 32-bit numbers.
+    /// The function is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search for
+    /// little bias. One half of the key is added before the permutation, the other half in the middle of the permutation.
+    /// With only one half, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm.
+    /// Every instruction set has these operations for vectors of 32-bit numbers.
     #[inline(always)]
     pub(super) fn at(self, place: u32) -> u32 {
         let mut bits = place.wrapping_mul(0x9e37_79b9).wrapping_add(self.0 as u32);

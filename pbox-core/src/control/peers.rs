@@ -1,5 +1,5 @@
-//! The messages between the hubs of one job. A worker carries some of them from the first hub to the others; the hubs send
-//! the rest to each other. `docs/protocol/hub-to-hub.md` has the list of requests.
+//! The messages between the hubs of one job. A worker carries some of these messages from the first hub to the other hubs.
+//! Hubs send all other messages to each other. `docs/protocol/hub-to-hub.md` has the list of requests.
 //!
 //! Hub 0 leads. It gives each worker a [`Pass`], and the worker shows this pass to the other hubs. So all hubs of a job
 //! know the job's secret, and refuse requests without this secret.
@@ -86,7 +86,7 @@ pub struct ReleaseRequest {
     pub cut: u64,
     /// The first round after the cut.
     pub from: Round,
-    /// The workers that take part from that round on. They are given by the `worker` of their passes.
+    /// The workers that take part from that round on. Each worker is given by the `worker` of its pass.
     #[serde(default)]
     pub admitted: Vec<u64>,
     /// Whether the hub must write a checkpoint of the state before that round.
@@ -201,7 +201,7 @@ pub struct CheckpointRequest {
 }
 
 /// `POST /v1/jobs/{job}/peers/failed`: the job has failed at the sending hub, so it fails at the receiving hub, too.
-/// Another hub sends this to hub 0, and hub 0 sends it to all other hubs.
+/// A hub sends this request to hub 0, and hub 0 sends it to all other hubs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailedRequest {

@@ -66,7 +66,7 @@ impl Placement {
     }
 
     /// Places the shares of all hubs of a job on the cores of each hub, in the order of the hubs. `share` is the share of
-    /// any of them.
+    /// any of the hubs.
     pub fn of_shares(layout: &Layout, schedule: Schedule, share: Share, cores: &[CoreNodes]) -> Vec<Self> {
         let pieces = pieces_of_all(layout, schedule, share);
         pieces.into_iter().zip(cores).map(|(pieces, cores)| Self::of_pieces(layout, pieces, cores)).collect()

@@ -104,7 +104,7 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
     ours
 }
 
-/// Returns the [pieces] of all hubs, in the order of the hubs. `share` is the share of any of them.
+/// Returns the [pieces] of all hubs, in the order of the hubs. `share` is the share of any of the hubs.
 pub fn pieces_of_all(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Vec<Range<u32>>> {
     if share.is_whole() {
         return vec![pieces(layout, schedule, share)];

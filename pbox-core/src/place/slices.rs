@@ -114,7 +114,7 @@ impl Slices {
         }
     }
 
-    /// Makes the worker send groups key by key, because their bytes on the wire are encoded.
+    /// Makes the worker send groups key by key, because the bytes on the wire are encoded.
     #[must_use]
     pub fn without_groups(mut self) -> Self {
         self.groups.fill(NO_GROUP);

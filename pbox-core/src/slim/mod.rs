@@ -145,8 +145,8 @@ impl SlimDp {
         if elements > MAX_ELEMENTS { Err(InvalidSlimDp::Chunk { elements }) } else { Ok(()) }
     }
 
-    /// Whether all workers push all parameters in a round, after which the significant set is selected. `first` is the
-    /// first round that the job trains in: 1, or the first round after its checkpoint.
+    /// Whether the significant set is selected after a round. In such a round, all workers push all parameters.
+    /// `first` is the first round that the job trains in: 1, or the first round after its checkpoint.
     pub fn selects(&self, round: Round, first: Round) -> bool {
         round == first || (round > first && round.0.is_multiple_of(self.q))
     }

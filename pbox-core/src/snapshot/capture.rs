@@ -21,8 +21,8 @@ pub enum Occasion {
     Due(Round),
     /// A client asked for the snapshot of these tensors. Each request has a number.
     Asked(u64, Selection),
-    /// A reader asked for a round that may be far ahead, with a number as for `Asked`. Any other snapshot may take its place
-    /// until a chunk has reached the round.
+    /// A reader asked for a round that may be far ahead, with a number as for `Asked`. Any other snapshot may replace this
+    /// one until a chunk has reached the round.
     Ahead(u64, Selection),
 }
 

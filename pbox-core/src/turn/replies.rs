@@ -121,8 +121,8 @@ impl Replies {
         self.links[rank as usize] = Some(link);
     }
 
-    /// Sets the order of the answers to a worker, by the priority of each key. Sums go up in the order that was set last. Only a
-    /// schedule with priorities follows it.
+    /// Sets the order of the answers to a worker, by the priority of each key. Sums go up in the order that was set last. Only
+    /// a schedule with priorities follows this order.
     pub fn set_priorities(&mut self, rank: u32, priorities: &Arc<[u32]>) {
         for number in std::iter::once(rank).chain(self.numbers_above()) {
             let is_followed = self.schedule_of(number) == Schedule::P3;
@@ -539,9 +539,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED }))
     }
 
-    /// Sends a hub's part of a round to all workers once the part is complete. The workers pass the part on
-    /// to the other hubs, so it leaves before the result of the round is known. Below other hubs, the part
-    /// goes up. Returns whether there was a part to send.
+    /// Sends the hub's part of a round's gradient norm to all workers, once the part is complete. The workers pass
+    /// the part on to the other hubs, so it leaves before the result of the round is known. Below other hubs, the
+    /// part goes up. Returns whether there was a part to send.
     #[cold]
     pub fn tell(&mut self) -> bool {
         let line = self.shard.stages.gather.untold();

@@ -19,7 +19,7 @@ const ROUNDS: usize = 200;
 const NUMBERS: usize = 1 << 16;
 /// The fewest rounds of a window.
 const FEWEST: usize = 16;
-/// The most chunks that one look checks for a wait. The next look continues with the chunk after them.
+/// The most chunks that one look checks for a wait. The next look continues with the chunk after the last one.
 const CHUNKS: usize = 64;
 
 /// The time for which one or several cores waited for each worker of a job, over its last rounds.

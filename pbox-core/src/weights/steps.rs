@@ -207,7 +207,7 @@ impl Steps {
         Some((rule, step))
     }
 
-    /// Takes new weights of a chunk. They become its master weights, too, and its average if it has made no step.
+    /// Takes new weights of a chunk. They also become the chunk's master weights and, if the chunk has made no step, its average.
     pub fn begin<E: Element>(&mut self, (place, chunk): (usize, &Chunk), weights: &[E]) {
         let is_first = self.counts.of(place) == 0;
         let (master, _, averages) = self.kept_of::<E>(chunk);
@@ -260,7 +260,8 @@ impl Steps {
         values: &mut [f32],
     ) {
         let elements = chunk.elements;
-        // Kept values are laid out as in a snapshot of all tensors. Without master weights, the weights come before them.
+        // Kept values are laid out as in a snapshot of all tensors. If there are no master weights, the weights come
+        // before the kept values.
         let before_kept = 1 - self.tensors.optimizer().master_per_element(E::DTYPE);
         let values = values.chunks_exact_mut(elements.max(1));
         for (tensor, values) in self.tensors.selected(selection).zip(values) {

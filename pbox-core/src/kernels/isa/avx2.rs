@@ -107,8 +107,8 @@ impl Convert<f16> for Avx2 {
 }
 
 impl Convert<bf16> for Avx2 {
-    /// Returns the even elements, then the odd elements. This takes one instruction for 8 elements; their own order would
-    /// take two.
+    /// Returns the even elements, then the odd elements. This takes one instruction for 8 elements; the order of the
+    /// elements would take two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x16 {
         let from: &[bf16; 16] = elements.try_into().expect("one element for each place of the vector");

@@ -107,8 +107,8 @@ impl Convert<f16> for Avx512 {
 }
 
 impl Convert<bf16> for Avx512 {
-    /// Returns the even elements, then the odd elements. This takes one instruction for 16 elements; their own order would
-    /// take two.
+    /// Returns the even elements, then the odd elements. This takes one instruction for 16 elements; the order of the
+    /// elements would take two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x32 {
         let from: &[bf16; 32] = elements.try_into().expect("one element for each place of the vector");
@@ -143,7 +143,7 @@ impl Convert<bf16> for Avx512 {
     }
 }
 
-/// The places of the upper halves of 32 f32 among their 64 halves.
+/// The indices of the upper halves of 32 f32, if all 64 halves are numbered.
 static UPPER_HALVES: [u16; 32] = {
     let mut halves = [1; 32];
     let mut i = 1;

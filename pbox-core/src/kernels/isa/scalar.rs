@@ -1,5 +1,5 @@
-//! The kernels for any processor: plain arrays, compiled for the lowest instruction set of the target. The other
-//! instruction sets use them, with one number at a time, for the rest of a chunk.
+//! The kernels for any processor: plain arrays, compiled for the lowest instruction set of the target. The kernels of
+//! the other instruction sets use arrays of one number for the last elements of a chunk.
 
 use std::ops::{Add, Div, Mul, Sub};
 

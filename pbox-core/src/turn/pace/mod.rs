@@ -146,8 +146,8 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Notes pushes of a worker, when it is its [turn](Self::turn_of_all). Returns which of the chunks now have all their
-    /// pushes.
+    /// Notes pushes of a worker, when it is the worker's [turn](Self::turn_of_all). Returns which of the chunks now have
+    /// all their pushes.
     #[inline]
     fn note_all(&mut self, _places: Range<usize>, _rank: u32) -> Whole {
         Whole::None
@@ -192,8 +192,8 @@ pub(crate) trait Pace: Sized {
         of: (Round, Content),
     ) -> Option<Finished>;
 
-    /// Notes that a worker has sent bytes ahead, when it is its [turn](Self::check). Returns true if the window now shows
-    /// the weights that the step would make. The caller must then answer ahead with these weights.
+    /// Notes that a worker has sent bytes ahead, when it is the worker's [turn](Self::check). Returns true if the window
+    /// now shows the weights that the step would make. The caller must then answer ahead with these weights.
     fn take_ahead<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
         _kernels: &Kernels,

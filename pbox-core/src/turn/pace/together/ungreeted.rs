@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 pub(super) struct Ungreeted {
     /// The ranks whose answer waits until they push the chunk again.
     lost: BTreeSet<(usize, u32)>,
-    /// The ranks that have pushed the chunk again, and wait until it has the weights.
+    /// The ranks that have pushed the chunk again, and wait until the chunk has the weights.
     asked: BTreeSet<(usize, u32)>,
 }
 
