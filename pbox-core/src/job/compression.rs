@@ -110,7 +110,7 @@ impl From<SlimDp> for Compression {
 
 impl Serialize for Compression {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// A wrapper that is serialized with the name that a codec has in its enum.
+        /// A wrapper that gives Slim-DP's settings a field `codec` with a name, as the JSON of a codec has.
         #[derive(Serialize)]
         struct Named<'a> {
             codec: &'a str,

@@ -55,7 +55,7 @@ struct Current {
     occasion: Occasion,
     before: Round,
     values: Slab,
-    /// The number of steps of each chunk that is copied, by place.
+    /// The number of steps of each copied chunk, by the chunk's index in the shard.
     steps: Vec<Option<u32>>,
     /// Chunks that are not copied yet.
     left: usize,

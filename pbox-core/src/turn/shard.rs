@@ -91,7 +91,7 @@ pub(crate) enum Arrived {
     Noted,
     /// The push has finished the chunk.
     Finished(Finished),
-    /// The chunk at this place can send the weights of this round ahead.
+    /// Workers may get the weights of this round ahead, for the chunk at this index.
     Ahead(usize, Round),
     /// The push cannot be decoded, and does not count. The worker must push the chunk again for this round.
     Unread(Round),
@@ -243,7 +243,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.terms.on_loss == OnLoss::Continue
     }
 
-    /// Returns the keys of the shard's chunks, by place.
+    /// Returns the keys of the shard's chunks, in the order of the chunks.
     pub fn keys(&self) -> &[KeyId] {
         &self.keys
     }
@@ -268,13 +268,13 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Some(self.joined.get(number).copied().flatten()? as usize)
     }
 
-    /// Returns the chunk or group at a place.
+    /// Returns the id of the chunk or group at index `place`.
     #[inline]
     pub fn chunk(&self, place: usize) -> ChunkId {
         self.stages.chunk(place).id
     }
 
-    /// Returns the key of the chunk at a place, or the first key of a group.
+    /// Returns the key of the chunk at index `place`, or the first key of a group.
     pub fn key(&self, place: usize) -> KeyId {
         let id = self.chunk(place);
         let first = self.wire.group(id).map_or(id, |chunks| ChunkId(chunks.start));
@@ -450,7 +450,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Works like [`arrive`](Self::arrive), for the chunk at a place.
+    /// Works like [`arrive`](Self::arrive), for the chunk at index `place`.
     #[inline]
     pub fn arrive_at(
         &mut self,
@@ -573,7 +573,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         P::settle_joined(self, kernels, places, joined)
     }
 
-    /// Finishes the chunk at a place, if all its pushes are noted and the shard is not held.
+    /// Finishes the chunk at index `place`, if all its pushes are noted and the shard is not held.
     #[inline]
     pub fn settle_at(&mut self, kernels: &Kernels, place: usize) -> Option<Finished> {
         if self.is_held() { None } else { P::settle(self, kernels, place) }

@@ -25,7 +25,7 @@ pub(crate) struct CodedForAll {
     /// The window that all workers read.
     window: Spans,
     shadow: Shadow,
-    /// The payload bytes of the last coded answer, and whether the raw frame has the workers' current weights, by place.
+    /// The payload bytes of each chunk's last coded answer, and whether the chunk's raw frame has the workers' current weights.
     sent: Vec<(usize, bool)>,
     /// The values that all answers so far have left out, if answers are means.
     left_out: Option<HubWeights>,

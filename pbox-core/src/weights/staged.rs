@@ -26,7 +26,7 @@ use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
 pub(crate) struct Staged<M: Mode> {
-    /// The chunks, by place. After the shard's chunks come the groups that make one step.
+    /// The shard's chunks, and after them the groups that make one step. A place is an index in this list.
     chunks: Vec<Chunk>,
     /// The number of the shard's chunks, without groups.
     single: usize,
@@ -117,13 +117,13 @@ impl<M: Mode> Staged<M> {
         Ok(self)
     }
 
-    /// Returns the shard's chunks, by place.
+    /// Returns the shard's chunks, without groups.
     #[inline]
     pub fn chunks(&self) -> &[Chunk] {
         &self.chunks[..self.single]
     }
 
-    /// Returns the chunk or the group at a place.
+    /// Returns the chunk or the group at index `place`.
     #[inline]
     pub fn chunk(&self, place: usize) -> &Chunk {
         &self.chunks[place]

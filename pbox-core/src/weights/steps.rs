@@ -80,8 +80,8 @@ impl Steps {
         self.tensors.optimizer().keeps_weights()
     }
 
-    /// Sums the slots, which are pushes of this many workers, steps the weights of the chunk at a place, and counts the
-    /// step.
+    /// Sums the slots, which are pushes of this many workers, steps the weights of the chunk at index `place`, and
+    /// counts the step.
     #[inline]
     pub fn run<E: Element>(
         &mut self,

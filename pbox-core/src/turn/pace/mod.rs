@@ -86,10 +86,10 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Returns the round in flight of the chunk at a place.
+    /// Returns the round in flight of the chunk at index `place` of the shard.
     fn round(&self, place: usize) -> Round;
 
-    /// Whether the chunk at a place can now be copied into a snapshot before a round.
+    /// Whether the chunk at index `place` can now be copied into a snapshot before a round.
     fn has_come_to(&self, place: usize, round: Round) -> bool {
         self.round(place) == round
     }
@@ -166,12 +166,12 @@ pub(crate) trait Pace: Sized {
     /// false for a worker that waits for other workers. Returns how many pushes of the round in flight have arrived.
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
 
-    /// Returns the number of the link by which sums of the chunk at a place go up.
+    /// Returns the number of the link over which sums of the chunk at index `_place` go to a hub above.
     fn way_up(&self, _place: usize) -> Option<u32> {
         None
     }
 
-    /// Returns the round of the chunk's sum that has gone up and has no answer, by place.
+    /// Returns the round of the chunk's sum that was sent to a hub above and has no answer.
     fn asked(&self, _place: usize) -> Option<Round> {
         None
     }

@@ -206,7 +206,7 @@ pub(crate) struct GatherNorm {
     waiting: Vec<u32>,
     /// The numbers of the entries that have their result, until their chunks have stepped.
     heard: Vec<u32>,
-    /// The kept values of each chunk, by place.
+    /// The kept values of each chunk, in the order of the chunks.
     kept: Vec<Kept>,
     /// The means of all chunks while they wait. If no chunk waits, the mean of the chunk that steps.
     means: Slab,

@@ -27,7 +27,7 @@ use crate::wire::{Answer, Codecs, Framing, merge};
 #[derive(Debug)]
 pub(crate) struct OneSum {
     slab: Slab,
-    /// The number of elements of each chunk, by place.
+    /// The number of elements of each chunk, in the order of the chunks.
     elements: Vec<usize>,
 }
 
@@ -74,11 +74,11 @@ pub(crate) struct CodedRelay {
     frames: Spans,
     /// Whether the job's first weights come from another hub's workers, as in [`Relay`](super::Relay).
     keeps_first: bool,
-    /// The state of the codec in f32, by place.
+    /// The state of the codec for all chunks, in f32.
     state: Slab,
     /// The start of each chunk's state.
     states: Vec<usize>,
-    /// The span of the frame to post, by place.
+    /// The span of the frame to post, for each chunk.
     posts: Vec<Span>,
     /// Values of one chunk in f32, for keys of another type.
     scratch: Vec<f32>,

@@ -22,11 +22,11 @@ use crate::weights::Mode;
 pub(crate) struct Relayed {
     below: Arrivals,
     workers: u32,
-    /// The number of the link that carries the chunk's sums up, by place.
+    /// The number of the link that carries each chunk's sums to a hub above, by the chunk's index in the shard.
     way_up: Vec<u32>,
     /// One entry for each place.
     above: Vec<Above>,
-    /// The content of the sum that has gone up, or of its answer, by place.
+    /// The content of each chunk's sum that was sent to a hub above, or of the answer to it.
     contents: Vec<Content>,
     /// The first round in which this hub takes part at the hubs above. Beyond all rounds until that round is known.
     first: Round,

@@ -32,7 +32,7 @@ pub(crate) struct Arrivals {
     words_per_chunk: usize,
     contents: Contents,
     ungreeted: Ungreeted,
-    /// The chunks and ranks whose pushes were [kept](Pace::keep_taken), by place and rank.
+    /// The chunks and ranks whose pushes were [kept](Pace::keep_taken), by index of the chunk and by rank.
     unlinked: BTreeSet<(usize, u32)>,
     /// Whether [bytes ahead](ahead) are answered.
     answers_ahead: bool,

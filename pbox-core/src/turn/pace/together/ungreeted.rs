@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 
-/// The chunks, by place, whose first weights some ranks lack.
+/// The chunks whose first weights some ranks lack. A chunk is named by its index in the shard.
 #[derive(Debug, Default)]
 pub(super) struct Ungreeted {
     /// The ranks whose answer waits until they push the chunk again.
