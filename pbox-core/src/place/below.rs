@@ -70,7 +70,7 @@ impl Above {
     }
 }
 
-/// The placement of chunks at a hub below other hubs, and the links over which their sums go up.
+/// The placement of chunks at a hub below other hubs, and the links over which sums are sent to the hubs above.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Below {
     /// The placement on this hub's cores.
@@ -78,7 +78,7 @@ pub struct Below {
     /// The links of each core of this hub: the cores of the hubs above to which they lead, ascending. Cores above
     /// have the numbers of [`Placement::over_hubs`].
     pub ways: Vec<Vec<usize>>,
-    /// The number of the link over which a chunk's sums go up, among the links of its core, by chunk.
+    /// The number of the link that carries each chunk's sums to a hub above, among the links of the chunk's core.
     links: Vec<u32>,
 }
 
@@ -102,7 +102,7 @@ impl Below {
         Below { placement, ways, links }
     }
 
-    /// Returns the number of the link over which a chunk's sums go up, among the links of its core.
+    /// Returns the number of the link that carries a chunk's sums to a hub above, among the links of the chunk's core.
     pub fn link(&self, chunk: ChunkId) -> u32 {
         self.links[chunk.index()]
     }

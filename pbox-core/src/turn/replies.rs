@@ -67,9 +67,9 @@ impl Done {
 pub(super) struct Replies {
     workers: u32,
     schedule: Schedule,
-    /// The order in which sums go up, if there are hubs above.
+    /// The order in which sums are sent to the hubs above, if there are such hubs.
     schedule_above: Option<Schedule>,
-    /// Whether the sums of a group go up in one post.
+    /// Whether the sums of a group are sent to a hub above in one post.
     groups_above: bool,
     /// One entry for each link number.
     links: Vec<Option<LinkId>>,
@@ -121,8 +121,8 @@ impl Replies {
         self.links[rank as usize] = Some(link);
     }
 
-    /// Sets the order of the answers to a worker, by the priority of each key. Sums go up in the order that was set last. Only
-    /// a schedule with priorities follows this order.
+    /// Sets the order of the answers to a worker, by the priority of each key. Sums are sent to hubs above in the order that
+    /// was set last. Only a schedule with priorities follows this order.
     pub fn set_priorities(&mut self, rank: u32, priorities: &Arc<[u32]>) {
         for number in std::iter::once(rank).chain(self.numbers_above()) {
             let is_followed = self.schedule_of(number) == Schedule::P3;
@@ -565,7 +565,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Posts a line by the link of this number.
+    /// Posts a line, a message with a part of the gradient norm, over the link of this number.
     fn post_line(&mut self, rank: u32, (line, span): (Immediate, Span)) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let waits = !self.replies.queues[rank as usize].is_empty();

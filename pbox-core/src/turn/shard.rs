@@ -406,8 +406,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// Settles the next chunk at these places that can finish. Does the work that waited for the end of a hold, for a
-    /// change of workers, or for other cores. Also returns the place to continue from.
+    /// Finishes the next chunk at these places that can finish. Does the work that waited for the end of a hold, for
+    /// a change of workers, or for other cores. Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, places: Range<usize>) -> Option<(Finished, usize)> {
         if self.is_held() {
             return None;

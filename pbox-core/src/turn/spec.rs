@@ -53,7 +53,7 @@ pub(super) struct AboveSpec {
     pub ways: u32,
     /// Whether the job's first weights come from another hub's workers.
     pub keeps_first: bool,
-    /// The path of lines up and down.
+    /// The path of lines, the messages with parts of the gradient norm, to members and to hubs above.
     pub passes: PassSpec,
 }
 

@@ -51,10 +51,12 @@ pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
 
-    /// Admits worker `rank` from round `from` on; no chunk is past that round. The caller must settle every chunk afterwards.
+    /// Admits worker `rank` from round `from` on; no chunk is past that round. The caller must then [settle](Self::settle)
+    /// every chunk.
     fn admit(&mut self, rank: u32, from: Round);
 
-    /// Removes worker `rank`. Its pushes that are not stepped do not count. The caller must settle every chunk afterwards.
+    /// Removes worker `rank`. Its pushes that are not stepped do not count. The caller must then [settle](Self::settle)
+    /// every chunk.
     fn remove(&mut self, rank: u32);
 
     /// Forgets the pushes in flight of worker `rank`, which has lost its links and will push again all rounds without an
@@ -105,7 +107,7 @@ pub(crate) trait Pace: Sized {
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
     /// Ends a job whose workers step alone: each worker's chunks reach its [line](Self::lines), and go no further. The caller
-    /// must settle every chunk afterwards.
+    /// must then [settle](Self::settle) every chunk.
     fn end_at(&mut self, _lines: &[Option<Round>]) {}
 
     /// Returns the round of worker `rank`'s next push of a chunk, if its last push has been answered.
@@ -119,8 +121,8 @@ pub(crate) trait Pace: Sized {
     /// of the broadcast must be weights or nothing.
     fn takes(&self, rank: u32, content: Content, round: Round) -> Result<(), &'static str>;
 
-    /// Returns the content of a round's answer to a worker, or of the sum that goes up. A worker without weights gets
-    /// weights.
+    /// Returns the content of a round's answer to a worker, or of the sum that is sent to a hub above. A worker
+    /// without weights gets weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
     /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes go with it. No bytes go if the

@@ -38,7 +38,7 @@ pub(crate) trait Gather {
     /// True if steps wait for more than the pushes of their chunk. If it is false, the compiler removes this whole stage.
     const WAITS: bool;
 
-    /// Whether a chunk has been gathered for a round.
+    /// Whether a chunk has been gathered for a round: its mean is kept, or the chunk has no gradient.
     fn has(&self, _place: usize, _round: Round) -> bool {
         true
     }
@@ -113,23 +113,23 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Whether this core sends the parts of a hub to members, and takes lines.
+    /// Whether this core sends hubs' parts of the gradient norm to members, and receives lines with the parts of other hubs.
     #[inline]
     fn tells(&self) -> bool {
         false
     }
 
-    /// Takes the line that must now go to all workers, if there is one.
+    /// Takes the line with a hub's part of the norm that must now go to all workers, if there is one.
     fn untold(&mut self) -> Option<(Immediate, Span)> {
         None
     }
 
-    /// Returns the lines for a worker that has seen no line, the older one first.
+    /// Returns the lines with the hub's last parts of the norm, the older one first, for a worker that has seen no line.
     fn lines(&self) -> Vec<(Immediate, Span)> {
         Vec::new()
     }
 
-    /// Returns the spans of lines in the window that a hub above writes, for the link of this number.
+    /// Returns the spans of lines with parts of the norm, in the window that a hub above writes over the link of this number.
     fn lines_above(&self, _link: u32) -> Vec<Span> {
         Vec::new()
     }
@@ -140,12 +140,12 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Takes a line that a worker has passed on, or that a hub above has sent.
+    /// Takes a line with a hub's part of the norm, which a worker has passed on or a hub above has sent.
     fn take_line(&mut self, _line: Immediate, _words: &[u64]) -> Result<(), Refused> {
         Err(Refused::NotOfHub)
     }
 
-    /// Takes the next line that must go up, if there is one, with the number of its link.
+    /// Takes the next line that must be sent to a hub above, with the number of the link. `None` if there is no such line.
     fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
         None
     }
@@ -226,8 +226,8 @@ struct Gathered {
     sums: Sums,
     /// The last round in which chunks were gathered.
     round: Round,
-    /// The number of chunks that were gathered in the last round. Once it is the number of all chunks, the core has given
-    /// its sums.
+    /// The number of chunks that were gathered in the last round. Once all chunks are gathered, the core has given its
+    /// sums to the other cores.
     taken: usize,
     /// The round for which the core has given its sums and has no result yet.
     awaits: Option<Round>,

@@ -43,7 +43,7 @@ pub(crate) struct PassOn {
     ways: Vec<Way>,
     /// The lines of these hubs in the window of sums, hub by hub. Empty if lines are not passed on.
     sums: Spans,
-    /// A line that must go down to the members: its place in `ways`, and its round.
+    /// A line that must go down to the members: the index of its top hub in `ways`, and its round.
     untold: Option<(usize, Round)>,
     /// Whether lines of other top hubs are missing in a round for which one of this core's top hubs has sent its line.
     awaits: bool,
@@ -99,7 +99,7 @@ impl PassOn {
     }
 }
 
-/// Returns the place of a round's line among the lines of a hub.
+/// Returns the index of a round's line among the lines of all hubs.
 fn place(lines: &Spans, ways: usize, way: usize, round: Round) -> usize {
     let of_hub = lines.len() / ways;
     way * of_hub + round.0 as usize % of_hub

@@ -191,7 +191,7 @@ impl Pace for Clocks {
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
     }
 
-    /// Removes a worker. The chunks' rounds do not move until every chunk is settled.
+    /// Removes a worker. The chunks' rounds do not move until `settle` was called for every chunk.
     fn remove(&mut self, rank: u32) {
         self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
     }

@@ -30,8 +30,8 @@ pub(crate) struct Relayed {
     contents: Vec<Content>,
     /// The first round in which this hub takes part at the hubs above. Beyond all rounds until that round is known.
     first: Round,
-    /// Pushes whose workers have lost their links after the sum had gone up. They are answered when the worker repeats
-    /// them.
+    /// Pushes whose workers have lost their links after the sum was sent to the hub above. A push is answered when its
+    /// worker repeats it.
     unlinked: BTreeSet<(usize, u32)>,
 }
 
@@ -41,9 +41,9 @@ enum Above {
     /// The hub does not yet know with which round the job begins. If weights have already arrived, the value has the low
     /// bits of their round.
     Joining(Option<u8>),
-    /// No sum has gone up: the workers push.
+    /// No sum was sent to the hub above: the workers push.
     Gathering,
-    /// The sum of this round has gone up and has no answer.
+    /// The sum of this round was sent to the hub above and has no answer.
     Asked(Round),
     /// The answer of this round has arrived.
     Answered(Round),
@@ -58,7 +58,7 @@ impl Relayed {
         Relayed { below, workers, way_up, above, contents, first, unlinked: BTreeSet::new() }
     }
 
-    /// Whether the sum of a chunk's current round has gone up.
+    /// Whether the sum of a chunk's current round was sent to the hub above.
     fn is_up(&self, place: usize) -> bool {
         let round = self.below.round(place);
         matches!(self.above[place], Above::Asked(up) | Above::Answered(up) if up == round)
@@ -130,7 +130,7 @@ impl Pace for Relayed {
         self.below.first_round_with_workers().is_some_and(|first| first > lowest).then_some(lowest)
     }
 
-    /// Returns the round of a chunk's next sum. After a round's sum has gone up, no worker can join the round.
+    /// Returns the round of a chunk's next sum. After a round's sum was sent to the hub above, no worker can join the round.
     #[inline]
     fn round(&self, place: usize) -> Round {
         let round = self.below.round(place);
