@@ -51,7 +51,7 @@ pub struct DataPath {
     pub placement: Placement,
     /// The path to each hub.
     pub ways: Vec<Way>,
-    /// The cores of each hub in the placement.
+    /// The numbers of each hub's cores in the placement.
     pub cores: Vec<Range<usize>>,
 }
 

@@ -77,7 +77,7 @@ pub(crate) struct Failure {
     pub error: MemberError,
 }
 
-/// An error that does not come from a request.
+/// Converts an error that does not come from a request. The failure is not temporary.
 impl From<MemberError> for Failure {
     fn from(error: MemberError) -> Self {
         Failure { cause: Cause::Refused, error }
@@ -134,7 +134,7 @@ pub(crate) fn insist<R>(
             return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
         }
         answer = (failure.cause != Cause::Cut).then_some(failure.error);
-        // No event reports that a hub or a proxy can answer again.
+        // No event reports that a hub or a proxy can answer again, so this thread polls.
         std::thread::sleep(RETRY);
     }
     unreachable!("the limit ends the tries")

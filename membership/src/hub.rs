@@ -120,7 +120,7 @@ impl Hub {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
     }
 
-    /// Returns the first leave for which `test` is true.
+    /// Returns the first worker that has left and for which `test` is true.
     pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }

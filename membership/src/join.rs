@@ -81,7 +81,7 @@ pub fn wait_for(
             if tries == 1 {
                 tracing::warn!("{error}; waiting up to {} s for the hub", left.as_secs());
             }
-            // No event reports that a program on another machine begins to listen.
+            // No event reports that a program on another machine begins to listen, so this thread polls.
             std::thread::sleep(HEALTH_PAUSE);
         }
     }

@@ -73,8 +73,8 @@ pub fn bring(
     })
 }
 
-/// Returns the parts of all keys, one for each hub that has some of the key's elements. The parts are in the order in
-/// which a state has the elements.
+/// Returns the parts of all keys. A key has one part for each hub that has some of its elements. The parts are in the
+/// order in which a state has the elements.
 fn parts(hubs: u32, layout: &Layout, schedule: Schedule, split_above: u64) -> Vec<Part> {
     let of_hub = |hub: u32| {
         let share = Share { hub, hubs, split_above };

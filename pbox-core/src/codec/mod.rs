@@ -58,7 +58,7 @@ pub enum Codec {
     /// The nearest 16-bit number in the format of IEEE 754.
     #[serde(deserialize_with = "strict_json::none")]
     F16,
-    /// The nearest 16-bit number that has the exponents of f32.
+    /// The nearest 16-bit number in the bfloat16 format, which has the exponents of f32.
     #[serde(deserialize_with = "strict_json::none")]
     Bf16,
     /// Random rounding of each value to a level between zero and the largest magnitude of its bucket. The mean of the
@@ -199,7 +199,7 @@ impl Codec {
             // 2^-25.
             Codec::F16 | Codec::Bf16 => Codec::Bf16,
             Codec::Qsgd { bits, bucket } => qsgd(bits, bucket).contracting().codec(),
-            // With 4 bits there are 7 levels on each side of zero, as in the sum of seven workers.
+            // With 4 bits there are 7 levels on each side of zero: as many as the sum of seven workers' values has.
             Codec::TernGrad => qsgd(4, bucket()).contracting().codec(),
             Codec::OneBit => Codec::OneBit,
             Codec::TopK { ratio } | Codec::RandomK { ratio } | Codec::Dgc { ratio, .. } => {

@@ -213,7 +213,7 @@ pub struct JobReply {
     /// The verdict on the job's rounds, in one line.
     #[serde(default)]
     pub verdict: String,
-    /// The last rounds. `None` until the hub has waited for a worker.
+    /// The speed of the last rounds. `None` until the hub has waited for a worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsReply>,
     /// The size of the job's gradients. `None` until a round was measured.

@@ -114,7 +114,7 @@ pub struct WrittenRequest {
     /// The round of the checkpoint, which has the state before this round. 0 stands for the part that is in progress, if
     /// there is one.
     pub before: Round,
-    /// The rounds of which all hubs are known to have a part.
+    /// The rounds for which all hubs are known to have their part of the checkpoint.
     pub whole: WholeRounds,
     /// The time in milliseconds after which the hub replies even if the part is not written yet.
     pub wait_ms: u64,
@@ -144,7 +144,7 @@ pub enum PartState {
     Failed(String),
 }
 
-/// The rounds of which all hubs have a part.
+/// The rounds for which all hubs have their part of the checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WholeRounds {
     /// The latest of these rounds, ascending; at most two.
@@ -244,7 +244,7 @@ pub struct LastRequest {
     pub before: Round,
     /// A description of the job's end, for people.
     pub ended: String,
-    /// The rounds of which all hubs are known to have a part.
+    /// The rounds for which all hubs are known to have their part of the checkpoint.
     pub whole: WholeRounds,
 }
 

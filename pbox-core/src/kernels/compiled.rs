@@ -307,7 +307,7 @@ fn check_lengths<S: Element, E: Element>(
     assert_eq!(kept.len(), expected, "the kept values match the slots");
 }
 
-/// The sum of [many](MANY) slots, from `at` on.
+/// The work of summing [many](MANY) slots, from element `at` on.
 pub(super) struct InGroups<'a, E> {
     pub slots: &'a Slots<'a, E>,
     pub at: usize,

@@ -28,7 +28,7 @@ pub enum Tensor {
 }
 
 impl Tensor {
-    /// Returns the tensor's place in a chunk's values.
+    /// Returns the tensor's index among the tensors of a chunk.
     pub fn place(self) -> usize {
         match self {
             Tensor::Weights => 0,

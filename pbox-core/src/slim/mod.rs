@@ -64,7 +64,8 @@ pub enum Explorer {
     Seeded,
 }
 
-/// Returns the paper's choice for VGG-16, in mini-batches. The paper chooses 50,000 for GoogLeNet (section 4.2).
+/// Returns the default of `q`: the paper's choice for VGG-16, in mini-batches. For GoogLeNet, the paper chooses
+/// 50,000 (section 4.2).
 fn default_q() -> u32 {
     20_000
 }

@@ -44,7 +44,7 @@ pub enum SlimPayloadError {
         /// The kind in the header.
         seen: u32,
     },
-    /// The number of an explored element is not in order, beyond the chunk, or in the significant set.
+    /// The number of an explored element is out of order, is beyond the chunk, or is in the significant set.
     #[error(
         "a Slim-DP payload explores element {place}: expected numbers of elements below {elements}, ascending, outside the significant set"
     )]

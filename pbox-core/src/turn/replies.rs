@@ -505,7 +505,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Sends the sums without an answer up again, after lost links to hubs above were replaced.
+    /// Sends the sums without an answer to the hubs above again, after lost links to these hubs were replaced.
     #[cold]
     pub fn ask_again(&mut self) {
         self.shard.stages.gather.pass_again();

@@ -51,7 +51,7 @@ pub(crate) struct ShardOf<P, M: Mode> {
     places: Vec<Option<u32>>,
     /// The key of the chunk at each place.
     keys: Vec<KeyId>,
-    /// The place at which this core steps a group in one step, by number of the group. `None` for other groups.
+    /// The index of each group that makes one step, by number of the group. `None` for other groups.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
     /// The reason why the job cannot continue, until the core [takes](Self::take_failure) it.
@@ -262,7 +262,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (last - first == chunks.len() - 1).then_some(first..last + 1)
     }
 
-    /// Returns the place of a group that makes one step.
+    /// Returns the index of a group that makes one step.
     fn joined(&self, id: ChunkId) -> Option<usize> {
         let number = id.index().checked_sub(self.places.len())?;
         Some(self.joined.get(number).copied().flatten()? as usize)
@@ -365,7 +365,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.unlink(rank, discarded);
     }
 
-    /// Holds the shard: until [`release`](Self::release) no chunk is stepped and no worker is answered, so the front stays.
+    /// Holds the shard: until [`release`](Self::release) no chunk is stepped and no worker is answered. So the rounds in
+    /// flight stay the same.
     pub fn hold(&mut self) {
         P::take_back(self);
         if M::Gather::WAITS {
@@ -477,7 +478,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             .map_or(Arrived::Noted, Arrived::Finished))
     }
 
-    /// Takes the bytes of an answer from above.
+    /// Takes the bytes of an answer from a hub above.
     #[inline]
     fn take_answer(
         &mut self,

@@ -47,7 +47,7 @@ pub(super) struct AboveSpec {
     /// The terms of the links between the two levels.
     pub level: LevelTerms,
     pub form: SumForm,
-    /// The number of the link that carries each chunk's sums up, in the order of the chunks.
+    /// The number of the link that carries each chunk's sums to a hub above, in the order of the chunks.
     pub links: Vec<u32>,
     /// The count of the core's links to hubs above.
     pub ways: u32,

@@ -15,7 +15,7 @@ use crate::layout::Round;
 
 /// The most rounds of a window.
 const ROUNDS: usize = 200;
-/// The limit on the numbers in a window. Jobs with many workers have fewer rounds in a window.
+/// The limit on the entries of a window: one for each round and worker. Jobs with many workers have fewer rounds in a window.
 const NUMBERS: usize = 1 << 16;
 /// The fewest rounds of a window.
 const FEWEST: usize = 16;
@@ -39,7 +39,7 @@ pub struct Watched {
 #[derive(Debug)]
 pub(super) struct Watch {
     workers: usize,
-    /// The place of the chunk that the last look checked.
+    /// The index of the chunk that the last look checked.
     place: usize,
     /// The round of that chunk at the last look.
     round: Round,

@@ -27,7 +27,7 @@ impl StepCounts {
         StepCounts { steps: vec![0; chunks], groups: Vec::new(), of_a_round }
     }
 
-    /// Gives the next place to the group of these chunks.
+    /// Adds a group of these chunks, at the next index.
     pub fn join(&mut self, chunks: Range<usize>) {
         self.groups.push(chunks);
     }

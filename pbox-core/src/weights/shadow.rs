@@ -28,7 +28,7 @@ use crate::wire::{Answer, Framing, difference, merge};
 #[derive(Debug)]
 pub(super) struct Shadow {
     slab: Slab,
-    /// The place of each chunk's values, in bytes.
+    /// The range of bytes that each chunk's values have in `slab`.
     chunks: Vec<Range<usize>>,
 }
 

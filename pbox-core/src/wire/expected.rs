@@ -36,7 +36,7 @@ pub struct Expected {
     ahead: HashMap<ChunkId, u8>,
     /// The core to which the link leads, in this placement. Only this core's chunks may cross the link.
     core: Option<(Arc<Placement>, usize)>,
-    /// The [place](Placement::owner_near) of the last chunk's run.
+    /// The index of the run that has the last chunk, for [`Placement::owner_near`].
     near: u32,
 }
 

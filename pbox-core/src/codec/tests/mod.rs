@@ -15,7 +15,7 @@ use crate::layout::{ChunkId, Round};
 
 const DRAW: Draw = Draw { seed: 7, rank: 3, round: Round(5), chunk: ChunkId(11) };
 
-/// Returns one codec of each kind, and more with settings that take different paths.
+/// Returns one codec of each kind, and codecs whose settings take other paths through the code.
 fn all() -> Vec<Codec> {
     let mut all: Vec<Codec> = (1..=8).map(|bits| Codec::Qsgd { bits, bucket: 512 }).collect();
     all.extend([1, 7, 48, 100_000].map(|bucket| Codec::Qsgd { bits: 3, bucket }));

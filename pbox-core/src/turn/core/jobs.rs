@@ -86,8 +86,7 @@ impl<P: Port> Core<P> {
                     work.replies.listen(rank);
                     work.tell_again(rank);
                     for at in work.shard.finished_before(from) {
-                        // The link is new and has room for all posts. The port reports a link that has
-                        // closed.
+                        // The link is new and has room for all posts. If the link has closed, the port reports this.
                         work.shard.greet(at);
                         work.reply(at, rank, Round(from.0 - 1));
                     }

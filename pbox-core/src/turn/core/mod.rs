@@ -38,7 +38,7 @@ const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 /// The other end of a link.
 #[derive(Clone, Copy, Debug)]
 struct Member {
-    /// Place of the job's first shard in `shards`.
+    /// The index of the job's first shard in `shards`.
     shard: usize,
     /// The worker's rank. Links to hubs above have the numbers after the ranks.
     rank: u32,
@@ -52,7 +52,7 @@ struct JobShard {
     /// The round of the shard's first chunk at the last [`look`](Core::look).
     looked: Option<Round>,
     watch: Watch,
-    /// Place of the next shard of the same job.
+    /// The index of the next shard of the same job.
     next: Option<usize>,
 }
 

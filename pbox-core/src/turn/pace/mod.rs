@@ -159,7 +159,7 @@ pub(crate) trait Pace: Sized {
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
     /// Whether a chunk has finished the round before `from`. If so, newcomers that take part from round `from` on get the
-    /// chunk's weights at once. Newcomers that step alone get the weights when the chunk settles.
+    /// chunk's weights at once. Newcomers that step alone get the weights when the chunk is [settled](Self::settle).
     fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
         false
     }
@@ -237,7 +237,7 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Does the work for a chunk that a hold delayed, or that a change of the workers makes possible.
+    /// Settles a chunk: does the work that waited for the end of a hold, or that is possible because a worker joined or left.
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
 }
 

@@ -174,7 +174,7 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the parts of other cores and hubs. Returns whether chunks may now step.
+    /// Takes the parts of the norm from other cores and hubs. Returns whether chunks may now step.
     fn hear(&mut self) -> bool {
         false
     }

@@ -52,7 +52,7 @@ impl Weights for OneSum {
     }
 }
 
-/// The parts that a hub needs for coded links to the hubs above.
+/// The values that a core needs for coded links to the hubs above.
 #[derive(Debug)]
 pub(crate) struct CodedWays {
     /// The format of the frames to and from the hubs above.

@@ -67,9 +67,9 @@ enum Standing {
 
 #[derive(Clone, Copy, Debug)]
 struct State {
-    /// The lowest clock of the workers that take part.
+    /// The lowest next round of the workers that take part.
     slowest: Round,
-    /// The number of workers at the lowest clock.
+    /// The number of workers whose next round is the lowest.
     count: u32,
 }
 
@@ -394,7 +394,7 @@ fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.pushed(place, rank)?;
     let pushed = std::iter::once(rank);
-    // SAFETY: this worker has pushed the chunk, and is answered after this function.
+    // SAFETY: this worker has pushed the chunk, and gets its answer only after this function returns.
     unsafe {
         match pace.answered(place, rank, round) {
             // In the broadcast, only rank 0's slot counts.

@@ -202,7 +202,7 @@ impl Arrivals {
             stages.hide(place);
         }
         let pushed = self.pushed_as(place, content);
-        // SAFETY: all workers in `pushed` have pushed this chunk, and are answered after this function.
+        // SAFETY: all workers in `pushed` have pushed this chunk, and get their answers only after this function returns.
         unsafe {
             match content {
                 Content::Nothing => stages.relay_nothing(place, pushed),

@@ -202,7 +202,7 @@ impl Arrivals {
         if M::Gather::WAITS && stages.gather.found(place, round) == Some(Found::Skip) {
             return Some(Content::Nothing);
         }
-        // SAFETY: all workers that take part have pushed this chunk, and are answered after this function.
+        // SAFETY: all workers that take part have pushed this chunk, and get their answers only after this function returns.
         unsafe { stages.step(kernels, place, self.roster.ranks(round), 0, round) };
         Some(Content::Gradient)
     }
@@ -328,14 +328,14 @@ impl Pace for Arrivals {
 
     #[inline]
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content {
-        // A group that stepped as one has a place after the places of the chunks, and no word.
+        // A group that stepped as one has an index after the indices of the chunks, and no word.
         let former = self.words.get(place * self.words_per_chunk).map_or(0, |word| word >> FORMER & 3);
         if former == 0 { Content::Gradient } else { self.answered_other(former, place, rank, round) }
     }
 
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
-        // A group that stepped as one has a place after the places of the chunks, and no word.
+        // A group that stepped as one has an index after the indices of the chunks, and no word.
         let word = self.words.get(place * self.words_per_chunk).map_or(0, |word| *word);
         match word & (CAME | 3 << FORMER) {
             0 => (Content::Gradient, true),
@@ -471,7 +471,8 @@ impl Pace for Arrivals {
         if apart || stages.reply.awaits_task(round) || !stages.steps_alike(places.clone(), round) {
             return None;
         }
-        // SAFETY: all workers that take part have pushed each chunk of the group, and are answered after this function.
+        // SAFETY: all workers that take part have pushed each chunk of the group, and get their answers only after this
+        // function returns.
         unsafe { stages.step(kernels, joined, pace.roster.ranks(round), 0, round) };
         places.for_each(|place| pace.begin(place, next));
         Some(shard.finished(joined, round, 1))
