@@ -150,7 +150,7 @@ mod tests {
             let status = StatusCode::from_u16(code.status()).unwrap();
             let asks_again = code == RefusalCode::NoConnection;
             let by_code = Cause::of_refusal(code, status, false);
-            // A hub of an older version sends only the status. The cause must be the same as by the code.
+            // A hub of an older version sends only the status. The status alone must give the same cause as the code.
             assert_eq!(by_code, Cause::of_refusal(RefusalCode::Other, status, asks_again), "{code}");
             assert_eq!(is_about_rights(code, status), is_about_rights(RefusalCode::Other, status), "{code}");
             // With a known code, the status does not matter: a server between this process and the hub may have changed it.

@@ -195,11 +195,11 @@ impl Codec {
         assert!(workers > 0, "a job has workers");
         let of_all_workers = |ratio: f32| Codec::TopK { ratio: (workers as f32 * ratio).min(1.0) };
         match *self {
-            // Answers use bf16, because the range of f16 is too small: f16 has no numbers above 65504, and only zero below
-            // 2^-25.
+            // Answers use bf16, because the range of f16 is too small: f16 has no numbers above 65504, and rounds numbers
+            // below 2^-25 to zero.
             Codec::F16 | Codec::Bf16 => Codec::Bf16,
             Codec::Qsgd { bits, bucket } => qsgd(bits, bucket).contracting().codec(),
-            // With 4 bits there are 7 levels on each side of zero: as many as the sum of seven workers' values has.
+            // With 4 bits there are 7 levels on each side of zero. The sum of seven values of -1, 0 or 1 has as many.
             Codec::TernGrad => qsgd(4, bucket()).contracting().codec(),
             Codec::OneBit => Codec::OneBit,
             Codec::TopK { ratio } | Codec::RandomK { ratio } | Codec::Dgc { ratio, .. } => {

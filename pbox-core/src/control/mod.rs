@@ -105,7 +105,7 @@ pub struct JoinRequest {
     /// The mesh to which this hub belongs in this job, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Mesh>,
-    /// The job's other hubs, if it has any.
+    /// The addresses of all hubs of the job, if it has several, and the worker's pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
     /// The worker's first round without an answer, plus the number of rounds that were lost with earlier hubs. Only from

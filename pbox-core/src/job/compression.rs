@@ -19,7 +19,7 @@ use crate::strict_json;
 /// Slim-DP is `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Compression {
-    /// A codec encodes every push and every answer. In each round it gets all values of a chunk.
+    /// A codec encodes every push and every answer. In each round, the codec gets all values of a chunk.
     Codec(Codec),
     /// Slim-DP. Workers send the values of the most significant elements and of some random elements unchanged, and
     /// no other values.

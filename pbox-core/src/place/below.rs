@@ -60,7 +60,7 @@ impl Above {
         }
     }
 
-    /// Returns the share of the first of these hubs.
+    /// Returns the share of the first of the hubs above.
     fn share(&self) -> Result<Share, String> {
         let hubs = self.cores.len() as u32;
         if !(1..=MAX_HUBS).contains(&hubs) {

@@ -9,7 +9,7 @@
 //! The largest square of an f32 is below 2^256, so there is room for 2^85 squares. The sum is rounded only once: when it is
 //! read.
 
-/// The exponent of the weight of the lowest bit, as a power of 2.
+/// The weight of the sum's lowest bit is 2 to the power of this number.
 const LOWEST: i32 = -298;
 
 /// The number of 64-bit words of the sum.

@@ -54,8 +54,8 @@ pub struct WholeGradient {
     given: AtomicU64,
     /// The last round with a result, and its scale.
     found: AtomicU64,
-    /// The squares of the last round with a result, if the last core finds the result. Other cores may be in the next round
-    /// before the first core sends the part.
+    /// The squares of the last round with a result, if the last core finds the result. They are kept here because other
+    /// cores may be in the next round before the first core sends the part.
     found_sum: [AtomicU64; ExactSum::WORDS],
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct PassSpec {
     pub shown: Option<Spans>,
 }
 
-/// A core's duty to send lines of top hubs down, and to pass them on to the other top hubs.
+/// The sender of a core that passes the lines of top hubs on to this hub's members and to the other top hubs.
 #[derive(Debug)]
 pub(crate) struct PassOn {
     spec: PassSpec,
@@ -62,8 +62,8 @@ struct Way {
 }
 
 impl PassOn {
-    /// Creates the duty without any line. `chunks` are the core's chunks, whose sums go up over the links of these numbers.
-    /// `sums` has the core's lines in the window of sums.
+    /// Creates the sender without any line. `chunks` are the core's chunks, whose sums go up over the links of these
+    /// numbers. `sums` has the core's lines in the window of sums.
     pub fn new(
         spec: PassSpec,
         wire: &Wire,
@@ -190,7 +190,7 @@ mod tests {
     use crate::layout::Key;
     use fabric::SendWindow;
 
-    /// Returns the duty of a core at a hub that is below the only top hub.
+    /// Returns the sender of a core at a hub that is below the only top hub.
     fn below_one_hub() -> PassOn {
         let terms = JobTerms::new(1, vec![Key::f32("a", [16])], Optimizer::Average);
         let wire = Wire::of_terms(&JobTerms { clip_norm: Some(1.0), ..terms }).unwrap();

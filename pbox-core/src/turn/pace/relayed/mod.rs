@@ -64,7 +64,8 @@ impl Relayed {
         matches!(self.above[place], Above::Asked(up) | Above::Answered(up) if up == round)
     }
 
-    /// Whether a chunk still lacks the weights of round `from - 1`, with which workers begin that take part from `from` on.
+    /// Whether a chunk still lacks the weights of round `from - 1`. Workers that take part from round `from` on begin with
+    /// these weights.
     fn waits_for_first(&self, place: usize, from: Round) -> bool {
         let is_asked =
             matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);

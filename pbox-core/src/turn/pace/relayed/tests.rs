@@ -1,4 +1,4 @@
-//! Examples of a chunk's arrivals, from above and from below.
+//! Examples of a chunk's arrivals, from workers and from hubs above.
 
 use super::*;
 
