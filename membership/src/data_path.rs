@@ -60,8 +60,8 @@ pub struct DataPath {
 pub struct NicSettings {
     /// The NICs to use. Default: the value of `NCCL_IB_HCA`, or every NIC that has a link.
     pub list: Option<NicList>,
-    /// The pairs of one of the member's NICs and one of a hub's NICs. Default: the value of `PHUB_RAILS`, or pairs by
-    /// subnet, name and place.
+    /// The map of the member's NICs to a hub's NICs. Default: the value of `PHUB_RAILS`, or pairs by common subnet,
+    /// then by name, then by position.
     pub rails: Option<RailMap>,
     /// The settings of packets and paths. Default: the values of `PHUB_RDMA_TIMEOUT` and similar variables.
     pub paths: PathFlags,

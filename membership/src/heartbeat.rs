@@ -167,7 +167,7 @@ impl Beat {
         } else {
             self.shared.lock().reply = reply; // only the times of late members have changed: nobody is woken
         }
-        // If the job has failed, there is no next request. A hub that stops need then not wait for it.
+        // If the job has failed, this thread makes no next request. A hub that stops then has no request to wait for.
         (!failed).then_some(Duration::ZERO)
     }
 

@@ -25,7 +25,7 @@ use crate::named::Named;
 /// The timeout of the notice to a hub that an admitted member will not connect.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// The timeout of the question whether a hub is up. It is also the pause before the next question.
+/// The timeout of the question whether a hub is up. The pause before the next question is [`HEALTH_PAUSE`].
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 

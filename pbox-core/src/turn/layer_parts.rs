@@ -27,7 +27,7 @@ pub(super) struct LayerParts {
     part_of: Vec<u32>,
     workers: usize,
     /// The number of chunks that may be sent to a worker and are not sent, by part, then by rank. If a part must be
-    /// pulled, the number stays until the worker pulls the part.
+    /// pulled, the number stays at the number of its chunks until the worker pulls it.
     ready: Vec<u32>,
     /// Whether the worker lost its links while some chunks of the part were ready and none was sent, in the order of
     /// `ready`. These chunks count again when the worker pushes them again.
