@@ -7,8 +7,8 @@
 //!   the board           mean |w| / mean |g|         the bucket of the edge        the least significance in the set
 //! ```
 //!
-//! All cores share the board, which has a lock. The path of chunks does not use it. Each core hands in a part three times
-//! per selection, and rounds continue meanwhile (`docs/design/codecs-and-slim-dp.md#slim-dp`).
+//! All cores share the board, which has a lock. The code that handles pushes does not use the board. Each core hands in a
+//! part three times per selection, and rounds continue meanwhile (`docs/design/codecs-and-slim-dp.md#slim-dp`).
 
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;

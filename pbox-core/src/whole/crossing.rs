@@ -1,5 +1,5 @@
 //! Parts of the gradient norm that pass through a hub below several top hubs. A part arrives at one core of this hub, and
-//! goes up from other cores.
+//! other cores send it to the other top hubs.
 //!
 //! ```text
 //!   top hub 0 --part--> core 0 --> writes the line into the window of sums, and publishes its round here

@@ -1,5 +1,6 @@
-//! The bytes that may arrive over a link: for each chunk, only the span that the chunk has in the layout. TCP asks before
-//! it writes a byte ([`FrameRule`]). RDMA asks after the NIC has written, when only the length is known.
+//! The bytes that may arrive over a link: for each chunk, only the span that the chunk has in the layout. TCP applies
+//! these rules before it writes a byte ([`FrameRule`]). RDMA applies the rules after the NIC has written, when only the
+//! length is known.
 //!
 //! | bytes of | must be |
 //! | --- | --- |

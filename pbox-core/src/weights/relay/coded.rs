@@ -1,5 +1,5 @@
 //! The reply of a hub below other hubs, if its links to them are coded. Workers share memory with this hub and push bare
-//! values. Only sums that go up, and answers that come down, are frames.
+//! values. Only sums to the hubs above, and answers from these hubs, are frames.
 //!
 //! ```text
 //!   sum --encode, with the values that former sums left out--> frame in the window that the hub above reads

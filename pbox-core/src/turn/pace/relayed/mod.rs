@@ -1,12 +1,12 @@
-//! Workers that step together, at a hub below other hubs (PHub, figure 5). The last push of a round sends the chunk's sum
-//! up. When the answer comes down, all workers get it.
+//! Workers that step together, at a hub below other hubs (PHub, figure 5). After the last push of a round, the chunk's
+//! sum is sent to a hub above. When that hub answers, all workers get the answer.
 //!
 //! ```text
 //!   Gathering --last push: sum, post up--> Asked --answer from above--> Answered --post down--> Gathering, next round
 //! ```
 //!
 //! A hub that joins a running job first waits for the weights of the round before its own first round. While the shard is
-//! held, no sum goes up, and an answer from above that has arrived waits. Owned by the core.
+//! held, no sum is sent to hubs above, and answers that have arrived from these hubs wait. Owned by the core.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
