@@ -26,7 +26,7 @@ const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 /// The requests that need a right to the job, but no membership.
 const BY_RIGHT: [&str; 3] = ["join", "meet", "checkpoint"];
 
-/// The limit on the bytes of a refusal that are kept.
+/// The limit on the bytes that this process keeps of a hub's refusal.
 const LONGEST_REASON: usize = 4096;
 
 /// Returns the name of this machine, for the logs and pages of hubs.
@@ -45,7 +45,7 @@ pub fn own_host() -> &'static str {
 pub struct HubClock {
     /// The time on the hub's clock.
     pub reply: ClockReply,
-    /// The time of the reading on this process's clock.
+    /// The time at which the hub read its clock, on this process's clock.
     pub at: Instant,
     /// The largest error of `at`.
     pub within: Duration,

@@ -23,19 +23,19 @@ use crate::named::{LOOKUP_LIMIT, look_up, on_host};
 use crate::nearest;
 use crate::way::Way;
 
-/// The ports at which a member's links end.
+/// The ports of a member. A port is the end of one thread's links.
 pub struct Ports {
-    /// The transports to which the ports belong.
+    /// The ports, as handshakes of links use them.
     pub group: any::Group,
-    /// The ports of the group that get links. The first core of each hub gets a link to the first port, the next core to
-    /// the next port, and so on.
+    /// The ports that get links, in turn: each hub's first core is linked to the first port, the second core to the
+    /// second, and so on.
     pub dealt_to: Vec<PortId>,
-    /// Whether the group has RDMA. The error is the reason why it has none.
+    /// Whether the ports can use RDMA. Otherwise the reason why they cannot.
     pub rdma: Result<(), String>,
     /// The transport to use. `None` for the best transport that reaches a hub.
     pub transport: Option<Transport>,
-    /// Whether the send window may be on one NUMA node, as a worker's window may. Such a window has huge pages. With shared
-    /// memory, the hub decides instead.
+    /// Whether the send window may lie on one NUMA node and have huge pages, as a worker's window may. With shared memory,
+    /// the hub decides where the window lies.
     pub on_one_node: bool,
 }
 
@@ -45,13 +45,13 @@ pub struct DataPath {
     pub endpoints: Vec<any::Endpoint>,
     /// The port at which the link to each core ends, by core.
     pub ports: Vec<PortId>,
-    /// The window that is written by each core's hub, by core. It is the same window for all cores of a hub.
+    /// The window into which each core's hub writes, by core. All cores of a hub have the same window.
     pub received: Vec<Arc<RecvWindow>>,
     /// The placement of the job's chunks, on the cores of all hubs.
     pub placement: Placement,
     /// The path to each hub.
     pub ways: Vec<Way>,
-    /// The cores of each hub in the placement.
+    /// The numbers of each hub's cores in the placement.
     pub cores: Vec<Range<usize>>,
 }
 
@@ -60,16 +60,16 @@ pub struct DataPath {
 pub struct NicSettings {
     /// The NICs to use. Default: the value of `NCCL_IB_HCA`, or every NIC that has a link.
     pub list: Option<NicList>,
-    /// The pairs of the member's NICs and a hub's NICs. Default: the value of `PHUB_RAILS`, or pairs by subnet, name and
-    /// place.
+    /// The map of the member's NICs to a hub's NICs. Default: the value of `PHUB_RAILS`, or pairs by common subnet,
+    /// then by name, then by position.
     pub rails: Option<RailMap>,
     /// The settings of packets and paths. Default: the values of `PHUB_RDMA_TIMEOUT` and similar variables.
     pub paths: PathFlags,
 }
 
 impl Ports {
-    /// Creates the only port of a member, for example of the worker of this rank. If some hub must be reached by RDMA, the
-    /// port has RDMA on these NICs. With TCP, it asks for the settings `tcp`.
+    /// Creates the only port of the member with this rank. If some hub must be reached by RDMA, the port can use RDMA on
+    /// these NICs. If the links use TCP, they have the settings `tcp`.
     ///
     /// # Errors
     /// Returns an error if there is not enough memory, or not enough descriptors or threads.
@@ -88,8 +88,8 @@ impl Ports {
     }
 }
 
-/// Connects `window` to each hub over the best transport that reaches the hub. The links end at `ports`. A hub's posts go
-/// to the hub's entry of `receive`, and `wire` defines which posts are valid.
+/// Connects `window` to each hub over the best transport that reaches the hub. The links end at `ports`. `receive`
+/// returns the window for a hub's posts, by the hub's index. `wire` defines which posts are valid.
 ///
 /// # Errors
 /// Returns an error if a hub's placement differs, if no transport reaches a hub, or if a hub that was reached refuses.
@@ -132,8 +132,8 @@ pub fn open(
     Ok(path)
 }
 
-/// Connects to all hubs at the same time. Before a hub answers, it touches its memory for the member, which takes seconds
-/// for a large share.
+/// Connects to all hubs at the same time. A hub first touches its memory for the member, and then answers. For a large
+/// share, the hub needs seconds.
 fn connect<'a>(
     routes: &'a [Route<'a>],
     window: &Arc<SendWindow>,
@@ -214,8 +214,8 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the RDMA NICs of this machine that may be used, the nearest first. These are the named NICs, or all NICs that
-/// work.
+/// Returns the RDMA NICs of this machine that may be used, the nearest to this process first: the NICs in `list`, or all
+/// NICs that work.
 fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, String> {
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let fitness = Fitness::of(&devices, list);
@@ -266,8 +266,8 @@ impl<'a> Route<'a> {
         Ok(Route { hub, ports, token, placement: Arc::new(placement), plan })
     }
 
-    /// Tries the hub's transports, the best first. Skips a transport that does not reach the hub, and shared memory that
-    /// fails in any way. If another transport reaches the hub and the hub refuses, tries no further transport.
+    /// Tries the hub's transports, the best first. Tries the next transport if one does not reach the hub, or if shared
+    /// memory fails in any way. Ends with an error if the hub refuses over another transport.
     fn connect_by_the_best_way(
         &self,
         window: &Arc<SendWindow>,
@@ -286,8 +286,8 @@ impl<'a> Route<'a> {
                         window.collapse_by_node(&[carried.collect()], |_| ());
                     }
                     let left = deadline.saturating_duration_since(Instant::now());
-                    // A server that does not answer may have the hub's address. So a try gets half of the time, and the next
-                    // transports get the rest.
+                    // Another server may have the hub's address, and never answer. So shared memory gets half of the time,
+                    // and the next transports get the rest.
                     let is_last = place + 1 == offered.len() || wanted.is_some();
                     let limit = if is_shared && !is_last { left / 2 } else { left };
                     let (group, receive) = (&self.ports.group, receive.clone());
@@ -371,8 +371,8 @@ impl<'a> Route<'a> {
         }
     }
 
-    /// Returns the address of the data path. If a hub listens at all its addresses, this is the address of its control
-    /// port.
+    /// Returns the address at which this machine reaches the data path. If the hub listens at all its addresses,
+    /// returns the host of its control port.
     fn reached_at(&self, address: SocketAddr) -> Result<SocketAddr, String> {
         if !address.ip().is_unspecified() {
             let named = &self.hub.control.named;

@@ -1,5 +1,5 @@
-//! Connections for the HTTP library. Each connection leads directly to the address of a hub's name. It has no TLS, or
-//! TLS to a hub that this process trusts.
+//! Connections to hubs, for the HTTP library. A connection uses no proxy. It has no TLS, or it has TLS and leads to a
+//! hub that this process trusts.
 
 use std::io::{Read, Write};
 
@@ -21,8 +21,8 @@ use crate::named::{Named, look_up};
 /// The limit on the addresses of a name that are tried. The HTTP library has room for no more.
 const ADDRESSES: usize = 16;
 
-/// Creates an agent with these settings. `named` is the origin of the addresses. With `trust`, connections use TLS to
-/// trusted hubs; otherwise they use no TLS.
+/// Creates an agent with these settings. `named` says who gave the addresses. With `trust`, connections use TLS and
+/// lead only to trusted hubs. Without it, they use no TLS.
 pub(crate) fn agent(config: Config, trust: Option<&Trust>, named: Named) -> Agent {
     let connect = ().chain(TcpConnector::default());
     match trust {

@@ -182,7 +182,7 @@ impl MemberError {
         }
     }
 
-    /// Returns this error with more words about a lost hub.
+    /// Adds `more` to the text of this error, if it is about a lost hub.
     pub fn with_more(mut self, more: &str) -> Self {
         if let MemberError::HubLost { cause: text, .. } | MemberError::JobFailed { reason: text, .. } =
             &mut self
@@ -192,7 +192,7 @@ impl MemberError {
         self
     }
 
-    /// Returns this error with the number of tries, and their time.
+    /// Adds the number of tries and their total time to this error.
     pub(crate) fn after(mut self, tries: u32, time: Duration) -> Self {
         if tries > 1
             && let MemberError::Unreachable { cause: text, .. }

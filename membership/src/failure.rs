@@ -77,7 +77,7 @@ pub(crate) struct Failure {
     pub error: MemberError,
 }
 
-/// An error that does not come from a request.
+/// Converts an error that does not come from a request. The failure is not temporary.
 impl From<MemberError> for Failure {
     fn from(error: MemberError) -> Self {
         Failure { cause: Cause::Refused, error }
@@ -85,7 +85,7 @@ impl From<MemberError> for Failure {
 }
 
 impl Failure {
-    /// Adds the likely kind of the server to the error. For a first request that got no HTTP answer.
+    /// Adds the likely kind of the server to the error, if the first request to a server got no HTTP answer.
     pub fn of_first_request(mut self) -> Self {
         if let (Cause::Cut, MemberError::Unreachable { cause, .. }) = (self.cause, &mut self.error) {
             *cause = format!(
@@ -96,8 +96,8 @@ impl Failure {
         self
     }
 
-    /// Whether a member retries this request. A member has reached the hub before, and its requests may be made twice. If
-    /// there is no connection, the hub is gone, and the links end, too.
+    /// Whether a member retries this request. A member's hub may get the same request twice. If there is no connection,
+    /// the hub is gone, and a retry does not help.
     pub fn passes_for_member(&self) -> bool {
         !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
     }
@@ -111,8 +111,8 @@ impl Failure {
 /// Retries a request until `limit` is over, as long as its failure may be temporary.
 ///
 /// # Errors
-/// Returns the last failure. If the limit cut the last try short, its error is that of the hub's last answer. The error
-/// says how often and for how long the request was tried.
+/// Returns the last failure. If the limit cut the last try short, returns the hub's answer to the try before. The
+/// error has the number of tries and their time.
 pub(crate) fn insist<R>(
     limit: Duration,
     passes: impl Fn(&Failure) -> bool,
@@ -134,7 +134,7 @@ pub(crate) fn insist<R>(
             return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
         }
         answer = (failure.cause != Cause::Cut).then_some(failure.error);
-        // No event reports that a hub or a proxy can answer again.
+        // No event reports that a hub or a proxy can answer again, so this thread polls.
         std::thread::sleep(RETRY);
     }
     unreachable!("the limit ends the tries")
@@ -150,7 +150,7 @@ mod tests {
             let status = StatusCode::from_u16(code.status()).unwrap();
             let asks_again = code == RefusalCode::NoConnection;
             let by_code = Cause::of_refusal(code, status, false);
-            // A hub of an older version sends the same status, and no code.
+            // A hub of an older version sends only the status. The status alone must give the same cause as the code.
             assert_eq!(by_code, Cause::of_refusal(RefusalCode::Other, status, asks_again), "{code}");
             assert_eq!(is_about_rights(code, status), is_about_rights(RefusalCode::Other, status), "{code}");
             // With a known code, the status does not matter: a server between this process and the hub may have changed it.

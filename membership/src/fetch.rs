@@ -13,7 +13,7 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::named::Named;
 
-/// The time within which a hub must begin to send. Half of this time is for the end of a round.
+/// The time within which a hub must begin to send. Half of this time is the hub's wait for the end of a round.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// The least speed at which a hub sends a state. A slower hub counts as stuck.
@@ -46,8 +46,8 @@ impl Read for StateReader {
 }
 
 /// Asks the hub at this address for the part of a job's state that the query describes. Returns `None` if the hub has no part
-/// of the state. `bytes` is the approximate length. A hub that is too old to know
-/// `only` sends the whole state.
+/// of the state. `bytes` is the approximate length. A hub of an older version ignores the query's `only`, and sends the whole
+/// state.
 ///
 /// # Errors
 /// Returns an error if the hub cannot be reached, refuses, or is not trusted.

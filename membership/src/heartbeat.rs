@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::failure::{Cause, Failure, RETRY};
 
-/// The time beyond a request's own timeout that shows that this process was suspended.
+/// If a request takes this much longer than its timeout, this process was suspended.
 const STOOD_STILL: Duration = Duration::from_secs(1);
 
 /// The news of the job at one hub.
@@ -28,7 +28,7 @@ pub(crate) struct News {
 struct Shared {
     news: Mutex<News>,
     changed: Condvar,
-    /// The late worker among this member's own workers, if the member is a hub. The next requests report it.
+    /// The worker that delays this member's rounds, if the member is a hub. The next requests report this worker.
     latest: Mutex<Option<Latest>>,
     /// The waker of the member's port, once the member has a port. Every change of the news wakes the port.
     waker: Mutex<Option<Waker>>,
@@ -103,7 +103,7 @@ impl Heartbeat {
         *self.shared.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
     }
 
-    /// Sets the late worker among this member's own workers. The next requests report it to the hub.
+    /// Sets the worker that delays this member's rounds. The next requests report this worker to the hub.
     pub fn say_latest(&self, latest: Option<Latest>) {
         *self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = latest;
     }
@@ -142,13 +142,13 @@ impl Beat {
             // Only a refusal by the hub itself ends the membership at once. An error page of a proxy or a missing answer
             // does not.
             Err(Failure { cause: Cause::Refused | Cause::Gone, error }) => self.lost(error),
-            // This process itself was suspended. The hub's silence is measured anew from now on.
+            // This process itself was suspended, so the hub may have answered. The hub's silence is measured from now on.
             Err(_) if asked.elapsed() > self.control.timeout + STOOD_STILL => {
                 self.heard = Instant::now();
                 Some(RETRY)
             }
-            // A hub may have been suspended for as long as it tolerates a member's silence. So only twice this time counts as a
-            // loss of the hub.
+            // A hub may have been suspended for up to `limit`, and then answers. So the hub counts as lost only after twice
+            // this time.
             Err(failure) if self.tries > 1 && self.heard.elapsed() > 2 * self.limit => {
                 self.lost(failure.error)
             }
@@ -167,7 +167,7 @@ impl Beat {
         } else {
             self.shared.lock().reply = reply; // only the times of late members have changed: nobody is woken
         }
-        // After a failure no other request follows: a hub that stops does not wait for this thread.
+        // If the job has failed, this thread makes no next request. A hub that stops then has no request to wait for.
         (!failed).then_some(Duration::ZERO)
     }
 

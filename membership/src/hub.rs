@@ -18,7 +18,7 @@ use crate::failure::{Cause, Failure, insist};
 use crate::heartbeat::{Heartbeat, News};
 use crate::join::LetIn;
 
-/// The number of requests for a hub's clock. The quickest of them counts.
+/// The number of requests for a hub's clock. The quickest answer is used.
 const CLOCK_TRIES: usize = 8;
 
 /// The first version of the protocol in which a leave has a round for each key.
@@ -57,7 +57,7 @@ pub struct Hub {
 pub struct Missing {
     /// The ranks of the missing members.
     pub ranks: Vec<u32>,
-    /// The machines whose hub is not ready at the hubs above. Known only if no rank is missing.
+    /// The machines whose hub has not reported to the hubs above that it is ready. Known only if no rank is missing.
     pub machines: Vec<u32>,
     /// The last worker that was refused, with the reason.
     pub refused: Option<String>,
@@ -94,7 +94,7 @@ pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
     waits_for.map_or(Ok(from), Err)
 }
 
-/// Returns the highest round that a worker had reached when it lost its hub, if workers have joined these hubs again.
+/// Returns the highest round that any worker had reached when it lost an earlier hub. `None` if no worker has joined again.
 pub fn reached(hubs: &[Hub]) -> Option<Round> {
     hubs.iter().filter_map(|hub| hub.heartbeat.news().reply.reached).max()
 }
@@ -120,7 +120,7 @@ impl Hub {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
     }
 
-    /// Returns the first leave for which `test` is true.
+    /// Returns the first worker that has left and for which `test` is true.
     pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }
@@ -130,7 +130,7 @@ impl Hub {
         self.heartbeat.news().reply.held_up_by.clone()
     }
 
-    /// Sets the late worker among this member's own workers. The next heartbeats report it.
+    /// Sets the worker that delays this member's rounds. The next heartbeats report this worker.
     pub fn say_latest(&self, latest: Option<Latest>) {
         self.heartbeat.say_latest(latest);
     }
@@ -316,8 +316,8 @@ impl Hub {
         let behind = if knows_keys { at.behind.clone() } else { Vec::new() };
         let request =
             LeaveRequest { token: self.token.clone(), round: at.round, behind, ..LeaveRequest::default() };
-        // The news is ignored here. If the leave succeeded and its answer was lost, the hub no longer accepts the
-        // heartbeat.
+        // A loss in the news does not end the retries. If only the answer to a first try was lost, the hub already
+        // refuses the heartbeat.
         let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&request));
         left.map_err(|failure| self.lost_if_unreachable(failure.error))
     }

@@ -1,4 +1,4 @@
-//! Joining: a member's request to each hub of a job, and a hub that has accepted the request.
+//! Joining a job: a member's request to each hub of the job, and the state between a hub's answer and the links.
 //!
 //! Runs once, on the thread that joins.
 
@@ -25,7 +25,7 @@ use crate::named::Named;
 /// The timeout of the notice to a hub that an admitted member will not connect.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// The timeout of the question whether a hub is up. It is also the pause before the next question.
+/// The timeout of the question whether a hub is up. The pause before the next question is [`HEALTH_PAUSE`].
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 
@@ -81,7 +81,7 @@ pub fn wait_for(
             if tries == 1 {
                 tracing::warn!("{error}; waiting up to {} s for the hub", left.as_secs());
             }
-            // No event reports that a program on another machine begins to listen.
+            // No event reports that a program on another machine begins to listen, so this thread polls.
             std::thread::sleep(HEALTH_PAUSE);
         }
     }
@@ -100,13 +100,13 @@ pub fn describe(
     Control::new(address, "", limit, credential, &Named::Here)?.describe()
 }
 
-/// Waits until workers can join at each of these hubs, and asks the hubs. If a hub stops, or a connection ends before the answer,
-/// a hub may be about to restart: waits and asks again. If the hub had admitted this member before, the rank is taken until the
-/// hub notices that nobody connects. Then the member waits, too.
+/// Waits until workers can join at each of these hubs, and asks the hubs. If a hub stops, or a connection ends before the
+/// answer, the hub may be about to restart: waits and asks again. Then also waits while the rank is taken: a hub whose
+/// answer was lost has admitted this member, and keeps the rank until it notices that nobody connects.
 ///
 /// # Errors
-/// Returns the errors of [`wait_for`] and of the request. At the deadline, or if the caller gives up, the end of a connection
-/// is such an error.
+/// Returns the errors of [`wait_for`] and of the request. Returns the error of a connection that ended only at the deadline,
+/// or if the caller gives up.
 fn ask_when_up<T>(
     addresses: &[&str],
     named: &Named,
@@ -139,7 +139,7 @@ fn ask_when_up<T>(
 
 /// Sends the address of this machine's hub to the hub of a mesh's first machine, and waits for the hubs of the other
 /// machines. If the connection ends meanwhile, waits until that hub is up and sends the address again. Returns the addresses
-/// of the hubs of all machines. `named` is the origin of the first hub's address, and so of all addresses.
+/// of the hubs of all machines. `named` says who gave the first hub's address.
 ///
 /// # Errors
 /// Returns an error if a machine is missing at the deadline, or if two machines have the same number. Returns the errors of
@@ -189,7 +189,8 @@ pub struct Join<'a> {
     pub job: &'a str,
     /// The timeout of each request, without the time for the hub's memory.
     pub limit: Duration,
-    /// The request to the first hub. The other hubs' requests differ in the hub's number and the pass.
+    /// The request to the first hub. The requests to the other hubs have another hub number, and the pass from the
+    /// first hub's reply.
     pub request: &'a JoinRequest,
     /// The secret or token that proves the requests.
     pub credential: Option<&'a Credential>,
@@ -254,11 +255,11 @@ pub fn deadline(hubs: &[LetIn], limit: Duration) -> Instant {
     Instant::now() + limit + for_memory
 }
 
-/// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The state counts twice,
-/// as read and as kept, and there are two windows for each member.
+/// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The hub reads the state
+/// and keeps a copy, so the state counts twice. It also makes two windows for each member.
 ///
-/// A hub that joins for the hubs below it waits for the hubs at the top of all levels, which alone have the state. There may be
-/// fewer of them than hubs of this level, so the whole state counts.
+/// If the members are hubs, only the hubs at the top of all levels read the state. One top hub may read all of it, so the whole
+/// state counts.
 fn time_for_memory(terms: &JobTerms) -> Duration {
     let elements: f64 = terms.keys.iter().map(|key| key.elements().unwrap_or(0) as f64).sum();
     let hubs = f64::from(terms.hubs.max(1));
@@ -333,8 +334,8 @@ impl LetIn {
         self.reply.above.as_ref()
     }
 
-    /// Returns the wire format of the links to this hub. If the hub is below other hubs, `wire` also gets the places for
-    /// norms of the hubs above.
+    /// Returns the wire format of the links to this hub. If the hub is below other hubs, the format also has room for
+    /// the gradient norms of the hubs above.
     ///
     /// # Errors
     /// Returns an error if the hubs in the reply cannot exist.
@@ -396,15 +397,16 @@ impl LetIn {
         Ok(placement)
     }
 
-    /// Creates a hub that waits for this member to reconnect, with this token. `reply` is the hub's answer.
+    /// Creates the value for a member that reconnects to `hub`. The member shows `token`. `reply` is the hub's answer
+    /// to the request for new links.
     pub(crate) fn again(hub: &Hub, reply: JoinReply, token: String) -> Self {
         let Hub { control, share, heartbeat, for_memory, .. } = hub;
         let (control, heartbeat) = (control.clone(), heartbeat.clone());
         LetIn { control, share: *share, reply, token, heartbeat, for_memory: *for_memory, farewell: None }
     }
 
-    /// Notifies the hub that no transport reaches it, because the hub cannot see that. Other members then no longer wait for
-    /// this member. A member that reconnects does not notify the hub, because it keeps trying.
+    /// Notifies the hub that this member found no transport to it: the hub cannot notice this itself. Other members then no
+    /// longer wait for this member. A member that reconnects does not notify the hub, because the member keeps trying.
     pub(crate) fn does_not_come(&self, why: &MemberError) {
         let is_new = self.token == self.reply.token;
         if is_new {
@@ -471,7 +473,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the time for a model of 100 MB with its state of two more tensors.
+    /// Returns the time for memory, for a model of 100 MB with Adam's state of two more tensors.
     fn seconds(members: Members, workers: u32, hubs: u32) -> f64 {
         let adam =
             Optimizer::Adam { learning_rate: 0.1, weight_decay: 0.0, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
@@ -488,7 +490,7 @@ mod tests {
         assert!((at_the_top - (of_state + 2.0 * 8.0 * 0.2)).abs() < 1e-6, "{at_the_top}");
         let in_between = seconds(Members::Hubs, 16, 8);
         assert!((in_between - (of_state + windows)).abs() < 1e-6, "{in_between}");
-        // Several hubs without hubs above share the state.
+        // If there are no hubs above, each of the hubs reads its own part of the state.
         let flat = seconds(Members::Workers, 16, 8);
         assert!((flat - (of_state / 8.0 + windows)).abs() < 1e-6, "{flat}");
     }

@@ -1,5 +1,5 @@
-//! Membership in a job: the join at each of the job's hubs, the heartbeat, and the links to the hubs' cores. Every process
-//! that pushes to a hub uses it: a worker, or a hub below other hubs.
+//! Membership in a job: the join at each of the job's hubs, the heartbeat, and the links to the hubs' cores. The members
+//! of a job use this crate: workers, and hubs below other hubs.
 //!
 //! ```text
 //!   addresses, request --Join--> [LetIn] --open--> DataPath (links to the member's ports, placement)

@@ -1,4 +1,4 @@
-//! Addresses of hubs, and their origin. Threads look names up, within a time limit. An address that came from outside is
+//! Addresses of hubs, and who gave them. Threads look names up, within a time limit. An address from another process is
 //! used only if the operator allows it.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pbox_core::control::{check_address, host_of, ip_of};
 
-/// The limit on lookups at a time, in this process. A lookup for which nobody waits any more still has its thread.
+/// The limit on concurrent lookups in this process. A lookup keeps its thread even if nobody waits for its result any more.
 const AT_ONCE: usize = 256;
 /// The time limit of a wait for a name server.
 pub const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
@@ -19,13 +19,13 @@ pub const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
 /// The number of lookups in progress.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// The origin of an address.
+/// The source from which this process has an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Named {
     /// This process's own settings.
     #[default]
     Here,
-    /// A join or an answer from outside. Its sender may name only these peers.
+    /// A message of another process, which may give only the addresses of these peers.
     Outside(PeerList),
 }
 
@@ -201,8 +201,8 @@ pub fn look_up(address: &str, named: &Named, limit: Duration) -> io::Result<Vec<
     found.recv_timeout(limit).map_err(late)?
 }
 
-/// Returns the address of a socket on a host that has the addresses `found`. A socket at 0.0.0.0 has only IPv4 addresses of the
-/// host, and a socket at `[::]` has all its addresses.
+/// Returns the address of a socket on a host that has the addresses `found`. A socket at 0.0.0.0 is reached only at the host's
+/// IPv4 addresses, and a socket at `[::]` at all addresses of the host.
 pub fn on_host(socket: SocketAddr, found: &[SocketAddr]) -> SocketAddr {
     let has = |address: &&SocketAddr| socket.is_ipv6() || address.is_ipv4();
     match found.iter().find(has).or(found.first()) {
@@ -263,7 +263,8 @@ mod tests {
         }
     }
 
-    /// Checks a name such as `localhost`, whose first address may be one of IPv6. A hub at 0.0.0.0 does not listen at it.
+    /// Checks a name such as `localhost`, whose first address may be an IPv6 address. A hub at 0.0.0.0 does not listen at
+    /// that address.
     #[test]
     fn a_socket_of_ipv4_is_reached_by_ipv4() {
         let [four, six] = ["10.0.0.1:7077", "[fd00::1]:7077"].map(|address| address.parse().unwrap());

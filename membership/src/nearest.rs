@@ -16,14 +16,14 @@ const LOCAL_RANK: [&str; 4] =
 const LOCAL_SIZE: [&str; 4] =
     ["PHUB_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
 
-/// Returns the number of a job's workers on this machine. Returns the number of all workers if no launcher gives it.
+/// Returns the number of a job's workers on this machine. If no launcher gives the number, returns the number of all workers.
 pub fn workers_here(workers: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
     let said = LOCAL_SIZE.iter().find_map(|name| environment(name)?.parse().ok());
     said.filter(|here| (1..=workers).contains(here)).unwrap_or(workers)
 }
 
-/// Returns a member's number on its machine, or its rank if no launcher gives the number. If ranks are assigned to machines
-/// in blocks, the rank spreads the members as well.
+/// Returns a member's number on its machine, or its rank if no launcher gives the number. If each machine has consecutive
+/// ranks, its members then also begin with different NICs.
 pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
     LOCAL_RANK.iter().find_map(|name| environment(name)?.parse().ok()).unwrap_or(rank)
 }
@@ -54,7 +54,7 @@ pub(crate) fn own_node(root: &Path) -> Option<u32> {
     })
 }
 
-/// Returns the NUMA node of a device. For a device in software, it is that of its network interface.
+/// Returns the NUMA node of a device. For an RDMA device in software, returns the node of its network interface.
 pub(crate) fn node_of(root: &Path, device: &Device) -> Option<u32> {
     let netdevs = device.ports.iter().filter_map(|port| port.netdev.as_deref());
     let netdevs = netdevs.map(|netdev| root.join("sys/class/net").join(netdev));

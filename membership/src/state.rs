@@ -17,7 +17,7 @@ use crate::hub::Hub;
 /// The number of bytes of a state that are given to a hub at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// A part of a key: its first chunk, its elements, and the hub that owns it.
+/// A part of a key: the first chunk, the number of elements, and the number of the hub that owns the part.
 type Part = (u32, usize, usize);
 
 /// Returns the length of the state that all hubs of a job want together, in bytes. `None` if they want no state. Either all
@@ -73,8 +73,8 @@ pub fn bring(
     })
 }
 
-/// Returns the parts of all keys, one for each hub that has some of the key's elements. The parts are in the order in
-/// which a state has the elements.
+/// Returns the parts of all keys. A key has one part for each hub that has some of its elements. The parts are in the
+/// order in which a state has the elements.
 fn parts(hubs: u32, layout: &Layout, schedule: Schedule, split_above: u64) -> Vec<Part> {
     let of_hub = |hub: u32| {
         let share = Share { hub, hubs, split_above };
@@ -104,8 +104,8 @@ fn deal(
                 let piece = &mut piece[..left.min(PIECE_BYTES)];
                 left -= piece.len();
                 match values.read_exact(piece) {
-                    // The caller's state is too short. No error here: the requests to the hubs then end too early, and their
-                    // errors say so.
+                    // The caller's state is too short. This function returns no error: the requests to the hubs end too
+                    // early, and each hub answers with an error.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
                     read => read?,
                 }

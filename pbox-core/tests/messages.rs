@@ -16,8 +16,8 @@ fn reads<T: DeserializeOwned + Serialize>(message: &Value) -> T {
     let read = |message: &Value| -> T {
         serde_json::from_value(message.clone()).unwrap_or_else(|error| panic!("{error}: {message}"))
     };
-    // This version writes the message in a form that it reads with the same result. The message has no token: the token is
-    // in the header.
+    // This version must also read what it writes itself for the message, with the same result. The written message has no
+    // token: the token is in the header.
     let said = serde_json::to_value(read(message)).unwrap();
     assert_eq!(serde_json::to_value(read(&said)).unwrap(), said);
     read(message)

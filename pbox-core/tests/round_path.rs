@@ -294,7 +294,7 @@ const COLD: [&str; 19] = [
     // Memory. The test `turns_allocate_nothing` has shown that no turn calls these functions.
     "alloc::raw_vec",
     "alloc::string",
-    // Panics. The bounds hold, and so do the conditions of each `expect`.
+    // Panics, which never happen: all indices are within bounds, and no `expect` fails.
     "panic",
     "_fail",
 ];
@@ -304,10 +304,11 @@ const COLD: [&str; 19] = [
 const LIBRARIES: [&str; 9] =
     ["_Unwind_Resume", "bcmp", "free", "malloc", "memcpy", "memmove", "memset", "posix_memalign", "realloc"];
 
-/// Among all functions that a turn can reach, kernels included, one instruction reads, modifies and writes a shared word,
-/// and three enter the kernel. They wake a worker that has announced its sleep, once per sleep. `bell::claim_wake` is
-/// called after a plain load of the worker's word. Then follows `futex::wake`, or `waking` for a worker that sleeps at
-/// descriptors: a datagram, or an eventfd in a hub.
+/// The test searches all functions that a turn can reach, also those that sum and step. It finds one atomic
+/// read-modify-write instruction, and three instructions that enter the operating system. All four wake a worker that has
+/// announced its sleep, once per sleep. `bell::claim_wake` has the atomic instruction, and is called after a plain load
+/// of the worker's word. Then follows `futex::wake`, or, for a worker that sleeps at descriptors, `waking`: a datagram,
+/// or an eventfd in a hub.
 ///
 /// The fence of `bell::published`, once per chunk, is not a read-modify-write. But compilers write it as `lock or $0` on
 /// the thread's own stack, where no other thread contends.

@@ -11,8 +11,8 @@ use pbox_core::oracle::{self, Step};
 use pbox_core::{Optimizer, Round};
 use serde::Deserialize;
 
-/// The limit on the difference. The largest difference from PyTorch 1.13 is 0.26, with Adam and a large penalty. The test
-/// prints all differences.
+/// The limit on the difference, in ulps per step. The largest difference from PyTorch 1.13 is 0.26 ulps per step, with
+/// Adam and a large penalty. The test prints all differences.
 const ULPS_PER_STEP: f32 = 1.0;
 
 /// One recorded run. Its numbers are the bits of f32.

@@ -9,8 +9,8 @@ use pbox_core::{Key, KeyId, Layout, Placement, Schedule, SendQueue, Slice, Slice
 const CHUNK: u64 = 16;
 
 /// Exchanges the gradients of layers with these numbers of chunks. Returns the time at which the weights of each layer have
-/// arrived. The last layer's gradient is there at time 1, and in each further unit of time that of one more layer. All
-/// slices pass the stages one after another.
+/// arrived. The gradient of the last layer is ready at time 1, the gradient of the layer before it at time 2, and so on.
+/// Each slice passes all stages, one after another.
 fn exchange(layers: &[u64], schedule: Schedule, stages: usize) -> Vec<u64> {
     let keys = layers.iter().map(|&chunks| Key::f32("layer", [chunks * CHUNK]));
     let keys = keys.enumerate().map(|(layer, key)| Key { name: layer.to_string(), ..key }).collect();
@@ -54,8 +54,8 @@ fn the_first_layers_priority_halves_the_delay() {
     assert_eq!(delay(Schedule::P3), 2, "half of it");
 }
 
-/// The second layer's gradient, update and weights take three times as long as those of its neighbours. The paper has 30%
-/// less communication with slices; this exchange saves 4 of 11 units of time.
+/// The second layer's gradient, update and weights take three times as long as those of its neighbours. With slices, the
+/// paper's example has 30% less communication, and this exchange saves 4 of 11 units of time.
 #[test]
 fn slices_of_a_heavy_layer_keep_all_stages_busy() {
     let (begun, stages) = (1, 3); // the worker's link, the server, the link back

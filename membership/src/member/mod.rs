@@ -124,8 +124,8 @@ pub enum Step {
     CatchUp,
     /// Ask the hub of this number for new links.
     Ask(usize),
-    /// Drop the links. The hubs have already been asked. So a hub does not take the end of links on shared memory for the
-    /// member's death.
+    /// Drop the links. The hubs have already granted new links. So no hub takes the end of the old links on shared memory
+    /// for the member's death.
     DropLinks,
     /// Make links to all hubs, and send again all pushes that have no answer.
     MakeLinks,
@@ -160,7 +160,7 @@ pub enum Over {
 enum State {
     Joining,
     CatchingUp,
-    /// Links lead to all hubs. `made` is the time at which they replaced lost links, if they did.
+    /// The member has links to all hubs. `made` is the time at which these links replaced lost links, if they did.
     Linked {
         made: Option<Instant>,
     },
@@ -329,14 +329,14 @@ impl Member {
             (Return::Telling { again: true }, Event::Told) => again(self),
             (Return::Rejoining, Event::TakesPart) => self.enter(at(Return::Recovering), Step::CatchUp),
             (Return::Recovering, Event::CaughtUp) => {
-                // Links and answers start anew at a hub that has returned.
+                // The hub has returned: the earlier time without an answer no longer counts.
                 self.unanswered = None;
                 self.enter(State::Linked { made: None }, Step::GoOn)
             }
             (Return::Rejoining | Return::Recovering, Event::Failed(Failure::ForGood)) => {
                 self.enter(State::Over, Step::GiveUp(None))
             }
-            // The member had taken part again, so the living hubs would wait for new links from it.
+            // The living hubs have admitted the member again, and would wait for its new links. So they must be notified again.
             (Return::Recovering, Event::Failed(Failure::HubLost)) => {
                 self.enter(at(Return::Telling { again: true }), Step::TellLoss)
             }

@@ -178,7 +178,8 @@ proptest! {
             };
             life.take(event);
             steps += 1;
-            // For each tenth of a second there may be a pause and the steps of one try: first for links, then for a hub.
+            // Every tenth of a second allows one pause and the steps of one try. The member first tries to get links,
+            // then to return to a hub.
             prop_assert!(steps < 10 * (links + hub + 1) * (hubs as u64 + 6), "{:?}", life.member);
         }
     }
@@ -253,8 +254,8 @@ fn a_caller_that_gives_up_ends_a_pause() {
     assert_eq!(life.take(Event::CallerGaveUp), Some(Step::GiveUp(over)));
 }
 
-/// Loses links several times, and reconnects after each loss but the last. `losses` has the second of each loss, and the
-/// event with the number of answers. Returns the step that follows the last loss.
+/// Loses links several times, and reconnects after each loss but the last. `losses` has the time of each loss in
+/// seconds, and the event that reports the number of answers. Returns the step that follows the last loss.
 fn lose(life: &mut Life, losses: impl IntoIterator<Item = (u64, Event)>) -> Option<Step> {
     let begun = life.now;
     let mut last = None;

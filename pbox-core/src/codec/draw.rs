@@ -19,7 +19,7 @@ pub struct Draw {
 }
 
 impl Draw {
-    /// Returns the key of the random numbers: the 64-bit XXH3 of the other fields, with the job's seed.
+    /// Returns the key of the random numbers: the 64-bit XXH3 of rank, round and chunk, with the job's seed.
     pub(super) fn key(self) -> Key {
         let mut bytes = [0; 12];
         let fields = [self.rank, self.round.0, self.chunk.0];
@@ -40,10 +40,10 @@ pub(super) struct Key(pub(super) u64);
 impl Key {
     /// Returns the number at index `place`: 32 bits.
     ///
-    /// The function is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search
-    /// for little bias. One half of the key is added before the permutation, the other half in its middle. With only one
-    /// half, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm. Every instruction
-    /// set has these operations for vectors of 32-bit numbers.
+    /// The function is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search for
+    /// little bias. One half of the key is added before the permutation, the other half in the middle of the permutation.
+    /// With only one half, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm.
+    /// Every instruction set has these operations for vectors of 32-bit numbers.
     #[inline(always)]
     pub(super) fn at(self, place: u32) -> u32 {
         let mut bits = place.wrapping_mul(0x9e37_79b9).wrapping_add(self.0 as u32);
@@ -54,7 +54,7 @@ impl Key {
         bits ^ bits >> 15
     }
 
-    /// Returns the number at index `place`, uniform in [1, 2): 23 bits, which fit without a conversion.
+    /// Returns the number at index `place`, uniform in [1, 2). It has 23 random bits: the fraction of an f32.
     #[inline(always)]
     pub(super) fn one_to_two(self, place: u32) -> f32 {
         f32::from_bits(0x3f80_0000 | self.at(place) >> 9)

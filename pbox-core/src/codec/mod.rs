@@ -1,22 +1,22 @@
-//! Codecs: they write the values of a chunk in fewer bytes.
+//! Codecs, which write the values of a chunk in fewer bytes.
 //!
-//! They are pure functions of a chunk's values, the encoder's state and a [`Draw`]. They run on the worker's thread for
-//! gradients, and on the core's thread for answers. Every instruction set gives the same bytes and the same sums. Codecs must not
-//! depend on transports, schedules, frames, or the number of hubs.
+//! A codec is a pure function of a chunk's values, the encoder's state and a [`Draw`]. It runs on the worker's thread for
+//! gradients, and on the core's thread for answers. Every instruction set gives the same bytes and the same sums. Codecs must
+//! not depend on transports, schedules, frames, or the number of hubs.
 //!
-//! | codec | bytes of `n` values | f32 kept | error of a value | paper |
+//! | codec | bytes of `n` values | f32 of state per value | error of a value | paper |
 //! | --- | --- | --- | --- | --- |
-//! | `f16` | `2n` | 0 | 2^-11 of the value from 2^-14 to 65504, 2^-25 below; infinite above | |
-//! | `bf16` | `2n` | 0 | 2^-8 of the value; infinite from 3.39e38 on | |
-//! | `qsgd` | `4n/bucket + n*bits/8` | 0 | below its bucket's largest / levels; of mean zero | Alistarh et al. 2017 |
-//! | `onebit` | `8n/512 + n/8` | 1 | the distance from a mean; sent later | Seide et al. 2014 |
-//! | `terngrad` | `4 + n/5` | 0 | below the chunk's largest; of mean zero | Wen et al. 2017 |
-//! | `topk` | `4 + 6k` or less; `k = ratio * n` | 1 | none, or the whole value; sent later | Aji, Heafield 2017 |
-//! | `randomk` | `8 + 4k` | 1 | none, or the whole value; sent later | Stich et al. 2018 |
+//! | `f16` | `2n` | 0 | 2^-11 of a value from 2^-14 to 65504; 2^-25 for a smaller value; infinite for a larger value | |
+//! | `bf16` | `2n` | 0 | 2^-8 of the value; infinite for a value from 3.39e38 on | |
+//! | `qsgd` | `4n/bucket + n*bits/8` | 0 | below the largest magnitude of the bucket, divided by the levels; mean zero | Alistarh et al. 2017 |
+//! | `onebit` | `8n/512 + n/8` | 1 | the distance from a mean; added to the next values | Seide et al. 2014 |
+//! | `terngrad` | `4 + n/5` | 0 | below the largest magnitude of the chunk; mean zero | Wen et al. 2017 |
+//! | `topk` | `4 + 6k` or less; `k = ratio * n` | 1 | none for a sent value; a value that is not sent now is sent later | Aji, Heafield 2017 |
+//! | `randomk` | `8 + 4k` | 1 | as `topk` | Stich et al. 2018 |
 //! | `dgc` | as `topk` | 2 | as `topk` | Lin et al. 2018 |
 //!
-//! Quotients are rounded up. "Of mean zero" refers to the mean over all draws. `docs/formats.md` has the layouts, byte by
-//! byte.
+//! Quotients are rounded up. "Mean zero": over all draws, the mean of the errors is zero. `docs/formats.md` has the
+//! layouts, byte by byte.
 //!
 //! **Values that are not finite.** `f16` and `bf16` carry infinities and NaNs. In the other codecs, such a value counts as zero
 //! and is not added to the state. [`Encoded::not_finite`] counts these values.
@@ -58,10 +58,11 @@ pub enum Codec {
     /// The nearest 16-bit number in the format of IEEE 754.
     #[serde(deserialize_with = "strict_json::none")]
     F16,
-    /// The nearest 16-bit number that has the exponents of f32.
+    /// The nearest 16-bit number in the bfloat16 format, which has the exponents of f32.
     #[serde(deserialize_with = "strict_json::none")]
     Bf16,
-    /// Levels between zero and the largest magnitude of a bucket, rounded at random so that the mean is the value.
+    /// Random rounding of each value to a level between zero and the largest magnitude of its bucket. The mean of the
+    /// results is the value.
     Qsgd {
         /// The number of bits of a value, for sign and level: 1 to 8.
         bits: u8,
@@ -72,7 +73,8 @@ pub enum Codec {
     /// The signs, and two means for each bucket. With error feedback.
     #[serde(deserialize_with = "strict_json::none")]
     OneBit,
-    /// -1, 0 or 1 times the largest magnitude of the chunk, rounded at random so that the mean is the value.
+    /// Random rounding of each value to -1, 0 or 1 times the largest magnitude of the chunk. The mean of the results
+    /// is the value.
     #[serde(deserialize_with = "strict_json::none")]
     TernGrad,
     /// The values with the largest magnitudes. With error feedback.
@@ -85,7 +87,7 @@ pub enum Codec {
         /// The share of the values that is sent: above 0, at most 1.
         ratio: f32,
     },
-    /// The largest sums of momentum. With error feedback.
+    /// The values whose sums of momentum are largest. With error feedback.
     Dgc {
         /// The share of the values that is sent after the warm-up: above 0, at most 1.
         ratio: f32,
@@ -96,7 +98,7 @@ pub enum Codec {
         /// limit.
         #[serde(default)]
         clip: Option<f32>,
-        /// The number of rounds in which the share falls from a quarter to `ratio`.
+        /// The number of warm-up rounds, in which the share falls from a quarter to `ratio`.
         #[serde(default)]
         warmup_rounds: u32,
     },
@@ -181,11 +183,11 @@ impl Codec {
         }
     }
 
-    /// Returns the codec for the hub's answers. It contracts: the decoded values are always nearer to the encoded values
-    /// than zero is. So an error vanishes, because it is sent again in the next difference.
+    /// Returns the codec for the hub's answers. The decoded values are always nearer to the encoded values than zero is
+    /// (the codec contracts). The error of an answer is sent again in the next difference, so it vanishes.
     ///
-    /// A sparse codec answers with as many values as all workers send together. At most one value for each worker is missing:
-    /// each worker rounds its share up. The answer is exact if the step changes no more values.
+    /// A sparse codec answers with as many values as all workers send together, or with a few less: each worker rounds its
+    /// number of values up. If the step changes no more values than the answer has, the answer is exact.
     ///
     /// # Panics
     /// Panics if `workers` is 0.
@@ -193,11 +195,11 @@ impl Codec {
         assert!(workers > 0, "a job has workers");
         let of_all_workers = |ratio: f32| Codec::TopK { ratio: (workers as f32 * ratio).min(1.0) };
         match *self {
-            // Answers use bf16, because the range of f16 is too small: f16 has no numbers above 65504, and only zero below
-            // 2^-25.
+            // Answers use bf16, because the range of f16 is too small: f16 has no numbers above 65504, and rounds numbers
+            // below 2^-25 to zero.
             Codec::F16 | Codec::Bf16 => Codec::Bf16,
             Codec::Qsgd { bits, bucket } => qsgd(bits, bucket).contracting().codec(),
-            // With 4 bits there are 7 levels on each side of zero, as in the sum of seven workers.
+            // With 4 bits there are 7 levels on each side of zero. The sum of seven values of -1, 0 or 1 has as many.
             Codec::TernGrad => qsgd(4, bucket()).contracting().codec(),
             Codec::OneBit => Codec::OneBit,
             Codec::TopK { ratio } | Codec::RandomK { ratio } | Codec::Dgc { ratio, .. } => {

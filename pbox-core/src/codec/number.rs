@@ -2,7 +2,7 @@
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
-/// The bits of infinity. As integers, the bits of magnitudes have the order of the magnitudes.
+/// The bits of infinity. Magnitudes can be compared by their bits, as integers.
 const INFINITY: u32 = 0x7f80_0000;
 
 /// Returns 1 if the value is a NaN or infinite, else 0.
@@ -17,7 +17,7 @@ pub(super) fn finite(value: f32) -> f32 {
     if value.to_bits() & 0x7fff_ffff < INFINITY { value } else { 0.0 }
 }
 
-/// Returns the bits of the value's magnitude, which have the order of magnitudes. Zero if the value is not finite.
+/// Returns the bits of the value's magnitude, which can be compared as integers. Returns zero if the value is not finite.
 #[inline(always)]
 pub(super) fn magnitude(value: f32) -> u32 {
     finite(value).to_bits() & 0x7fff_ffff

@@ -17,8 +17,8 @@ use crate::kernels::{Converter, Work};
 pub(super) const BUCKET: usize = 512;
 /// The length of the means, in bytes.
 const MEANS: usize = 8;
-/// The number of sums that are computed side by side. It is the same for every instruction set, so that all give the same
-/// bits. With fewer sums, the compiler would unroll the loop before it makes vector code.
+/// The number of sums that are computed side by side. It is the same for every instruction set, so that all instruction
+/// sets give the same bits. With fewer sums, the compiler would unroll the loop before it makes vector code.
 const SUMS: usize = 64;
 
 pub(super) fn payload_bytes(elements: usize) -> usize {

@@ -23,7 +23,7 @@ use crate::kernels::{Converter, Work};
 /// The number of codes that are packed at once. With any number of bits, they fill whole bytes. The codes and their values
 /// fit in the first level of cache.
 const BLOCK: usize = 512;
-/// The divisor of all bucket sizes of answers, so that a bucket has whole vectors.
+/// The divisor of all bucket sizes of answers, so that a bucket is a whole number of vectors.
 const BUCKET_STEP: usize = 16;
 
 /// The settings of the codec.

@@ -7,7 +7,7 @@
 //!
 //! A value takes 1.6 bits; with two bits it would take a quarter more. With `s` bytes of digits, byte `i` has the values
 //! `i`, `i + s`, `i + 2s`, `i + 3s` and `i + 4s`, the lowest digit first. Neighbouring values are in neighbouring bytes, so
-//! that all work is done on vectors. Digits after the last value are 1.
+//! that vector instructions can do all the work. Digits after the last value are 1.
 
 use super::draw::Key;
 use super::number::{Ruler, finite, largest_magnitude};

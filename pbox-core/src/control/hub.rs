@@ -122,7 +122,7 @@ pub struct LostReply {
     pub silent: u64,
     /// Members that delayed a round for longer than the hub's limit.
     pub late: u64,
-    /// Members that another hub of the job lost, and members that the hub could not admit.
+    /// Members that were lost at another hub of the job, and members that this hub could not admit.
     pub other: u64,
 }
 
@@ -148,17 +148,17 @@ pub struct NicReply {
 pub struct CoreReply {
     /// The processor to which the core's thread is pinned.
     pub cpu: u32,
-    /// The core's own NIC, with RDMA. It is the name of the device, and its port if the device has several (`mlx4_0:2`).
-    /// While this NIC is lost, other NICs serve the core; [`LinkReply::nic`] names them.
+    /// The name of the core's own NIC, if the hub uses RDMA. If the device has several ports, the port follows:
+    /// `mlx4_0:2`. While this NIC is lost, other NICs serve the core; [`LinkReply::nic`] names them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
     /// The number of chunks that were summed and sent back since the start.
     pub chunks: u64,
     /// The bytes of these chunks.
     pub chunk_bytes: u64,
-    /// The time spent in turns with work, in nanoseconds.
+    /// The time that the core's thread spent on work, in nanoseconds.
     pub busy_ns: u64,
-    /// The time spent waiting for work, in nanoseconds.
+    /// The time that the core's thread spent waiting for work, in nanoseconds.
     pub waiting_ns: u64,
     /// The part of the waiting time in which the core's thread slept, in nanoseconds.
     #[serde(default)]
@@ -188,7 +188,7 @@ pub struct JobReply {
     /// The last round before which all workers of the job had the same weights, if the workers compare weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub equal_before: Option<Round>,
-    /// The memory that is promised to the job, in bytes.
+    /// The memory that the hub reserves for the job, in bytes.
     #[serde(default)]
     pub promised_bytes: u64,
     /// The control ports of the hubs above, to which this hub sends the job's sums.
@@ -204,7 +204,7 @@ pub struct JobReply {
     /// The reason why the last attempt to write a checkpoint failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
-    /// The workers that are late: other workers have waited for them for too long.
+    /// The late workers: other workers have waited for these workers for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
     /// The reason why the job did not continue from its newest checkpoint.
@@ -213,7 +213,7 @@ pub struct JobReply {
     /// The verdict on the job's rounds, in one line.
     #[serde(default)]
     pub verdict: String,
-    /// The last rounds. `None` until the hub has waited for a worker.
+    /// The speed of the last rounds. `None` until the hub has waited for a worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsReply>,
     /// The size of the job's gradients. `None` until a round was measured.
@@ -247,7 +247,7 @@ pub struct ReadersReply {
     pub refused: u64,
     /// The round of the newest copy, which has the state before this round.
     pub round: Round,
-    /// The newest and the oldest round among those that the followers have got. `None` without followers.
+    /// The progress of the fastest and of the slowest follower. `None` without followers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub followed: Option<Followed>,
 }
@@ -256,9 +256,9 @@ pub struct ReadersReply {
 /// not been silent for an hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Followed {
-    /// The newest state that a follower has got: the state before this round.
+    /// The newest state that any follower has got: the state before this round.
     pub newest: Round,
-    /// The newest state of the follower that is furthest behind.
+    /// The newest state that the slowest follower has got: the state before this round.
     pub slowest: Round,
 }
 
@@ -281,7 +281,7 @@ pub struct MemberReply {
     /// The bytes that have crossed the worker's links, by NIC, at the last check of the cores. Empty on shared memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReply>,
-    /// The late worker below this member, if the member is a hub: from that hub's last report.
+    /// The worker that delays this member, if the member is a hub and its last heartbeat reported such a worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }

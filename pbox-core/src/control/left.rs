@@ -82,7 +82,7 @@ impl LeftAt {
         }
     }
 
-    /// Checks what does not depend on the job: the runs are few enough, in order, and have lower rounds.
+    /// Checks, without knowledge of the job, that there are few enough runs, in order, and with lower rounds.
     pub(super) fn check_form(&self) -> Result<(), String> {
         if self.behind.len() > MAX_BEHIND {
             return Err(format!(

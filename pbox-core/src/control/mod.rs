@@ -105,12 +105,12 @@ pub struct JoinRequest {
     /// The mesh to which this hub belongs in this job, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Mesh>,
-    /// The job's other hubs, if it has any.
+    /// The addresses of all hubs of the job, if it has several, and the worker's pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
-    /// The first round without an answer, plus the rounds that were lost with earlier hubs. Only from a worker that lost
-    /// this job's hub and joins again. The sum is the same for all workers, also for those that joined
-    /// after an earlier loss of a hub.
+    /// The worker's first round without an answer, plus the number of rounds that were lost with earlier hubs. Only from
+    /// a worker that lost this job's hub and joins again. The sum is the same for all workers, also for those that
+    /// joined after an earlier loss of a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
     /// Whether the worker reconnects with a [`RelinkRequest`] if it loses its links while the hub is alive.
@@ -168,7 +168,7 @@ pub struct JoinReply {
     /// The hubs above, which decide on the placement. `None` if the hub is not below other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above: Option<Above>,
-    /// The number of all cores of the hub.
+    /// The number of the hub's ports: one for each core of the hub, also for cores without chunks of the job.
     pub ports: u32,
     /// The address of the data path, for each transport that the hub offers.
     pub transports: Vec<TransportAddress>,
@@ -180,8 +180,8 @@ pub struct JoinReply {
     /// Whether the hub waits for a worker that has lost its links to reconnect.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
-    /// Whether the hub answers bytes that a worker sends ahead, before its push. A worker then sends bytes ahead only if it
-    /// lets the hub write its weights early.
+    /// Whether the hub answers [bytes ahead](crate::Content::Ahead), which arrive before their push. The answer overwrites
+    /// the worker's weights early, so a worker may choose to send no bytes ahead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub answers_ahead: bool,
 }
@@ -193,9 +193,9 @@ impl JoinReply {
     }
 }
 
-/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example with a NIC, and reconnects. The answer is that of
-/// a join, with a token for one connection. It comes after the hub has released the old links; the hub then waits for the
-/// new links. The worker pushes again all rounds that have no answer.
+/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example with a NIC, and reconnects. The answer has the
+/// form of a [`JoinReply`], with a token for one connection. The hub first releases the old links, then answers, and then
+/// waits for the new links. The worker pushes again all rounds that have no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
@@ -230,7 +230,7 @@ pub struct OfferReply {
     pub state_bytes: Option<u64>,
 }
 
-/// `POST /v1/jobs/{job}/state?token=...`: the state has arrived.
+/// The reply to `POST /v1/jobs/{job}/state`: the state has arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateReply {
     /// The round with which the job begins.
@@ -282,7 +282,7 @@ pub struct HeartbeatRequest {
     pub token: String,
     /// The `version` of the last reply; 0 at first.
     pub seen: u64,
-    /// The late worker below a hub, if there is one. Only in a heartbeat of a hub below.
+    /// The worker that delays the sending hub, if any. Only hubs below other hubs send this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }
@@ -298,7 +298,7 @@ pub struct HeartbeatReply {
     pub members: Vec<Member>,
     /// The workers that have left, in a job that cannot continue without them.
     pub left: Vec<Left>,
-    /// The workers that are late: other workers have waited for them for too long.
+    /// The late workers: other workers have waited for these workers for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
     /// The highest round that a worker had [reached](JoinRequest::reached), among the workers that joined again after they
@@ -316,7 +316,7 @@ pub struct HeartbeatReply {
 /// A late worker: it is alive, and owes a push that other workers have made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Late {
-    /// The worker's rank, at the hub that reports it.
+    /// The worker's rank at the hub that reports the worker.
     pub rank: u32,
     /// A description of the worker, or of a machine's hub, for people.
     pub who: String,
@@ -324,7 +324,7 @@ pub struct Late {
     pub round: Round,
     /// The number of chunks that wait for the worker.
     pub chunks: u32,
-    /// The time for which no chunk has got a push or ended a round, in seconds.
+    /// The time since any chunk last got a push or ended a round, in seconds.
     pub seconds: u64,
 }
 
@@ -388,7 +388,8 @@ pub struct ReadyRequest {
     /// The token of the worker's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// The highest round that one of the members had reached, as in its join. Only if the members had lost a hub.
+    /// The highest round that any member had [reached](JoinRequest::reached), if members have joined again after the
+    /// loss of a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
 }

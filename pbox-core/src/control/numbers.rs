@@ -36,7 +36,7 @@ pub struct OptimizerRequest {
     /// multipliers do not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Arc<[Multipliers]>>,
-    /// The keys that use other hyperparameters, until the next request. Without this field, no key does.
+    /// The keys that use other hyperparameters, until the next request. Without this field, all keys use `optimizer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Arc<Groups>>,
     /// The first round that uses the new hyperparameters.

@@ -20,7 +20,7 @@ pub enum Only {
 /// The query of a request for a job's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateQuery {
-    /// The tensor of each key that the client wants. `None` for the whole state.
+    /// The one tensor that the client wants of each key. `None` for all tensors.
     pub only: Option<Only>,
     /// The round before which the client wants the state. `None` for the hub's current round.
     pub before: Option<Round>,

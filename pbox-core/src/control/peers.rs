@@ -1,5 +1,5 @@
-//! The messages between the hubs of one job. A worker carries some of them from the first hub to the others; the hubs send
-//! the rest to each other. `docs/protocol/hub-to-hub.md` has the list of requests.
+//! The messages between the hubs of one job. A worker carries some of these messages from the first hub to the other hubs.
+//! Hubs send all other messages to each other. `docs/protocol/hub-to-hub.md` has the list of requests.
 //!
 //! Hub 0 leads. It gives each worker a [`Pass`], and the worker shows this pass to the other hubs. So all hubs of a job
 //! know the job's secret, and refuse requests without this secret.
@@ -72,7 +72,7 @@ pub struct HoldRequest {
 /// The reply to a hold: the hub finishes no round now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldReply {
-    /// The round of the hub's furthest chunk; `None` if the hub owns no chunk.
+    /// The highest round of the hub's chunks; `None` if the hub owns no chunk.
     pub front: Option<Round>,
 }
 
@@ -86,7 +86,7 @@ pub struct ReleaseRequest {
     pub cut: u64,
     /// The first round after the cut.
     pub from: Round,
-    /// The workers that take part from that round on. They are given by the `worker` of their passes.
+    /// The workers that take part from that round on. Each worker is given by the `worker` of its pass.
     #[serde(default)]
     pub admitted: Vec<u64>,
     /// Whether the hub must write a checkpoint of the state before that round.
@@ -104,8 +104,8 @@ impl ReleaseRequest {
     }
 }
 
-/// `POST /v1/jobs/{job}/peers/written`: asks a hub for the state of its part of a checkpoint. The hub replies when the part
-/// is written or has failed, or after `wait_ms`.
+/// `POST /v1/jobs/{job}/peers/written`: asks a hub how far it has written its part of a checkpoint. The hub replies when
+/// the part is written or has failed, or after `wait_ms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenRequest {
@@ -114,7 +114,7 @@ pub struct WrittenRequest {
     /// The round of the checkpoint, which has the state before this round. 0 stands for the part that is in progress, if
     /// there is one.
     pub before: Round,
-    /// The rounds of which all hubs are known to have a part.
+    /// The rounds for which all hubs are known to have their part of the checkpoint.
     pub whole: WholeRounds,
     /// The time in milliseconds after which the hub replies even if the part is not written yet.
     pub wait_ms: u64,
@@ -129,7 +129,7 @@ pub struct WrittenReply {
     pub part: PartState,
 }
 
-/// The state of a part of a checkpoint.
+/// The progress of a part of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartState {
@@ -144,7 +144,7 @@ pub enum PartState {
     Failed(String),
 }
 
-/// The rounds of which all hubs have a part.
+/// The rounds for which all hubs have their part of the checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WholeRounds {
     /// The latest of these rounds, ascending; at most two.
@@ -201,7 +201,7 @@ pub struct CheckpointRequest {
 }
 
 /// `POST /v1/jobs/{job}/peers/failed`: the job has failed at the sending hub, so it fails at the receiving hub, too.
-/// Another hub sends this to hub 0, and hub 0 sends it to all other hubs.
+/// A hub sends this request to hub 0, and hub 0 sends it to all other hubs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailedRequest {
@@ -244,7 +244,7 @@ pub struct LastRequest {
     pub before: Round,
     /// A description of the job's end, for people.
     pub ended: String,
-    /// The rounds of which all hubs are known to have a part.
+    /// The rounds for which all hubs are known to have their part of the checkpoint.
     pub whole: WholeRounds,
 }
 

@@ -1,4 +1,4 @@
-//! The request of a member to get its keys in another order than the job's.
+//! The request of a member to get keys in its own order, and not in the order of the job.
 
 use serde::{Deserialize, Serialize};
 

@@ -6,8 +6,8 @@
 /// The length limit of a [reason](reason), in bytes.
 pub const MAX_REASON_BYTES: usize = 256;
 
-/// Returns the text of a worker that fails as one line that can be printed, of at most [`MAX_REASON_BYTES`] bytes. Every
-/// character that controls a terminal or the direction of text becomes a space.
+/// Returns a failing worker's text as one printable line of at most [`MAX_REASON_BYTES`] bytes. Every character that
+/// controls a terminal or the direction of text becomes a space.
 pub fn reason(words: &str) -> String {
     let mut line = String::new();
     for c in words.chars().map(|c| if is_printed(c) { c } else { ' ' }) {

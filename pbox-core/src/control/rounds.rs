@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::job::MAX_WORKERS;
 use crate::layout::Round;
 
-/// The length limit of the path of a [`Latest`]. A path has machines, each within the machine before it, and then the worker.
+/// The length limit of the path of a [`Latest`]. A path names a hub's machine for each level of hubs, from the top down, and
+/// then the worker.
 pub const MAX_PATH: usize = 16;
 
 /// The last rounds of a job, as this hub saw them.
@@ -17,7 +18,7 @@ pub struct RoundsReply {
     pub per_second: f64,
     /// The number of last rounds that all fields below describe. It includes the round in flight.
     pub window: u32,
-    /// The ranks for which other ranks wait now.
+    /// The ranks of the workers for which other workers wait now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<u32>,
     /// The time for which the round in flight has waited, in microseconds.
@@ -31,7 +32,7 @@ pub struct RoundsReply {
     pub recent: Vec<(Round, Vec<u32>)>,
 }
 
-/// The size of a job's gradients: of the mean over the workers, in this hub's share of the model.
+/// The size of a job's gradients. It is measured on the mean gradient of all workers, in this hub's share of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradientsReply {
     /// The interval of measured rounds.
@@ -41,7 +42,7 @@ pub struct GradientsReply {
     /// The number of rounds that were skipped because of their gradient. Only in jobs that wait for the norm of each round.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<u64>,
-    /// The last round that was measured, or whose norm the steps waited for.
+    /// The last measured round. In jobs whose steps wait for the norm, the last round with a norm.
     pub last: GradientNorm,
     /// The last measured rounds, the oldest first. Only in `GET /v1/events`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -101,11 +102,13 @@ impl LatenessReply {
     }
 }
 
-/// The worker that is late among a hub's own workers. A hub below reports the worker, for the rounds of its own [`RoundsReply`].
+/// The late worker among the workers below a hub. That hub reports the worker to the hub above, for the rounds of its
+/// [`RoundsReply`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latest {
-    /// The worker's rank at its own hub. Before the rank come the numbers of the machines from the reporting hub down.
+    /// The numbers of the machines on the way from the reporting hub down to the worker's hub, and then the worker's
+    /// rank at that hub.
     pub path: Vec<u32>,
     /// The number of last rounds that the report describes.
     pub window: u32,

@@ -1,4 +1,4 @@
-//! Versions of the protocol. Two ends use the highest version that both ends speak.
+//! Versions of the protocol. The two ends of a connection use the highest version that both ends speak.
 //!
 //! `docs/protocol/README.md` has the rules for adding and removing fields.
 
@@ -34,7 +34,8 @@ impl Versions {
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
     }
 
-    /// Returns the lowest version, as a message gives it. `None` if there is only one version.
+    /// Returns the lowest version, for the field of a message. `None` if there is only one version, because messages
+    /// then leave the field out.
     pub fn lowest_of_several(self) -> Option<u32> {
         (self.lowest < self.highest).then_some(self.lowest)
     }

@@ -19,9 +19,10 @@ use crate::strict_json;
 /// Slim-DP is `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Compression {
-    /// A codec writes every push and every answer, with all elements of a chunk in each round.
+    /// A codec encodes every push and every answer. In each round, the codec gets all values of a chunk.
     Codec(Codec),
-    /// Significant and explored elements are sent unchanged. The other elements are not sent.
+    /// Slim-DP. Workers send the values of the most significant elements and of some random elements unchanged, and
+    /// no other values.
     Slim(SlimDp),
 }
 
@@ -109,7 +110,7 @@ impl From<SlimDp> for Compression {
 
 impl Serialize for Compression {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// A wrapper that is serialized with the name that a codec has in its enum.
+        /// A wrapper that gives Slim-DP's settings a field `codec` with a name, as the JSON of a codec has.
         #[derive(Serialize)]
         struct Named<'a> {
             codec: &'a str,
@@ -137,7 +138,8 @@ impl<'de> Deserialize<'de> for Compression {
 impl fmt::Display for Compression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
-        // The settings are converted by way of text: in a `Value`, an f32 would get more digits than the user wrote.
+        // The settings are first written as text and then parsed: a direct conversion to `Value` would give an f32
+        // more digits than the user wrote.
         let said = serde_json::to_string(self).map_err(|_| fmt::Error)?;
         let said: Map<String, Value> = serde_json::from_str(&said).map_err(|_| fmt::Error)?;
         let settings = FORMS.iter().find(|(name, _)| *name == self.name()).map_or(&[][..], |form| form.1);
@@ -149,8 +151,8 @@ impl fmt::Display for Compression {
     }
 }
 
-/// Parses a codec's name and its settings in their order, separated by colons: `bf16`, `qsgd:8:512`. Last settings that
-/// have a default may be left out.
+/// Parses a codec's name and its settings in their order, separated by colons: `bf16`, `qsgd:8:512`. Settings at the
+/// end that have a default may be left out.
 impl FromStr for Compression {
     type Err = NotACompression;
 

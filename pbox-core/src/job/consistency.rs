@@ -1,4 +1,4 @@
-//! Consistency: how many rounds workers may be apart, and so which pushes are in a worker's weights.
+//! Consistency: how many rounds one worker may be ahead of another, and so which pushes are in a worker's weights.
 //!
 //! Plain data and one rule, used at both ends. Depends on rounds, but not on ranks or memory.
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::Round;
 
-/// The consistency of a level: the time at which the hub answers a worker's push.
+/// The consistency between workers and their hub, or between two levels of hubs: the time at which a hub answers a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Consistency {

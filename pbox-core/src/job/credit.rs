@@ -28,10 +28,11 @@ pub struct NotACredit {
 
 impl Credit {
     /// The credit before any measurement. For P3 on links of 4 Gbit/s, every credit from 64 KiB to 4 MiB was as good. A
-    /// faster network needs more, because more bytes cross while a worker wakes up.
+    /// faster network needs more credit, because it carries more bytes while a worker wakes up.
     pub const AT_FIRST: usize = 1 << 20;
 
-    /// The smallest useful credit for each of several links to a peer: one slice that is being sent, and one that follows.
+    /// The smallest useful credit for each of several links to a peer. It is enough for one slice that is being sent, and
+    /// for the next slice.
     pub const LEAST: usize = 64 << 10;
 
     /// Returns the default credit for a schedule, for all links to a peer together. Without a limit, a transport that

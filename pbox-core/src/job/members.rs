@@ -11,8 +11,8 @@ pub enum Members {
     Workers,
     /// Hubs below. A push is a sum of gradients, and the number of these gradients.
     Hubs,
-    /// Hubs below that are also hubs of this level. Each owns a share, but its window has room for all chunks. The workers of
-    /// its machine read all chunks in that window, unless the hub decodes or copies answers for the workers.
+    /// Hubs of a mesh: they push to each other. Each hub owns a share, but its window has room for all chunks. The workers of
+    /// the hub's machine read all chunks in that window, unless the hub decodes or copies answers for these workers.
     Mesh,
 }
 

@@ -1,4 +1,4 @@
-//! Checks that a job can step all its keys with other hyperparameters of its optimizer.
+//! Checks that a job's optimizer can step all keys of the job with new hyperparameters.
 //!
 //! Plain data. The hyperparameters come from outside, and are checked when they arrive.
 

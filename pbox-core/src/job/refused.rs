@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | Slim-DP | `average` | a parameter that is not sent keeps the worker's own value, and a mean has no such value |
 //! | Slim-DP | SSP, ASP | the significant set is selected after a round that all workers have pushed |
-//! | Slim-DP | schedules by layer | pushes may have to be repeated, and each worker has its own answers |
+//! | Slim-DP | schedules by layer | a worker may have to push one chunk of a layer again, and each worker has its own answers |
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean needs the gradients of all workers in one round |
 //! | `clip_norm`, `skip_nonfinite`, `skip_spikes` | SSP, ASP | each push is a step, so no step has a whole gradient |
@@ -19,7 +19,7 @@
 //! | `lars`, `lamb` | `clip_norm`, `skip_nonfinite`, `skip_spikes` | the norm of an update would wait for the norm of the whole gradient |
 //! | `lars`, `lamb` | Slim-DP | values that are not sent are in no norm |
 //! | `lars`, `lamb` | `ablate` | work that is left out has no norm |
-//! | `maximize` | `average`, `sum`, `ablate` | there is no step that could go up |
+//! | `maximize` | `average`, `sum`, `ablate` | the hub makes no step that could go up the gradient |
 //! | `ema` | `average`, `sum`, `ablate` | the hub keeps no weights, or the weights are wrong |
 //! | hubs as members | Slim-DP | Slim-DP needs the steps of each worker |
 //! | hubs as members | `kvstore` | a hub has no forward pass for which it could pull |
@@ -184,7 +184,7 @@ pub(super) fn check(terms: &JobTerms) -> Result<(), Refused> {
     TABLE.iter().find_map(refused).map_or(Ok(()), Err)
 }
 
-/// Returns the name of the term because of which rounds are skipped.
+/// Returns the name of the term that makes the job skip rounds.
 fn skip_term(terms: &JobTerms) -> &'static str {
     if terms.skip_nonfinite { "skip_nonfinite" } else { "skip_spikes" }
 }

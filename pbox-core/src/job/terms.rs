@@ -1,8 +1,8 @@
 //! The terms of a job: everything on which its ends must agree.
 //!
 //! A worker states the terms in its join. The hub keeps those of the first worker, and each later worker must state the
-//! same. Sessions, shards and simulated clusters all hold this struct, so a new term is written only in this struct.
-//! `refused` says which terms exclude each other.
+//! same. The worker's session, the hub's shards and simulated clusters all keep [`JobTerms`], so a new term needs only
+//! a new field of this struct. `refused` says which terms exclude each other.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,13 +43,13 @@ pub struct JobTerms {
     /// down, as by `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
-    /// The limit on the norm of the round before. If that norm was larger, this round's mean gradient is multiplied by the
-    /// limit divided by that norm. No step waits for the gradients of other keys. The first round is not scaled. Default:
-    /// no limit.
+    /// The limit on the norm of the previous round's mean gradient. If the previous norm is larger, this round's mean
+    /// gradient is multiplied by the limit divided by the previous norm. No step waits for the gradients of other keys.
+    /// The first round is not scaled. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm_last: Option<f32>,
-    /// Whether a round is skipped if its mean gradient has a value that is not finite: weights and state then stay. Steps
-    /// wait as with [`clip_norm`](Self::clip_norm). Default: false.
+    /// Whether a round is skipped if its mean gradient has a value that is not finite. A skipped round changes neither
+    /// weights nor optimizer state. Steps wait as with [`clip_norm`](Self::clip_norm). Default: false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_nonfinite: bool,
     /// The limit on the norm of a round's mean gradient, as a multiple of the running mean of norms. A round with a larger norm
@@ -84,10 +84,10 @@ pub struct JobTerms {
     /// The number of cores that the job gets at each hub. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
-    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead). After a worker has sent bytes ahead, the hub may
-    /// write the chunk's weights early. This works only for BSP without compression, with one level, and not by layer; other
-    /// jobs ignore it. The first worker's choice counts. The reply to a join reports the choice to other workers; a worker
-    /// that wants no early writes sends nothing ahead. Default: false.
+    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead). If a worker sends bytes ahead, the hub may overwrite
+    /// the worker's weights of the chunk before the push. Jobs ignore this setting unless they use BSP, no compression, one
+    /// level of hubs, and a schedule that is not by layer. The first worker decides, and the reply to a join tells the other
+    /// workers. A worker that wants no early writes sends nothing ahead. Default: false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers_ahead: bool,
     /// The terms of workers and their hub for the links between them.
@@ -271,7 +271,7 @@ impl JobTerms {
         if self.optimizer.adapts_keys() { WHOLE_KEYS } else { self.split_above }
     }
 
-    /// Whether a hub that steps [answers bytes ahead](Self::answers_ahead).
+    /// Whether the hub that makes the steps [answers bytes ahead](Self::answers_ahead) in this job.
     pub fn has_answers_ahead(&self) -> bool {
         let LevelTerms { consistency, compression, schedule, members, .. } = self.level;
         let is_bare = compression.is_none() && members == Members::Workers;
@@ -386,8 +386,8 @@ impl LevelTerms {
         LevelTerms { credit: Some(credit), ..self }
     }
 
-    /// Whether one post may carry a [group](crate::Layout::group) of small keys. It may if values are sent without a codec, in
-    /// the order of pushes.
+    /// Whether one post may carry a [group](crate::Layout::group) of small keys. This needs values without compression and a
+    /// schedule that is not by layer.
     pub fn posts_groups(&self) -> bool {
         self.compression.is_none() && !self.schedule.by_layer()
     }

@@ -14,7 +14,8 @@ use super::optimizer::Step;
 use super::rule::Rule;
 use crate::layout::Dtype;
 
-/// One chunk, with its kept values by kind. The slice of a kind that the rule does not use is empty.
+/// One chunk, with the values that only the hub keeps: master weights and optimizer states. If the optimizer does not
+/// use one of these slices, the slice is empty.
 struct Chunk<'a, S, E> {
     step: &'a Step,
     slots: &'a Slots<'a, S>,
@@ -87,7 +88,7 @@ pub(super) fn narrow<E: Element, I: Convert<E> + Convert<f32>>(isa: I, values: &
     }
 }
 
-/// Whether master weights are kept in addition to the window, because the window's type is too coarse.
+/// Whether the hub keeps f32 master weights in addition to the window, because the window has 16-bit weights.
 #[inline(always)]
 fn has_master<E: Element, R: Rule>() -> bool {
     R::KEEPS_WEIGHTS && !matches!(E::DTYPE, Dtype::F32)
@@ -173,7 +174,7 @@ fn slot<S: Element, I: Convert<S>>(isa: I, slots: &Slots<S>, rank: usize, at: us
 }
 
 /// Sums elements of many slots, from `at` on, one group of slots after another. So the processor follows only a few streams
-/// at a time. The sums stay in its first-level cache meanwhile. The order of additions and the bits are those of [`run`].
+/// at a time, and the sums stay in the first-level cache. The order of additions and the bits are those of [`run`].
 #[inline(always)]
 pub(super) fn sum_in_groups<S: Element, I: Convert<S> + Convert<f32>>(
     isa: I,

@@ -61,7 +61,7 @@ static ALL: &[Kernels] = &[
     Kernels { name: "scalar", set: InstructionSet::Scalar, available: || true },
 ];
 
-/// `by_rule!(optimizer, R => work::<R>())`: does the same work with the rule of an optimizer.
+/// `by_rule!(optimizer, R => work::<R>())`: does `work` with the type in `rule` that has the arithmetic of `optimizer`.
 macro_rules! by_rule {
     ($optimizer:expr, $R:ident => $work:expr) => {
         by_rule!($optimizer, $R => $work;
@@ -189,7 +189,7 @@ impl Kernels {
         }
     }
 
-    /// Sums and steps [many](MANY) slots. It sums a tile, and then steps on the sums as on one slot.
+    /// Sums and steps [many](MANY) slots: sums a tile of elements, then steps on this sum as if it were the only slot, and so on.
     #[inline(never)] // its tile is on the stack
     fn sum_many<E: Element, R: Rule>(
         &self,
@@ -307,7 +307,7 @@ fn check_lengths<S: Element, E: Element>(
     assert_eq!(kept.len(), expected, "the kept values match the slots");
 }
 
-/// The sum of [many](MANY) slots, from `at` on.
+/// The work of summing [many](MANY) slots, from element `at` on.
 pub(super) struct InGroups<'a, E> {
     pub slots: &'a Slots<'a, E>,
     pub at: usize,

@@ -29,9 +29,9 @@ pub trait Element: Converted + Plain + Debug + Default + PartialEq + Send + Sync
 /// A type that all instruction sets convert. It cannot be named outside of this crate, so no other type can be an
 /// [`Element`].
 ///
-/// The kernels' functions for this type are methods of the trait, because the methods have no type parameters of their own.
-/// So their loops are compiled only in this crate, for each optimizer and instruction set. A crate that has a core with
-/// another type of port does not compile the loops again.
+/// The kernels' functions for an element type are methods of this trait, because such methods need no type parameters. So
+/// their loops are compiled once, in this crate, for each optimizer and instruction set. Generic functions would be
+/// compiled again in each crate that uses a core with another type of port.
 pub trait Converted: Sized {
     /// Returns the same instruction set, as a converter of this type.
     fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32>;
@@ -129,7 +129,7 @@ macro_rules! converted {
         }
     )*};
 }
-// For f32, a step runs the loop with one slot.
+// For f32, `step` is `run` with one slot.
 converted!(f32: run_as f16: step_as bf16: step_as);
 
 /// `typed!(dtype, E => work::<E>())`: does the same work for the element type that `dtype` names.
@@ -184,7 +184,8 @@ impl Element for f16 {
     }
 }
 
-/// Uses integer arithmetic without branches. The compiler turns it into vector code, but not the conversions of `half`.
+/// Uses integer arithmetic without branches, which the compiler turns into vector code. It cannot do this with the
+/// conversions of `half`.
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 

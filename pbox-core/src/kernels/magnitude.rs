@@ -109,7 +109,8 @@ impl Lanes {
     }
 }
 
-/// The mean of some elements, and its magnitude. The number of elements before them is a multiple of the number of lanes.
+/// The mean of some elements, and its magnitude. The number of elements before these elements is a multiple of the number
+/// of lanes.
 struct Mean<'a, E> {
     slots: &'a Slots<'a, E>,
     rescale: f32,

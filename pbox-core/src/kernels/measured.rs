@@ -1,7 +1,8 @@
 //! The squares that LARS and LAMB need: those of the weights, and those of the gradient or the update.
 //!
-//! LARS and LAMB need another pass over a chunk, after its mean was written. The pass changes nothing. So a chunk whose
-//! pushes are taken back can be measured again. All instruction sets give the same bits, as with a [magnitude](super::magnitude).
+//! LARS and LAMB need another pass over a chunk, after the chunk's mean was written. The pass only reads. So a chunk can be
+//! measured again if the hub takes back its pushes. All instruction sets give the same bits, as with a
+//! [magnitude](super::magnitude).
 
 use super::LANES;
 use super::compiled::Kernels;

@@ -69,8 +69,8 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
     }
 }
 
-/// Returns a gradient or an update plus the decay of the weights. A decay of 0 adds nothing: 0 times an infinite weight would
-/// be NaN.
+/// Returns a gradient or an update plus the decay of the weights. A decay of 0 is not added, because 0 times an infinite
+/// weight would be NaN.
 fn decayed(step: &Step, toward: f32, weight: f32) -> f32 {
     if step.weight_decay > 0.0 { toward + step.weight_decay * weight } else { toward }
 }
@@ -121,8 +121,8 @@ pub fn squares(block: &[f32]) -> f64 {
     lanes.iter().sum()
 }
 
-/// Returns the sum of squares of f32, rounded once to the nearest f64. The order does not matter: bits are counted for each
-/// power of 2.
+/// Returns the sum of squares of f32, rounded once to the nearest f64. The result does not depend on the order: the
+/// function counts the bits of all squares for each power of 2, and then adds.
 pub fn exact_sum(squares: impl Iterator<Item = f64>) -> f64 {
     const LOWEST: i32 = -350; // the lowest bit of an f64 that is 2^-298
     let (mut counts, mut not_finite) = ([0u64; 700], 0.0);
@@ -169,8 +169,8 @@ pub fn clip_scale_after(norm: f32, most: f32) -> f32 {
 }
 
 /// Whether a round with this norm is skipped as a spike. `norms` are the norms of the earlier rounds that were not skipped.
-/// A spike is above `times` their running mean, which needs at least ten norms. Each new norm has a weight of a hundredth
-/// in the mean, or more while there are fewer norms.
+/// A spike is above `times` their running mean, which needs at least ten norms. The mean of up to 100 norms gives each norm
+/// the same weight. Each later norm has a weight of a hundredth.
 pub fn is_spike(norms: &[f32], norm: f32, times: f32) -> bool {
     let counted = norms.iter().filter(|norm| **norm != 0.0).map(|&norm| f64::from(norm));
     let (mut mean, mut count) = (0.0, 0.0f64);

@@ -192,7 +192,8 @@ impl Adapts for Lamb {
     }
 }
 
-/// A rule that adapts its rate to two norms of a key: of the weights, and of the gradient or the update.
+/// An optimizer's rule that adapts its rate to two norms of a key: the norm of the weights, and the norm of the
+/// gradient or of the update.
 pub(super) trait Adapts: Rule {
     /// Returns a vector of the gradient or of the update, for the second norm.
     fn measured<I: Isa>(
@@ -210,7 +211,7 @@ fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I
     decayed(isa, step, sum * isa.splat(step.rescale), weight)
 }
 
-/// Returns a vector plus the decay of the weights. A decay of 0 adds nothing: 0 times an infinite weight would be NaN.
+/// Returns a vector plus the decay of the weights. A decay of 0 is not added, because 0 times an infinite weight would be NaN.
 #[inline(always)]
 fn decayed<I: Isa>(isa: I, step: &Step, toward: I::Vector, weight: I::Vector) -> I::Vector {
     let decay = isa.splat(step.weight_decay);

@@ -28,7 +28,7 @@ pub enum Tensor {
 }
 
 impl Tensor {
-    /// Returns the tensor's place in a chunk's values.
+    /// Returns the tensor's index among the tensors of a chunk.
     pub fn place(self) -> usize {
         match self {
             Tensor::Weights => 0,
@@ -107,7 +107,7 @@ impl Tensors {
     }
 
     /// Returns the number of f32 that the hub keeps for each element of a key of type `dtype`, in addition to the window of
-    /// weights. They are the master weight, if the type is too coarse, and the state.
+    /// weights. They are the f32 master weight, if `dtype` has 16 bits, and the state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
         self.optimizer.master_per_element(dtype) + self.state_per_element()
     }

@@ -5,8 +5,8 @@
 //!   [ content ][ round % 64 ][ chunk id                    ]
 //! ```
 //!
-//! PHub also sends the sender's id. Here the link identifies the sender. The bits hold the content of the post instead, and
-//! the low bits of the round, which show a late or repeated immediate.
+//! In PHub, an immediate has the sender's id. Here the link identifies the sender. In place of the id are the content of
+//! the post, and the low bits of the round, which show a late or repeated immediate.
 
 use fabric::Imm;
 use serde::{Deserialize, Serialize};
@@ -94,7 +94,8 @@ pub enum Content {
     /// New weights. Of several pushes, the one of the lowest rank counts. In the broadcast, round 0, workers push weights.
     Weights = 2,
     /// Bytes of a gradient whose push comes later. They do not count as a push, and may be sent again. From the hub: the
-    /// weights that a step on bytes ahead would make. The answer follows, without bytes if the weights are the same.
+    /// weights that a step on these bytes would make. The answer follows. It has no bytes if the step has made the same
+    /// weights.
     Ahead = 3,
 }
 
@@ -134,8 +135,7 @@ impl Immediate {
     }
 
     /// Returns the immediate of a control message in `round`, about the layer part that begins with `chunk`. Its round bits
-    /// differ from those of `round` by half of their range. So a control message is never taken for a late or repeated push or
-    /// answer.
+    /// are those of `round` plus 32, modulo 64. So a control message is never taken for a late or repeated push or answer.
     pub fn control(chunk: ChunkId, round: Round) -> Self {
         Immediate { round_bits: round.low_bits() ^ 0x20, ..Self::new(chunk, round) }
     }

@@ -2,8 +2,8 @@
 
 use super::{DEFAULT_CHUNK_BYTES, Key};
 
-/// The limit on the chunks of a model with the default size. A NIC has a receive request for each chunk of a lane, and a queue
-/// of mlx5 has 32,768 requests. The limit is for two lanes, with room for other messages.
+/// The limit on the chunks of a model with the default size. A core with its own NIC has a receive request for each of its
+/// chunks, and a queue of mlx5 has 32,768 requests. The limit is for two such cores, with room for other messages.
 const MOST_CHUNKS: u64 = 64_000;
 /// The largest chunk size that is allowed.
 pub(super) const LARGEST: usize = 1 << 30;

@@ -50,8 +50,8 @@ fn conv_norm(net: &mut Builder, name: &str, from: u64, to: u64, kernel: Kernel) 
     net.batch_norm(&format!("{name}.bn"), to);
 }
 
-/// One inception module. The last method call decides the module's kind, and returns the number of output channels. They
-/// are those of all branches and, with a plain pooling branch, those of the input.
+/// One inception module. The last method call decides the module's kind, and returns the number of output channels: the
+/// sum over all branches. A pooling branch without a convolution has as many channels as the input.
 struct Mixed<'a> {
     net: &'a mut Builder,
     name: &'static str,
@@ -89,7 +89,7 @@ impl<'a> Mixed<'a> {
         three + self.branch("branch3x3dbl_3", 96, 96, (3, 3)) + from
     }
 
-    /// Adds a module at 17x17, with 7x7 in two factors (`InceptionC`).
+    /// Adds a module at 17x17, in which 1x7 and 7x1 convolutions replace 7x7 (`InceptionC`).
     fn seven_by_seven(mut self, inner: u64) -> u64 {
         let from = self.from;
         let one = self.branch("branch1x1", from, 192, (1, 1));
@@ -115,7 +115,7 @@ impl<'a> Mixed<'a> {
         three + self.branch("branch7x7x3_4", 192, 192, (3, 3)) + from
     }
 
-    /// Adds a module at 8x8, with 3x3 split into parallel 1x3 and 3x1 (`InceptionE`).
+    /// Adds a module at 8x8, in which parallel 1x3 and 3x1 convolutions replace 3x3 (`InceptionE`).
     fn expanded(mut self) -> u64 {
         let from = self.from;
         let one = self.branch("branch1x1", from, 320, (1, 1));

@@ -39,8 +39,8 @@ pub(super) fn keys() -> Vec<Key> {
     net.finish()
 }
 
-/// Adds the encoder. The first layer reads in both directions with half the width each. The layer above reads in one
-/// direction.
+/// Adds the encoder. The first layer reads in both directions, each with half of the width. The layer above reads in
+/// one direction.
 fn encoder(net: &mut Builder, words: u64) {
     net.tensor("source_embed_weight", &[words, HIDDEN]);
     lstm(net, "encoder_birnn_forward_l0", HIDDEN, HIDDEN / 2);
@@ -49,7 +49,7 @@ fn encoder(net: &mut Builder, words: u64) {
 }
 
 /// Adds the decoder, in the order in which a training pass first needs each key. The attention projects the source. The
-/// encoder's last states start the decoder's two layers (hidden and cell state each). Then the decoder steps.
+/// encoder's last states start the decoder's two layers (hidden and cell state each). Then the decoder produces words.
 fn decoder(net: &mut Builder, words: u64) {
     net.tensor("target_embed_weight", &[words, HIDDEN]);
     net.tensor("att_e2h_weight", &[HIDDEN, HIDDEN]);

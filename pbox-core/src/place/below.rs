@@ -60,7 +60,7 @@ impl Above {
         }
     }
 
-    /// Returns the share of the first of these hubs.
+    /// Returns the share of the first of the hubs above.
     fn share(&self) -> Result<Share, String> {
         let hubs = self.cores.len() as u32;
         if !(1..=MAX_HUBS).contains(&hubs) {
@@ -70,15 +70,15 @@ impl Above {
     }
 }
 
-/// The placement of chunks at a hub below other hubs, and the links over which their sums go up.
+/// The placement of chunks at a hub below other hubs, and the links over which sums are sent to the hubs above.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Below {
     /// The placement on this hub's cores.
     pub placement: Placement,
-    /// The cores of the hubs above to which each core of this hub has a link, by core of this hub. The numbers of these
-    /// cores, ascending, are those of [`Placement::over_hubs`].
+    /// The links of each core of this hub: the cores of the hubs above to which they lead, ascending. Cores above
+    /// have the numbers of [`Placement::over_hubs`].
     pub ways: Vec<Vec<usize>>,
-    /// The number of the link over which a chunk's sums go up, among the links of its core, by chunk.
+    /// The number of the link that carries each chunk's sums to a hub above, among the links of the chunk's core.
     links: Vec<u32>,
 }
 
@@ -89,7 +89,8 @@ impl Below {
         let all = Placement::over_hubs(above);
         let here = above.iter().flat_map(|hub| (0..hub.cores()).map(|core| core % cores));
         let mut ways = vec![Vec::new(); cores];
-        // For each core above: its core at this hub, and the number of the link at that core.
+        // For each core above: the core of this hub that has a link to it, and the number of this link among the
+        // links of that core.
         let mut link_to = Vec::with_capacity(all.cores());
         for (core_above, core) in here.enumerate() {
             link_to.push((core as u32, ways[core].len() as u32));
@@ -101,7 +102,7 @@ impl Below {
         Below { placement, ways, links }
     }
 
-    /// Returns the number of the link over which a chunk's sums go up, among the links of its core.
+    /// Returns the number of the link that carries a chunk's sums to a hub above, among the links of the chunk's core.
     pub fn link(&self, chunk: ChunkId) -> u32 {
         self.links[chunk.index()]
     }

@@ -1,8 +1,8 @@
 //! Placement: the core of a hub that owns each chunk. Pure functions, the same at both ends of every link. If a job is
 //! spread over several hubs, [`share`](crate::share) first decides which hub owns a chunk.
 //!
-//! Each chunk goes to one core (PHub, section 2). Chunks are distributed by LPT on bytes, as in PHub's public code, but in
-//! *runs* of neighbours:
+//! Each chunk goes to one core (PHub, section 2). Chunks are distributed by bytes with LPT (the largest first, to the core
+//! with the least load), as in PHub's public code, but in *runs* of neighbours:
 //!
 //! ```text
 //!   key 0: [0 0 0 0 0 0 0 0][1 1 1 1 1 1 1 1][0 0 0 0]   one digit a chunk: its core
@@ -66,7 +66,7 @@ impl Placement {
     }
 
     /// Places the shares of all hubs of a job on the cores of each hub, in the order of the hubs. `share` is the share of
-    /// any of them.
+    /// any of the hubs.
     pub fn of_shares(layout: &Layout, schedule: Schedule, share: Share, cores: &[CoreNodes]) -> Vec<Self> {
         let pieces = pieces_of_all(layout, schedule, share);
         pieces.into_iter().zip(cores).map(|(pieces, cores)| Self::of_pieces(layout, pieces, cores)).collect()
@@ -228,7 +228,7 @@ impl Placement {
     }
 
     /// Returns the links to this hub, which has `ports` ports. The port of each core has one link, for the core's chunks.
-    /// At the other end, the links are dealt to the ports `joiner` in turn.
+    /// A member's ports `joiner` get the links in turn.
     pub fn links(
         &self,
         wire: &Wire,

@@ -8,8 +8,8 @@ use crate::layout::{ChunkId, Layout};
 /// cores.
 pub(super) const RUN_BYTES: u64 = 512 * 1024;
 
-/// The least number of runs for each core, which LPT needs to balance the cores. In small models, runs are shorter for this
-/// reason.
+/// The least number of runs for each core. With fewer runs, LPT cannot balance the cores. So a small model has shorter
+/// runs.
 const RUNS_PER_CORE: usize = 64;
 
 /// Cuts pieces of a layout into runs for `cores` cores.

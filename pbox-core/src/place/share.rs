@@ -4,19 +4,20 @@
 //! ```text
 //!   two hubs     small keys        large ones
 //!   by layer     key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    above 10^6 parameters
-//!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub, or from four chunks a part
+//!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    with a chunk for each hub; else parts of 4 chunks
 //! ```
 //!
 //! If steps use the norms of keys, no key is split. So the hub that has a key also has its norms.
 //!
 //! If the share is by slices, all keys of a [group](Layout::group) go to one hub. A key with fewer chunks than there are
-//! hubs is split into parts of at least four chunks, one for each hub. Otherwise one of 256 hubs could get a layer of 255
-//! chunks from all machines at the same time.
+//! hubs is split into parts of at least four chunks, and each part goes to another hub. Otherwise one of 256 hubs could
+//! get a layer of 255 chunks from all machines at the same time.
 //!
 //! The share by layer is that of the parameter server with which the papers compare (P3, section 4.1). There, tensors of
 //! more than 10^6 parameters, by default, are split evenly over the servers. Every other tensor goes to one server, here by
-//! LPT and not at random. The share by slices spreads every layer over all hubs, so that all their NICs carry the layer
-//! that is needed first. Parts are contiguous, so that a hub touches few more pages of a window than it needs.
+//! LPT (the largest first, to the hub with the least load) and not at random. The share by slices spreads every layer over
+//! all hubs, so that all their NICs carry the layer that is needed first. Parts are contiguous, so that a hub touches few
+//! more pages of a window than it needs.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -104,7 +105,7 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
     ours
 }
 
-/// Returns the [pieces] of all hubs, in the order of the hubs. `share` is the share of any of them.
+/// Returns the [pieces] of all hubs, in the order of the hubs. `share` is the share of any of the hubs.
 pub fn pieces_of_all(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Vec<Range<u32>>> {
     if share.is_whole() {
         return vec![pieces(layout, schedule, share)];

@@ -39,7 +39,7 @@ pub struct Slices {
     of_chunk: Vec<u32>,
     /// The number of each key's group, or [`NO_GROUP`], by key.
     groups: Vec<u32>,
-    /// The number of each group's slice, if the group goes to one core, by number of the group.
+    /// The number of the slice of each group that goes to one core, by number of the group.
     of_group: Vec<Option<u32>>,
 }
 
@@ -97,7 +97,8 @@ impl Slices {
             keys().next().expect("a group has chunks"),
             placement.owner(chunks().next().expect("a group has chunks")),
         );
-        // If hubs above place keys by layer, the keys of a group may be at different hubs.
+        // A group is sent as one slice only if one core has all its keys. If hubs above place keys by layer, the keys
+        // may be at different hubs.
         if placement.owners(layout.groups()[number].clone()).all(|owner| owner == core) {
             let slice = self.slices.len() as u32;
             self.of_group[number] = Some(slice);
@@ -113,7 +114,7 @@ impl Slices {
         }
     }
 
-    /// Makes the worker send groups key by key, because their bytes on the wire are encoded.
+    /// Makes the worker send groups key by key, because the bytes on the wire are encoded.
     #[must_use]
     pub fn without_groups(mut self) -> Self {
         self.groups.fill(NO_GROUP);

@@ -7,8 +7,8 @@
 //!   the board           mean |w| / mean |g|         the bucket of the edge        the least significance in the set
 //! ```
 //!
-//! All cores share the board, which has a lock. The path of chunks does not use it. Each core hands in a part three times
-//! per selection, and rounds continue meanwhile (`docs/design/codecs-and-slim-dp.md#slim-dp`).
+//! All cores share the board, which has a lock. The code that handles pushes does not use the board. Each core hands in a
+//! part three times per selection, and rounds continue meanwhile (`docs/design/codecs-and-slim-dp.md#slim-dp`).
 
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
@@ -32,7 +32,7 @@ pub enum Found {
 pub struct Board {
     /// The number of cores that take part.
     parts: usize,
-    /// The most elements that the significant set may have.
+    /// The largest number of elements that the significant set may have.
     room: u64,
     c: Option<f32>,
     inner: Mutex<Inner>,
@@ -76,7 +76,7 @@ impl Board {
         self.lock().wakers.push(waker);
     }
 
-    /// Takes the sums of one core's chunks, by chunk id.
+    /// Receives the sums of one core's chunks, by chunk id.
     #[cold]
     #[inline(never)] // it takes a lock, and the round path takes none
     pub fn give_sums(&self, sums: impl Iterator<Item = (usize, Sums)>) {
@@ -88,7 +88,8 @@ impl Board {
         }
     }
 
-    /// Takes one core's counts of elements by significance: first by the upper bits, then by the lower bits at the edge.
+    /// Receives one core's counts of elements by significance. In the first call they are by the upper bits, in the
+    /// second call by the lower bits at the edge.
     #[cold]
     #[inline(never)] // it takes a lock, and the round path takes none
     pub fn give_counts(&self, counts: &[u32]) {

@@ -56,14 +56,16 @@ pub struct SlimDp {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Explorer {
-    /// The worker sends their places, 16 bits each. (In section 3.5 it sends a key with each value.)
+    /// The worker sends the indices of the explored parameters, 16 bits each. (In section 3.5 of the paper, the
+    /// worker sends a key with each value.)
     Keys,
-    /// Both ends draw the places from the same seed, and no places are sent.
+    /// Worker and hub both draw the indices from the same seed, and no indices are sent.
     #[default]
     Seeded,
 }
 
-/// Returns the paper's choice for VGG-16, in mini-batches. The paper chooses 50,000 for GoogLeNet (section 4.2).
+/// Returns the default of `q`: the paper's choice for VGG-16, in mini-batches. For GoogLeNet, the paper chooses
+/// 50,000 (section 4.2).
 fn default_q() -> u32 {
     20_000
 }
@@ -144,8 +146,8 @@ impl SlimDp {
         if elements > MAX_ELEMENTS { Err(InvalidSlimDp::Chunk { elements }) } else { Ok(()) }
     }
 
-    /// Whether all workers push all parameters in a round, after which the significant set is selected. `first` is the
-    /// first round that the job trains in: 1, or the first round after its checkpoint.
+    /// Whether the significant set is selected after a round. In such a round, all workers push all parameters.
+    /// `first` is the first round that the job trains in: 1, or the first round after its checkpoint.
     pub fn selects(&self, round: Round, first: Round) -> bool {
         round == first || (round > first && round.0.is_multiple_of(self.q))
     }

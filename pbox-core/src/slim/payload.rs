@@ -9,9 +9,9 @@
 //!              1 whole          [significant set: u64 x count][values of all]
 //! ```
 //!
-//! A push has the signature of the set that it was made with. An answer has the signature of the set for the next push. It
-//! brings the set itself if the set is new, or if the worker may not have it. With a seeded explorer, `count` of a push is the
-//! number of explored elements, and no places follow.
+//! A push has the signature of the set that it was made with. An answer has the signature of the set for the next push. The
+//! answer brings the set itself if the set is new, or if the worker may not have it. With a seeded explorer, `count` of a push
+//! is the number of explored elements, and no places follow.
 
 use zerocopy::IntoBytes;
 
@@ -44,7 +44,7 @@ pub enum SlimPayloadError {
         /// The kind in the header.
         seen: u32,
     },
-    /// The number of an explored element is not in order, beyond the chunk, or in the significant set.
+    /// The number of an explored element is out of order, is beyond the chunk, or is in the significant set.
     #[error(
         "a Slim-DP payload explores element {place}: expected numbers of elements below {elements}, ascending, outside the significant set"
     )]

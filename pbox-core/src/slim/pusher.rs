@@ -23,14 +23,14 @@ pub struct Pusher {
     chunks: Vec<Chunk>,
     /// The significant sets of all chunks.
     significant: Vec<u64>,
-    /// The elements that the worker pushed last, of all chunks, with one bit an element. A push of a whole chunk does not change
-    /// its bits.
+    /// The elements that the worker pushed last, of all chunks, with one bit for each element. A push of a whole chunk does not
+    /// change the chunk's bits.
     sets: Vec<u64>,
 }
 
 #[derive(Debug)]
 struct Chunk {
-    /// The chunk's words in the significant sets and in the pushed sets.
+    /// The chunk's range of 64-bit words in the significant sets and in the pushed sets.
     words: Range<usize>,
     /// Whether the hub has selected a significant set, and the worker has the same set.
     is_selected: bool,
@@ -86,7 +86,7 @@ impl Pusher {
     }
 
     /// Forgets a chunk's significant set, because the hub has another set. The worker then pushes the whole chunk until an
-    /// answer brings a set. Returns false if the last push was already of the whole chunk.
+    /// answer brings a set. Returns false if the last push already had the whole chunk.
     pub fn forget_significant(&mut self, chunk: ChunkId) -> bool {
         let chunk = &mut self.chunks[chunk.index()];
         chunk.is_selected = false;

@@ -28,7 +28,7 @@ struct Part {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
-    /// Chunks are noted in the next round that selects. The value is the number of chunks noted so far.
+    /// Chunks are noted in the next round after which a set is selected. The value is the number of chunks noted so far.
     Noting(usize),
     /// The core waits for the board's next result.
     Awaiting,
@@ -102,9 +102,9 @@ impl Selector {
             && self.selected.is_none_or(|(selected, _)| selected != former)
     }
 
-    /// Notes that a chunk was stepped in a round, with its new weights and the mean gradient. If the round selects, keeps
-    /// them for the selection. If a set was selected after the previous round, writes the chunk's set to `significant`;
-    /// workers push it from the next round on. Returns whether a set was written.
+    /// Notes that a chunk was stepped in a round, with its new weights and the mean gradient. If a set is selected after
+    /// this round, keeps what the selection needs of them. If a set was selected after the previous round, writes the
+    /// chunk's set to `significant`; workers push it from the next round on. Returns whether a set was written.
     pub fn stepped(
         &mut self,
         place: usize,

@@ -51,7 +51,7 @@ pub fn weigh(weights: &[f32], gradients: &mut [f32], c: f32) {
     }
 }
 
-/// The number of buckets of a histogram: one for each value of half of the bits of a size.
+/// The number of buckets of a histogram: one for each value of 16 bits, which are half of the bits of a significance.
 pub const BUCKETS: usize = 1 << 16;
 
 /// Counts significances by the upper half of their bits.

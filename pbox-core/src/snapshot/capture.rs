@@ -21,8 +21,8 @@ pub enum Occasion {
     Due(Round),
     /// A client asked for the snapshot of these tensors. Each request has a number.
     Asked(u64, Selection),
-    /// A reader asked for a round that may be far ahead, with a number as for `Asked`. Any other snapshot may take its place
-    /// until a chunk has reached the round.
+    /// A reader asked for a round that may be far ahead, with a number as for `Asked`. Any other snapshot may replace this
+    /// one until a chunk has reached the round.
     Ahead(u64, Selection),
 }
 
@@ -55,7 +55,7 @@ struct Current {
     occasion: Occasion,
     before: Round,
     values: Slab,
-    /// The number of steps of each chunk that is copied, by place.
+    /// The number of steps of each copied chunk, by the chunk's index in the shard.
     steps: Vec<Option<u32>>,
     /// Chunks that are not copied yet.
     left: usize,
@@ -132,7 +132,7 @@ impl Capture {
         self.due = self.every.map_or(NEVER, after);
     }
 
-    /// Returns a part with its own memory. `copy` fills in the values, and the number of steps of each chunk.
+    /// Returns a part in memory of its own. `copy` writes the values and the number of steps of each chunk.
     pub fn apart(&self, copy: impl FnOnce(&mut [f32], &mut [u32])) -> Result<SnapshotPart, String> {
         let values = Slab::zeroed("a last state", self.range(Selection::All, &(0..self.elements)).end);
         let mut values = values.map_err(|error| error.to_string())?;
@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [15.0, 15.0, 15.1, 15.1]);
     }
 
-    /// A chunk may step in the last round of a job with SSP or ASP after it has reached the round.
+    /// A chunk may step again after it has reached the snapshot's round, in the last round of a job with SSP or ASP.
     #[test]
     fn a_chunk_is_copied_once() {
         let mut taking = every(5, 0);

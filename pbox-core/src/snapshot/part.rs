@@ -1,4 +1,4 @@
-//! A hub's state of a job at a cut between two rounds. The cores give it to a checkpoint.
+//! A hub's state of a job at a cut between two rounds. The hub's cores give this state to a checkpoint, each core its part.
 //!
 //! ```text
 //!   a part's values:  [ chunk 7: weights | state 0 | state 1 ][ chunk 9: weights | state 0 | state 1 ] ...

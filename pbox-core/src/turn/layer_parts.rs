@@ -1,4 +1,5 @@
-//! Layer parts: a key's chunks on one core, in schedules that answer them together or not at all.
+//! Layer parts. A layer part has all chunks of one key on one core. Schedules by layer send these chunks to a worker
+//! only together.
 //!
 //! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to the worker. Does not depend on
 //! links or weights.
@@ -19,14 +20,14 @@ use crate::layout::KeyId;
 /// The layer parts of a job on a core.
 #[derive(Debug)]
 pub(super) struct LayerParts {
-    /// The places of each part's chunks in the shard. Chunks are in the order of their ids, so a key's chunks are
+    /// The indices of each part's chunks in the shard. Chunks are in the order of their ids, so a key's chunks are
     /// neighbours.
     parts: Vec<Range<u32>>,
-    /// The number of each chunk's part, by place in the shard.
+    /// The number of each chunk's part, by the chunk's index in the shard.
     part_of: Vec<u32>,
     workers: usize,
-    /// The number of chunks that may be sent to a worker and are not sent, by part, then by rank. For a part that must be
-    /// pulled, this is the number of all its chunks until the worker pulls it.
+    /// The number of chunks that may be sent to a worker and are not sent, by part, then by rank. If a part must be
+    /// pulled, the number stays at the number of its chunks until the worker pulls it.
     ready: Vec<u32>,
     /// Whether the worker lost its links while some chunks of the part were ready and none was sent, in the order of
     /// `ready`. These chunks count again when the worker pushes them again.
@@ -39,18 +40,18 @@ pub(super) struct LayerParts {
 pub(super) enum Ready {
     /// Nothing is sent: other chunks of the part are not ready.
     NotYet,
-    /// The chunks at all these places must be sent.
+    /// The chunks with all these indices must be sent.
     ToSend(Range<usize>),
-    /// The worker gets a notice that it can pull the part that begins at this place.
+    /// The worker gets a notice that it can pull the part whose first chunk has this index.
     ToPull(usize),
     /// The worker has pushed the chunk again before it pulled its part.
     NotPulled,
-    /// The chunk must be sent without the rest of its part: it was sent before, and was lost.
+    /// The chunk was sent before with its part, and was lost. It must be sent again alone.
     Lost,
 }
 
 impl LayerParts {
-    /// Creates the parts of a shard. `keys` are the keys of its chunks, by place.
+    /// Creates the parts of a shard. `keys` are the keys of the shard's chunks, in order.
     pub fn new(keys: &[KeyId], workers: u32, pulled: bool) -> Self {
         let mut parts: Vec<Range<u32>> = Vec::new();
         let mut part_of = Vec::with_capacity(keys.len());
@@ -71,7 +72,7 @@ impl LayerParts {
         }
     }
 
-    /// Notes that the chunk at a place may be sent to worker `rank`.
+    /// Notes that the chunk at index `place` may be sent to worker `rank`.
     #[inline]
     pub fn ready(&mut self, place: usize, rank: u32) -> Ready {
         let part = self.part_of[place] as usize;
@@ -94,8 +95,8 @@ impl LayerParts {
         }
     }
 
-    /// Notes that worker `rank` pushes the chunk at a place again, after it lost its links. `now`: the chunk becomes ready
-    /// only now. Otherwise it was already ready before the loss.
+    /// Notes that worker `rank` pushes the chunk at index `place` again, after a loss of links. If `now` is true, the
+    /// chunk becomes ready only now. Otherwise the chunk was already ready before the loss.
     pub fn ready_again(&mut self, place: usize, rank: u32, now: bool) -> Ready {
         let part = self.part_of[place] as usize;
         let counts = now || self.counts_again[part * self.workers + rank as usize];
@@ -110,8 +111,8 @@ impl LayerParts {
         }
     }
 
-    /// Takes worker `rank`'s pull of the part that begins at a place. Returns all places of the part, if it is whole for the
-    /// worker.
+    /// Takes worker `rank`'s pull of the part whose first chunk is at index `place`. If the worker may get all chunks of the
+    /// part, returns their indices.
     pub fn pull(&mut self, place: usize, rank: u32) -> Option<Range<usize>> {
         let part = self.part_of[place] as usize;
         let Range { start, end } = self.parts[part];

@@ -1,6 +1,7 @@
 //! A look is a check of a job's rounds: whether they move, and for which workers they wait.
 //!
-//! The core's thread takes a look between two turns, when the hub asks for one. The round path does not know of it.
+//! The core's thread takes a look between two turns, when the hub asks for one. The code that handles pushes does not
+//! know of looks.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use crate::weights::Mode;
 /// The result of a look at a job on one or several cores.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
-    /// The round of the first chunk if rounds are moving, otherwise of the chunk that is furthest ahead.
+    /// The round of the first chunk, if rounds are moving. Otherwise the highest round of any chunk.
     pub round: Round,
     /// Whether rounds have finished since the last look. If so, this look checked nothing else.
     pub is_moving: bool,

@@ -1,4 +1,4 @@
-//! The modes of a shard, each with its pace and the types of its stages.
+//! The modes of a shard. A mode is a pace (when workers push and get answers) and a type for each stage of the work on a chunk.
 
 use std::task::Waker;
 
@@ -16,7 +16,7 @@ use crate::weights::{
     HubsAlone, HubsByNorm, OneSum, PassOn, RawForAll, RawForEach, Relay, Slim, SlimPushes, SlimReply, Staged,
 };
 
-/// A shard in one of the modes: its pace, and the types of its stages.
+/// A shard in one of the modes. The type of its content has the pace and the stages.
 pub(super) enum Shard {
     Bare(ShardOf<Arrivals, Bare>),
     BareByNorm(ShardOf<Arrivals, BareByNorm>),

@@ -17,7 +17,7 @@ pub struct JobId(pub u64);
 pub struct Tally {
     /// Pushes and pulls that arrived.
     pub arrivals: u64,
-    /// Chunks summed and stepped: once a round, or with SSP and ASP once a push.
+    /// The number of chunks that were summed and stepped. A chunk counts once a round, or with SSP and ASP once a push.
     pub chunks: u64,
     /// Bytes of these chunks.
     pub chunk_bytes: u64,
@@ -28,9 +28,9 @@ pub struct Tally {
 /// The answers of the hubs above that had arrived when a job lost its links to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AnswersAbove {
-    /// The number of answers since the job began with round 0.
+    /// The number of answers since round 0, one for each chunk and round.
     pub came: u64,
-    /// Sums that were sent up and had no answer.
+    /// The number of sums that were sent to the hubs above and had no answer.
     pub awaited: u64,
 }
 

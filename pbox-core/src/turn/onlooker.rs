@@ -1,5 +1,5 @@
-//! Observers of a core's turns: a timeline, or an observer that does nothing. A turn is compiled for each
-//! kind, so the observer that does nothing costs nothing.
+//! Observers of a core's turns: a timeline, or an observer that does nothing. A turn is compiled for each kind of
+//! observer, so the observer that does nothing costs nothing.
 //!
 //! ```text
 //!   polled -> (sum + step) -> posted, posted -> arrived -> done -> (sum + step) -> posted ...

@@ -67,9 +67,9 @@ impl Done {
 pub(super) struct Replies {
     workers: u32,
     schedule: Schedule,
-    /// The order in which sums go up, if there are hubs above.
+    /// The order in which sums are sent to the hubs above, if there are such hubs.
     schedule_above: Option<Schedule>,
-    /// Whether the sums of a group go up in one post.
+    /// Whether the sums of a group are sent to a hub above in one post.
     groups_above: bool,
     /// One entry for each link number.
     links: Vec<Option<LinkId>>,
@@ -121,8 +121,8 @@ impl Replies {
         self.links[rank as usize] = Some(link);
     }
 
-    /// Sets the order of the answers to a worker, by the priority of each key. Sums go up in the order that was set last. Only a
-    /// schedule with priorities follows it.
+    /// Sets the order of the answers to a worker, by the priority of each key. Sums are sent to hubs above in the order that
+    /// was set last. Only a schedule with priorities follows this order.
     pub fn set_priorities(&mut self, rank: u32, priorities: &Arc<[u32]>) {
         for number in std::iter::once(rank).chain(self.numbers_above()) {
             let is_followed = self.schedule_of(number) == Schedule::P3;
@@ -135,7 +135,7 @@ impl Replies {
         self.listens[rank as usize] = true;
     }
 
-    /// Whether the link of this number leads to a hub above.
+    /// Whether the link of this number leads to a hub above this hub.
     pub fn leads_up(&self, rank: u32) -> bool {
         rank >= self.workers
     }
@@ -295,7 +295,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Returns a task for the core if an arrival that finished no chunk completed the core's part of the
+    /// Returns that the core has a task, if an arrival finished no chunk but completed the core's part of the
     /// gradient norm.
     #[inline]
     fn gathered(&self) -> Option<Done> {
@@ -505,7 +505,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Sends the sums without an answer up again, after lost links to hubs above were replaced.
+    /// Sends the sums without an answer to the hubs above again, after lost links to these hubs were replaced.
     #[cold]
     pub fn ask_again(&mut self) {
         self.shard.stages.gather.pass_again();
@@ -528,8 +528,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         let tells = self.shard.stages.gather.tells();
         let Some(hub) = line.hub().filter(|_| tells) else { return Err(violation) };
         match self.shard.take_line(rank, line, hub) {
-            // A worker that does not take part yet may send its line late. The line's memory may then have the values of a
-            // later round.
+            // A worker that does not take part yet may send its line late, when the line's memory already has the values
+            // of a later round. So an invalid line breaks the protocol only if it comes from a hub above or from a
+            // worker that takes part.
             Err(violation) if self.replies.leads_up(rank) || self.replies.listens[rank as usize] => {
                 return Err(violation);
             }
@@ -538,9 +539,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED }))
     }
 
-    /// Sends a hub's part of a round to all workers once the part is complete. The workers pass the part on
-    /// to the other hubs, so it leaves before the result of the round is known. Below other hubs, the part
-    /// goes up. Returns whether there was a part to send.
+    /// Sends the hub's part of a round's gradient norm to all workers, once the part is complete. The workers pass
+    /// the part on to the other hubs, so it leaves before the result of the round is known. Below other hubs, the
+    /// part goes up. Returns whether there was a part to send.
     #[cold]
     pub fn tell(&mut self) -> bool {
         let line = self.shard.stages.gather.untold();
@@ -553,7 +554,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         worked
     }
 
-    /// Sends the hub's last parts to a worker that begins, or that has new links.
+    /// Sends the hub's last parts of the gradient norm to a worker that begins or has new links.
     pub fn tell_again(&mut self, rank: u32) {
         self.shard.stages.gather.lines().into_iter().for_each(|line| self.tell_one(rank, line));
     }
@@ -564,7 +565,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Posts a line by the link of this number.
+    /// Posts a line, a message with a part of the gradient norm, over the link of this number.
     fn post_line(&mut self, rank: u32, (line, span): (Immediate, Span)) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let waits = !self.replies.queues[rank as usize].is_empty();
@@ -590,7 +591,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
 
-    /// Posts an answer; its first chunk is at `place`.
+    /// Posts an answer, which may be for several chunks. The first of them is at `place`.
     #[inline]
     fn post_answer(&mut self, link: LinkId, place: usize, rank: u32, answer: Answer) {
         if self.replies.queues[rank as usize].is_empty() {

@@ -47,11 +47,11 @@ pub(crate) struct ShardOf<P, M: Mode> {
     /// weights.
     end: Round,
     wire: Wire,
-    /// The place of each chunk, by id; `None` if another core owns the chunk.
+    /// The place of each chunk (its index in this shard), by id. `None` if another core owns the chunk.
     places: Vec<Option<u32>>,
-    /// One entry for each place.
+    /// The key of the chunk at each place.
     keys: Vec<KeyId>,
-    /// The place at which this core steps a group in one step, by number of the group. `None` for other groups.
+    /// The index of each group that makes one step, by number of the group. `None` for other groups.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
     /// The reason why the job cannot continue, until the core [takes](Self::take_failure) it.
@@ -91,7 +91,7 @@ pub(crate) enum Arrived {
     Noted,
     /// The push has finished the chunk.
     Finished(Finished),
-    /// The chunk at this place can send the weights of this round ahead.
+    /// Workers may get the weights of this round ahead, for the chunk at this index.
     Ahead(usize, Round),
     /// The push cannot be decoded, and does not count. The worker must push the chunk again for this round.
     Unread(Round),
@@ -243,38 +243,38 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.terms.on_loss == OnLoss::Continue
     }
 
-    /// Returns the keys of the shard's chunks, by place.
+    /// Returns the keys of the shard's chunks, in the order of the chunks.
     pub fn keys(&self) -> &[KeyId] {
         &self.keys
     }
 
-    /// Returns the place of a chunk, if this shard has it.
+    /// Returns the place of a chunk (its index in this shard), if this shard has the chunk.
     pub fn place(&self, chunk: ChunkId) -> Option<usize> {
         let place = self.places.get(chunk.index()).copied().flatten()?;
         Some(place as usize)
     }
 
-    /// Returns the places of the chunks of the group with this id. `None` if the id is not a group's, or another core owns it.
-    /// The places are neighbours.
+    /// Returns the places of the chunks of the group with this id, which are neighbours. `None` if the id is not that of a
+    /// group, or if another core owns the group.
     pub fn group(&self, id: ChunkId) -> Option<Range<usize>> {
         let chunks = self.wire.group(id)?;
         let (first, last) = (self.place(ChunkId(chunks.start))?, self.place(ChunkId(chunks.end - 1))?);
         (last - first == chunks.len() - 1).then_some(first..last + 1)
     }
 
-    /// Returns the place of a group that makes one step.
+    /// Returns the index of a group that makes one step.
     fn joined(&self, id: ChunkId) -> Option<usize> {
         let number = id.index().checked_sub(self.places.len())?;
         Some(self.joined.get(number).copied().flatten()? as usize)
     }
 
-    /// Returns the chunk or group at a place.
+    /// Returns the id of the chunk or group at index `place`.
     #[inline]
     pub fn chunk(&self, place: usize) -> ChunkId {
         self.stages.chunk(place).id
     }
 
-    /// Returns the key of the chunk at a place, or the first key of a group.
+    /// Returns the key of the chunk at index `place`, or the first key of a group.
     pub fn key(&self, place: usize) -> KeyId {
         let id = self.chunk(place);
         let first = self.wire.group(id).map_or(id, |chunks| ChunkId(chunks.start));
@@ -317,7 +317,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.wire.posts(self.keys.len()) as usize
     }
 
-    /// Adds the window that a hub above writes, for the link of this number. Checks every span once, and touches it.
+    /// Adds the window that a hub above writes, for the link of this number. Checks and touches every span once.
     pub fn add_above(&mut self, link: u32, window: Arc<RecvWindow>) -> Result<(), SpanError> {
         let ShardOf { pace, stages, keys, .. } = self;
         stages.add_above(link, window, (0..keys.len()).filter(|&place| pace.way_up(place) == Some(link)))
@@ -365,7 +365,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.unlink(rank, discarded);
     }
 
-    /// Holds the shard: until [`release`](Self::release) no chunk is stepped and no worker is answered, so the front stays.
+    /// Holds the shard: until [`release`](Self::release) no chunk is stepped and no worker is answered. So the rounds in
+    /// flight stay the same.
     pub fn hold(&mut self) {
         P::take_back(self);
         if M::Gather::WAITS {
@@ -406,8 +407,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// Settles the next chunk at these places that can finish. Does the work that waited for the end of a hold, for a
-    /// change of workers, or for other cores. Also returns the place to continue from.
+    /// Finishes the next chunk at these places that can finish. Does the work that waited for the end of a hold, for
+    /// a change of workers, or for other cores. Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, places: Range<usize>) -> Option<(Finished, usize)> {
         if self.is_held() {
             return None;
@@ -450,7 +451,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Works like [`arrive`](Self::arrive), for the chunk at a place.
+    /// Works like [`arrive`](Self::arrive), for the chunk at index `place`.
     #[inline]
     pub fn arrive_at(
         &mut self,
@@ -477,7 +478,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             .map_or(Arrived::Noted, Arrived::Finished))
     }
 
-    /// Takes the bytes of an answer from above.
+    /// Takes the bytes of an answer from a hub above.
     #[inline]
     fn take_answer(
         &mut self,
@@ -505,7 +506,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Takes a push that is no gradient, or that has a wrong content.
+    /// Takes a push that is no gradient. Refuses a content that the job does not allow now.
     #[cold]
     fn arrive_other(
         &mut self,
@@ -573,7 +574,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         P::settle_joined(self, kernels, places, joined)
     }
 
-    /// Finishes the chunk at a place, if all its pushes are noted and the shard is not held.
+    /// Finishes the chunk at index `place`, if all its pushes are noted and the shard is not held.
     #[inline]
     pub fn settle_at(&mut self, kernels: &Kernels, place: usize) -> Option<Finished> {
         if self.is_held() { None } else { P::settle(self, kernels, place) }

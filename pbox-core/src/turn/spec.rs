@@ -19,14 +19,14 @@ use crate::wire::{Wire, counted};
 pub struct ShardSpec {
     /// The job's terms.
     pub terms: Arc<JobTerms>,
-    /// The job's layout, and its bytes on the wire.
+    /// The job's layout, and the form of its chunks in windows.
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
     /// The spans of these chunks in the job's weights, in the same order, followed by the spans of the
-    /// [lines](Wire::weights_line) that the core writes. With BSP the spans are in the window that all workers read.
-    /// At a hub below other hubs they are in the window of sums, and the lines are those that the core passes on. In all
-    /// other modes they are in a window that only the hub sees.
+    /// [lines](Wire::weights_line) that the core writes. With BSP the spans are in the window that all workers read. At
+    /// a hub below other hubs, the spans are in the window of sums, and the lines are those that the core passes on. In
+    /// all other modes, the spans are in a window that only the hub sees.
     pub weights: Spans,
     /// The state to continue with. Without it, weights and state are zero and the job begins with round 0.
     pub restored: Option<Arc<Restored>>,
@@ -47,13 +47,13 @@ pub(super) struct AboveSpec {
     /// The terms of the links between the two levels.
     pub level: LevelTerms,
     pub form: SumForm,
-    /// The number of the link that carries each chunk's sums up, in the order of the chunks.
+    /// The number of the link that carries each chunk's sums to a hub above, in the order of the chunks.
     pub links: Vec<u32>,
-    /// The number of the core's links to hubs above.
+    /// The count of the core's links to hubs above.
     pub ways: u32,
     /// Whether the job's first weights come from another hub's workers.
     pub keeps_first: bool,
-    /// The path of lines up and down.
+    /// The path of lines, the messages with parts of the gradient norm, to members and to hubs above.
     pub passes: PassSpec,
 }
 

@@ -63,7 +63,7 @@ pub enum Violation {
     },
     /// A hub's part of the gradient norm is invalid.
     Line {
-        /// The number of the hub whose part it is.
+        /// The number of the hub whose part is invalid.
         hub: usize,
         /// The low bits of the part's round, from the immediate.
         round: u8,

@@ -6,20 +6,20 @@
 //!   the core has handled all arrivals again          --> the time since then is counted for those who still owe
 //! ```
 //!
-//! The watch runs between two turns, when a core begins or ends a wait. The path of a chunk does not know of it. A core
-//! that never waits takes no look, and then no worker is late. Must not read clocks: the driver of the core passes the
-//! time.
+//! The watch runs between two turns, when a core begins or ends a wait. The code that handles pushes does not know of
+//! the watch. A core that never waits takes no look, and then no worker is late. Must not read clocks: the driver of
+//! the core passes the time.
 
 use super::pace::Pace;
 use crate::layout::Round;
 
 /// The most rounds of a window.
 const ROUNDS: usize = 200;
-/// The limit on the numbers in a window. Jobs with many workers have fewer rounds in a window.
+/// The limit on the entries of a window: one for each round and worker. Jobs with many workers have fewer rounds in a window.
 const NUMBERS: usize = 1 << 16;
 /// The fewest rounds of a window.
 const FEWEST: usize = 16;
-/// The most chunks that one look checks for a wait. The next look continues with the chunk after them.
+/// The most chunks that one look checks for a wait. The next look continues with the chunk after the last one.
 const CHUNKS: usize = 64;
 
 /// The time for which one or several cores waited for each worker of a job, over its last rounds.
@@ -39,7 +39,7 @@ pub struct Watched {
 #[derive(Debug)]
 pub(super) struct Watch {
     workers: usize,
-    /// The place of the chunk that the last look checked.
+    /// The index of the chunk that the last look checked.
     place: usize,
     /// The round of that chunk at the last look.
     round: Round,
@@ -47,7 +47,7 @@ pub(super) struct Watch {
     owes: Vec<u32>,
     /// The workers that owe their push now.
     still: Vec<u32>,
-    /// The time, in microseconds, up to which all waits are counted.
+    /// The time up to which waits have been counted, in microseconds.
     since: u64,
     /// The first and the last round in which the core waited for a worker.
     seen: Option<(Round, Round)>,

@@ -64,7 +64,7 @@ impl Weights for Spans {
     }
 }
 
-/// The reply that is the window of the weights itself.
+/// The reply without a copy: workers read the window into which the step writes.
 #[derive(Debug)]
 pub(crate) struct RawForAll;
 

@@ -25,7 +25,7 @@ pub(crate) struct CodedForAll {
     /// The window that all workers read.
     window: Spans,
     shadow: Shadow,
-    /// The payload bytes of the last coded answer, and whether the raw frame has the workers' current weights, by place.
+    /// The payload bytes of each chunk's last coded answer, and whether the chunk's raw frame has the workers' current weights.
     sent: Vec<(usize, bool)>,
     /// The values that all answers so far have left out, if answers are means.
     left_out: Option<HubWeights>,
@@ -93,7 +93,7 @@ impl<R> Reply<R, HubWeights> for CodedForAll {
         chunks.iter().enumerate().for_each(|(place, chunk)| self.send_raw(chunk, place, weights.of(place)));
     }
 
-    /// Writes a raw frame with the workers' current weights. If the frame already has them, it is not written again,
+    /// Writes a raw frame with the workers' current weights. If the frame already has these weights, leaves it,
     /// because a worker may be reading it.
     fn greet(&mut self, chunk: &Chunk, place: usize) {
         if !std::mem::replace(&mut self.sent[place].1, true) {
@@ -158,7 +158,8 @@ impl<R> Reply<R, HubWeights> for CodedForEach {
         }
     }
 
-    /// Returns the frame that is already written. The shadow already includes it.
+    /// Returns the frame that was already written. The shadow (the hub's copy of the worker's weights) already
+    /// includes this frame.
     fn answer_again(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &HubWeights, to: To) -> Span {
         let CodedForEach { encoder: Encoder { framing, .. }, own, .. } = self;
         let (frames, kind) = (framing.frames(chunk.id), Framing::answer_kind(to.content, to.round, to.first));

@@ -12,9 +12,9 @@ use crate::snapshot::Restored;
 /// The step counts of a shard's chunks.
 #[derive(Debug)]
 pub(super) struct StepCounts {
-    /// The number of steps of the chunk at each place.
+    /// The number of steps of each chunk, by the chunk's index in the shard.
     steps: Vec<u32>,
-    /// The chunks of each group that makes one step. The places of the groups follow the places of the chunks.
+    /// The chunks of each group that makes one step. The indices of the groups follow the indices of the chunks.
     groups: Vec<Range<usize>>,
     /// The number of steps in a round in which every worker pushes.
     of_a_round: u32,
@@ -27,18 +27,18 @@ impl StepCounts {
         StepCounts { steps: vec![0; chunks], groups: Vec::new(), of_a_round }
     }
 
-    /// Gives the next place to the group of these chunks.
+    /// Adds a group of these chunks, at the next index.
     pub fn join(&mut self, chunks: Range<usize>) {
         self.groups.push(chunks);
     }
 
-    /// Returns the number of steps that the chunk at a place has made.
+    /// Returns the number of steps that the chunk at index `place` has made.
     pub fn of(&self, place: usize) -> u32 {
         self.steps[place]
     }
 
-    /// Counts a step of the chunk at a place; for a group, of each of its chunks. Returns the number of this step, from 1.
-    /// For a group it is the number of the first chunk's step.
+    /// Counts a step of the chunk at index `place`, or of each chunk of a group. Returns the number of this step, from 1.
+    /// For a group, returns the number of the first chunk's step.
     #[inline]
     pub fn count(&mut self, place: usize) -> Round {
         let chunks = match place.checked_sub(self.steps.len()) {
@@ -51,13 +51,13 @@ impl StepCounts {
         Round(steps[0])
     }
 
-    /// Resets the count of the chunk at a place. The next step has number 1.
+    /// Resets the count of the chunk at index `place`. The chunk's next step has number 1.
     pub fn reset(&mut self, place: usize) {
         self.steps[place] = 0;
     }
 
-    /// Restores the number of steps of the chunk at a place from a state. If the state has no number, one step is counted
-    /// for each round after the broadcast. In SSP and ASP, one step is counted for each round and worker.
+    /// Restores the number of steps of the chunk at index `place` from a state. If the state has no number, one step is
+    /// counted for each round after the broadcast. In SSP and ASP, one step is counted for each round and worker.
     pub fn restore(&mut self, place: usize, key: KeyId, restored: &Restored) {
         let of_rounds = || restored.round().0.saturating_sub(1).saturating_mul(self.of_a_round);
         self.steps[place] = restored.steps(key).unwrap_or_else(of_rounds);

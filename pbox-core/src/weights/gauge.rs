@@ -1,4 +1,4 @@
-//! The size of a shard's gradients: the mean over the workers, measured at the sum in one round of 64.
+//! The size of a shard's gradients: the mean over the workers, measured when the pushes are summed, in one of 64 rounds.
 //!
 //! Owned by the core, as a part of its shard. Allocates nothing after its creation. Chunks may differ by a round, so the
 //! measurement of a round is complete only when all elements of the shard were measured.
@@ -44,8 +44,8 @@ pub struct GaugedRound {
 /// The gauge of one shard.
 #[derive(Debug)]
 pub(super) struct Gauge {
-    /// The remainder of the numbers of measured rounds, divided by the interval. If the gauge is off, no round has this
-    /// remainder.
+    /// A round is measured if its number, divided by the interval, has this remainder. If the gauge is off, no round
+    /// has this remainder.
     remainder: u32,
     elements: u64,
     not_finite: u64,

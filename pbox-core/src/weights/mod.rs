@@ -170,7 +170,7 @@ pub(crate) struct Stepped<'a> {
     pub workers: u32,
 }
 
-/// The receiver of a chunk's weights, with the round.
+/// The worker to which a chunk's weights go, and the round of the weights.
 pub(crate) struct To {
     pub rank: u32,
     /// The round that the weights answer.
@@ -207,7 +207,7 @@ pub(crate) trait Reply<R, W> {
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
-    /// Prepares the push to the hubs above, at a hub below other hubs none of whose `workers` workers has a gradient.
+    /// Prepares the push to the hubs above, if none of this hub's `workers` workers has a gradient.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
     /// Sets weights that no step made: the job continues from round `first`, and workers get these weights next.

@@ -28,7 +28,7 @@ use crate::wire::{Answer, Framing, difference, merge};
 #[derive(Debug)]
 pub(super) struct Shadow {
     slab: Slab,
-    /// The place of each chunk's values, in bytes.
+    /// The range of bytes that each chunk's values have in `slab`.
     chunks: Vec<Range<usize>>,
 }
 
@@ -55,7 +55,7 @@ impl Shadow {
         <[E]>::mut_from_bytes(bytes).expect("whole elements, at a multiple of 4 bytes")
     }
 
-    /// Replaces a chunk's shadow by weights that the worker gets raw.
+    /// Replaces a chunk's shadow by weights that the worker gets without encoding.
     pub fn replace(&mut self, dtype: Dtype, place: usize, weights: &[f32]) {
         typed!(dtype, E => {
             let have = self.of_mut::<E>(place).iter_mut();

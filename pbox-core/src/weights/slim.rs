@@ -31,7 +31,7 @@ use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
 pub(crate) struct SlimPushes {
     slim: SlimDp,
     framing: Arc<Framing>,
-    /// The significant set of each chunk, by place.
+    /// The significant set of each chunk, in the order of the chunks.
     significant: Vec<Significant>,
     /// The words of the significant sets of all chunks.
     words: Vec<u64>,
@@ -153,7 +153,7 @@ pub(crate) struct SlimReply {
     framing: Arc<Framing>,
     own: OwnWindows,
     selector: Selector,
-    /// The payload bytes of the last answer, by place and rank.
+    /// The payload bytes of the last answer, by chunk, then by rank.
     answers: Vec<Vec<u32>>,
     /// A chunk's weights in the type of its key.
     rounded: Vec<u64>,
@@ -209,7 +209,8 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
                 let Some(own) = own.of(*rank) else { continue };
                 let window = own.elements_mut::<u8>(place);
                 let set = (!whole).then_some(&set[..significant.len()]);
-                // A worker may push the whole chunk because it has no significant set. So it gets the set.
+                // A worker may push the whole chunk because it has no significant set. So the answer to a whole push
+                // brings the set.
                 let brought = if *is_selected && (is_new || *whole) { &*significant } else { &[] };
                 let room = &mut window[HEADER_BYTES..frames.coded_bytes];
                 let bytes = answer::<E>(set, *signature, brought, rounded, room);

@@ -26,7 +26,7 @@ use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
 pub(crate) struct Staged<M: Mode> {
-    /// The chunks, by place. After the shard's chunks come the groups that make one step.
+    /// The shard's chunks, and after them the groups that make one step. A place is an index in this list.
     chunks: Vec<Chunk>,
     /// The number of the shard's chunks, without groups.
     single: usize,
@@ -117,13 +117,13 @@ impl<M: Mode> Staged<M> {
         Ok(self)
     }
 
-    /// Returns the shard's chunks, by place.
+    /// Returns the shard's chunks, without groups.
     #[inline]
     pub fn chunks(&self) -> &[Chunk] {
         &self.chunks[..self.single]
     }
 
-    /// Returns the chunk, or the group with its own place, at a place.
+    /// Returns the chunk or the group at index `place`.
     #[inline]
     pub fn chunk(&self, place: usize) -> &Chunk {
         &self.chunks[place]
@@ -185,7 +185,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Gathers a chunk for `round`: keeps the mean of the pushes of `ranks` for the later [step](Self::step). The arguments
-    /// are those of that step.
+    /// are those of the later step.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -224,7 +224,7 @@ impl<M: Mode> Staged<M> {
     /// workers, which count as if they had pushed zeros.
     ///
     /// # Safety
-    /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
+    /// All of `ranks` have pushed the chunk, and none of these workers gets an answer before this function returns.
     #[inline]
     pub unsafe fn step(
         &mut self,
@@ -327,7 +327,8 @@ impl<M: Mode> Staged<M> {
             let step = |slots: &Slots<E>, workers| {
                 steps.run_trial(kernels, (place, chunk), slots, workers, weights, round, former);
             };
-            // SAFETY: the caller guarantees it. A worker that writes its bytes again during the call changes only this trial.
+            // SAFETY: the caller guarantees that all of `ranks` have posted their bytes. A worker that writes its bytes again
+            // during the call changes only this trial.
             let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
             read.sum(kernels, chunk, place, round, pushes, step);
         });
@@ -524,8 +525,8 @@ impl<M: Mode> Staged<M> {
         self.steps.counts.of(place)
     }
 
-    /// Takes a line that a worker has passed on, or that a hub above has sent. The line is at `span` in the window of
-    /// the link's peer.
+    /// Takes a line with a hub's part of the norm, which a worker has passed on or a hub above has sent. The line is
+    /// at `span` in the window of the link's peer.
     pub fn take_line(&mut self, link: u32, line: Immediate, span: Span) -> Result<(), Refused> {
         // SAFETY: the other end has posted this line. If it writes nevertheless, the result is read as words, and every
         // word is checked.

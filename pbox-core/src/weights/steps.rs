@@ -37,7 +37,7 @@ pub(super) struct Steps {
 /// The way in which a step uses the sum.
 #[derive(Debug)]
 enum Rule {
-    /// The sum is not used: the job leaves out both sum and step.
+    /// The sum is not used, because the job leaves out both sum and step.
     Nothing,
     /// The sum replaces the weights.
     Sum,
@@ -80,8 +80,8 @@ impl Steps {
         self.tensors.optimizer().keeps_weights()
     }
 
-    /// Sums the slots, which are pushes of this many workers, steps the weights of the chunk at a place, and counts the
-    /// step.
+    /// Sums the slots, which are pushes of this many workers, steps the weights of the chunk at index `place`, and
+    /// counts the step.
     #[inline]
     pub fn run<E: Element>(
         &mut self,
@@ -124,8 +124,8 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Returns the squares for the norms of a chunk's key, as they are before the chunk's step on the mean of this many
-    /// workers. Changes nothing.
+    /// Returns the chunk's squares for the norms of its key, before the chunk's step on the mean of this many workers.
+    /// Changes nothing.
     pub fn squares<E: Element>(
         &self,
         kernels: &Kernels,
@@ -207,7 +207,7 @@ impl Steps {
         Some((rule, step))
     }
 
-    /// Takes new weights of a chunk. They become its master weights, too, and its average if it has made no step.
+    /// Takes new weights of a chunk. They also become the chunk's master weights and, if the chunk has made no step, its average.
     pub fn begin<E: Element>(&mut self, (place, chunk): (usize, &Chunk), weights: &[E]) {
         let is_first = self.counts.of(place) == 0;
         let (master, _, averages) = self.kept_of::<E>(chunk);
@@ -250,7 +250,8 @@ impl Steps {
         weights
     }
 
-    /// Writes a chunk's selected values for a snapshot: of its weights (the master weights, if there are any) and its state.
+    /// Writes the selected values of a chunk for a snapshot. They are its weights (the master weights, if there are any) and
+    /// its state.
     pub fn copy_to_snapshot<E: Element>(
         &self,
         chunk: &Chunk,
@@ -259,7 +260,8 @@ impl Steps {
         values: &mut [f32],
     ) {
         let elements = chunk.elements;
-        // Kept values are laid out as in a snapshot of all tensors. Without master weights, the weights come before them.
+        // Kept values are laid out as in a snapshot of all tensors. If there are no master weights, the weights come
+        // before the kept values.
         let before_kept = 1 - self.tensors.optimizer().master_per_element(E::DTYPE);
         let values = values.chunks_exact_mut(elements.max(1));
         for (tensor, values) in self.tensors.selected(selection).zip(values) {

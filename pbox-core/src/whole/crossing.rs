@@ -1,5 +1,5 @@
 //! Parts of the gradient norm that pass through a hub below several top hubs. A part arrives at one core of this hub, and
-//! goes up from other cores.
+//! other cores send it to the other top hubs.
 //!
 //! ```text
 //!   top hub 0 --part--> core 0 --> writes the line into the window of sums, and publishes its round here
@@ -19,9 +19,9 @@ use crate::layout::Round;
 /// The last rounds whose parts have arrived, of one job at one hub below other hubs.
 #[derive(Debug)]
 pub struct Crossing {
-    /// The last two rounds of each top hub.
+    /// For each top hub, the last two rounds for which its part has arrived.
     hubs: Vec<AtomicU64>,
-    /// The wakers of the cores. A core that gets lines from no hub has none.
+    /// The wakers of the cores. A core that gets no lines has no waker.
     wakers: Vec<OnceLock<Waker>>,
 }
 
@@ -42,8 +42,8 @@ impl Crossing {
         _ = self.wakers[core].set(waker);
     }
 
-    /// Publishes the last two rounds of a top hub, and wakes the other cores. The calling core must have written the lines
-    /// of these rounds.
+    /// Publishes the last two rounds for which a top hub has sent its part, and wakes the other cores. The calling core
+    /// must have written the lines of these rounds.
     #[cold]
     #[inline(never)] // it has an atomic store and system calls; the path of a chunk has none
     pub fn say(&self, core: usize, hub: usize, rounds: LastTwo) {

@@ -9,7 +9,7 @@
 //! The largest square of an f32 is below 2^256, so there is room for 2^85 squares. The sum is rounded only once: when it is
 //! read.
 
-/// The exponent of the weight of the lowest bit, as a power of 2.
+/// The weight of the sum's lowest bit is 2 to the power of this number.
 const LOWEST: i32 = -298;
 
 /// The number of 64-bit words of the sum.
@@ -78,7 +78,8 @@ impl ExactSum {
         let (next, rest) = below.split_last().map_or((0, below), |(&next, rest)| (next, rest));
         let empty = self.words[top].leading_zeros();
         let both = (u128::from(self.words[top]) << 64 | u128::from(next)) << empty;
-        // The lowest bit is set if any bit below it is set. So the rounding is right: f64 has 11 bits less than a word.
+        // If any bit below the leading 64 bits is set, the lowest of the 64 bits is set. An f64 has 11 bits less, so
+        // the rounding is right.
         let is_more = both as u64 != 0 || rest.iter().any(|&word| word != 0);
         let rounded = ((both >> 64) as u64 | u64::from(is_more)) as f64;
         rounded * 2f64.powi(64 * top as i32 - empty as i32 + LOWEST)

@@ -54,8 +54,8 @@ pub struct WholeGradient {
     given: AtomicU64,
     /// The last round with a result, and its scale.
     found: AtomicU64,
-    /// The squares of the last round with a result, if the last core finds the result. Other cores may be in the next round
-    /// before the first core sends the part.
+    /// The squares of the last round with a result, if the last core finds the result. They are kept here because other
+    /// cores may be in the next round before the first core sends the part.
     found_sum: [AtomicU64; ExactSum::WORDS],
 }
 
@@ -64,8 +64,8 @@ pub struct WholeGradient {
 enum Finds {
     /// A scale for all means, from the first sum, so that the norm is at most `most`. Rounds may be skipped.
     Scale { most: Option<f32>, skips: Skips },
-    /// The quotient of two norms of a key: that of the second sum divided by that of the first. It is 0 if one of the norms
-    /// is 0.
+    /// The quotient of two norms of a key: the norm of the second sum divided by the norm of the first sum. It is 0 if one
+    /// of the norms is 0.
     Quotient,
 }
 
@@ -92,7 +92,7 @@ impl SharedMean {
 /// over a key's gradient or update.
 pub type Sums = [ExactSum; 2];
 
-/// The result of a round, for its steps.
+/// The result that the cores compute from the norms of a round, and that steps use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
     /// The learning rate of the key's step, by LARS or LAMB, is adapted by this quotient of two norms.

@@ -16,11 +16,11 @@ pub struct Parts {
 /// The result of comparing a part with the known parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// No part of its hub was known for its round.
+    /// No part of the same hub and round was known.
     New,
     /// The part was known already, or its round is over.
     Known,
-    /// The part differs from the known one. One of the two must be wrong.
+    /// The part differs from the known part of the same hub and round. One of the two must be wrong.
     Other,
 }
 

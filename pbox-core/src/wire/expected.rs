@@ -1,12 +1,13 @@
-//! The bytes that may arrive over a link: for each chunk, only the span that the chunk has in the layout. TCP asks before
-//! it writes a byte ([`FrameRule`]). RDMA asks after the NIC has written, when only the length is known.
+//! The bytes that may arrive over a link: for each chunk, only the span that the chunk has in the layout. TCP applies
+//! these rules before it writes a byte ([`FrameRule`]). RDMA applies the rules after the NIC has written, when only the
+//! length is known.
 //!
 //! | bytes of | must be |
 //! | --- | --- |
 //! | bare values, or a sum with its count | all bytes of the chunk or group, at its offset |
 //! | a raw frame of a compressed job | all bytes of the chunk, at the frame's offset |
 //! | a coded frame | at most the frame's room, at its offset |
-//! | a gradient or its answer without bytes | a pull, with the immediate of a notice; or the bytes came ahead for the round |
+//! | a gradient or its answer without bytes | a notice, the pull after a notice, or the end of bytes that were sent ahead in this round |
 //! | a hub's part of the gradient norm | that hub's whole line; a hub sends only its own line, and gets only other hubs' lines |
 //! | a push or answer with nothing | empty; from a hub below, the count of its workers |
 //!
@@ -36,7 +37,7 @@ pub struct Expected {
     ahead: HashMap<ChunkId, u8>,
     /// The core to which the link leads, in this placement. Only this core's chunks may cross the link.
     core: Option<(Arc<Placement>, usize)>,
-    /// The [place](Placement::owner_near) of the last chunk's run.
+    /// The index of the run that has the last chunk, for [`Placement::owner_near`].
     near: u32,
 }
 
@@ -53,7 +54,7 @@ enum End {
     },
     /// This end is a member of a job, and receives answers.
     Member {
-        /// Whether the hub sends notices, or asks for a push again.
+        /// Whether the hub may send notices, or requests to repeat a push.
         has_notices: bool,
     },
 }

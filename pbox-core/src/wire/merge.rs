@@ -1,5 +1,5 @@
-//! Merging: the way in which an answer changes a worker's weights. The worker merges, and so does the hub in its shadow of
-//! the weights.
+//! Merging: the way in which an answer changes a worker's weights. The worker merges the answer into its weights, and the
+//! hub into its copy of the worker's weights (the shadow).
 //!
 //! Both ends must get the same bits, so both call these functions. Pure functions of memory: they do not depend on
 //! frames or rounds.

@@ -53,8 +53,8 @@ use frame::{FrameError, HEADER_BYTES, Kind};
 /// Frames start on a cache line, as keys do.
 const FRAME_ALIGN: usize = 64;
 
-/// The number of lines of a hub in a window. A line is written again only after the round three later has begun. By then
-/// all members that take part have read it.
+/// The number of lines of a hub in a window. The line of round `r` is written again only after round `r + 3` has begun.
+/// By then all members that take part have read this line.
 const LINES: usize = 4;
 
 /// The rank that the hub uses for the random numbers of its answers. No worker has this rank.
@@ -91,7 +91,7 @@ pub struct Framing {
     window_bytes: usize,
 }
 
-/// The codecs that write values, if values are written by a codec.
+/// The codecs of a job that is compressed by codecs.
 #[derive(Clone, Copy, Debug)]
 pub struct Codecs {
     /// The codec of pushes.
@@ -243,14 +243,14 @@ impl Wire {
         (0..LINES as u32).map(move |round| self.weights_line(hub, Round(round)))
     }
 
-    /// Returns the spans of a core's chunks in a gradient window, followed by the spans of the lines that the core takes.
+    /// Returns the spans of a core's chunks in a gradient window, followed by the spans of the lines that the core receives.
     pub fn gradient_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
         let lines = self.hub_of(chunks).into_iter().flat_map(|_| self.gradient_lines());
         chunks.iter().map(|&chunk| self.gradient_span(chunk)).chain(lines).collect()
     }
 
-    /// Whether members pass each hub's part of the norm on to the other hubs. They do if they have links to several hubs,
-    /// which have no links to each other.
+    /// Whether members pass each hub's part of the norm on to the other hubs. They do this if they have links to several
+    /// hubs: the hubs have no links to each other.
     pub fn passes_on(&self) -> bool {
         self.passes_on
     }
@@ -261,8 +261,8 @@ impl Wire {
         self.hubs.iter().position(|of_hub| of_hub == first)
     }
 
-    /// Returns the hubs whose first chunk is among these ascending chunks. At a hub below other hubs, one core may own the
-    /// first chunks of several hubs.
+    /// Returns the hubs whose first chunk is one of these chunks, which must be ascending. At a hub below other hubs, one
+    /// core may own the first chunks of several hubs.
     pub fn hubs_of<'a>(&'a self, chunks: &'a [ChunkId]) -> impl Iterator<Item = usize> + 'a {
         let is_here = |(_, first): &(usize, &ChunkId)| chunks.binary_search(first).is_ok();
         self.hubs.iter().enumerate().filter(is_here).map(|(hub, _)| hub)

@@ -26,8 +26,8 @@ use crate::layout::Round;
 
 /// The share that is sent in the first rounds.
 const FIRST_RATIO: f32 = 0.25;
-/// The number of sums that are computed side by side. It is the same for every instruction set, so that all give the same
-/// bits.
+/// The number of sums that are computed side by side. It is the same for every instruction set, so that all instruction
+/// sets give the same bits.
 const SUMS: usize = 16;
 
 /// A codec's settings.
@@ -50,7 +50,7 @@ impl Dgc {
     }
 
     /// Returns the share that is sent in a round. It is computed with square roots, whose bits are the same on every
-    /// machine. The bits of powers are not.
+    /// machine. Powers would have other bits on some machines.
     fn ratio_in(self, round: Round) -> f32 {
         let done = round.0.saturating_sub(1);
         if done >= self.warmup_rounds || self.ratio >= FIRST_RATIO {

@@ -1,4 +1,4 @@
-//! Codecs that send some values unchanged, and keep the others for later.
+//! Codecs that send some values unchanged, and keep all other values for later.
 //!
 //! `topk` and `dgc` choose the values with the largest magnitudes (`select`) and have the same form of payload (`payload`).
 //! `randomk` chooses values at random.

@@ -8,8 +8,8 @@
 //!
 //! Both ends draw the elements from the key, so the payload has no indices. The chunk is cut into one run for each value that
 //! is sent. The runs start at a random element, and continue from the chunk's end to its start. One element of each run is
-//! drawn. The paper draws any set of that size. With runs, too, each element is sent with the same probability, and the
-//! paper's proof needs no more. The indices are distinct and nearly ascending without a table.
+//! drawn. The paper draws from all sets with this number of elements. With runs, too, each element is sent with the same
+//! probability, and the paper's proof needs no more. The indices are distinct and nearly ascending without a table.
 
 use super::topk::{add_to_state, count};
 use crate::codec::draw::Key;

@@ -28,7 +28,8 @@ impl Chosen {
     pub(super) fn largest(values: &[f32], count: usize) -> Self {
         let mut threshold = 0;
         for shift in (0..=30).rev().step_by(2) {
-            // Magnitudes have 31 bits: the upper bit of the highest pair is zero, so two of its counts are zero.
+            // Magnitudes have 31 bits, so bit 31 is zero. At the highest pair of bits, the counts of digits 2 and 3
+            // are therefore zero.
             let steps = [1, 2, 3].map(|digit| threshold + (digit << shift));
             let counts = count_at_least(values, steps);
             let best = (0..3).rev().find(|&i| counts[i] as usize >= count);
@@ -85,7 +86,7 @@ impl Iterator for Ones {
     }
 }
 
-/// Counts for each step the magnitudes that are at least as large as the step.
+/// Counts, for each threshold in `steps`, the magnitudes that are not below the threshold.
 #[inline(always)]
 fn count_at_least<const N: usize>(values: &[f32], steps: [u32; N]) -> [u32; N] {
     let mut counts = [0; N];

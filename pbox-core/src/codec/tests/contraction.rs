@@ -1,4 +1,5 @@
-//! A decoded answer is always nearer to the difference than zero is. Otherwise errors that are sent again would not vanish.
+//! Tests that a decoded answer is always nearer to the encoded difference than zero is. Otherwise errors, which are sent
+//! again, would not vanish.
 
 use super::*;
 
@@ -57,7 +58,8 @@ proptest! {
     }
 }
 
-/// A difference is sent again until nothing of it is left. The hub's shadow follows its weights in the same way.
+/// The rest of a difference is sent again until nothing is left. In the same way, the workers' copies of the weights
+/// come to equal the hub's weights.
 #[test]
 fn errors_die_away() {
     let kernels = Kernels::detect();

@@ -31,7 +31,7 @@ proptest! {
         }
     }
 
-    /// An empty state, as it is used for differences, gives the same bytes as a state of zeros.
+    /// An empty state gives the same bytes as a state of zeros. Answers are encoded with an empty state.
     #[test]
     fn an_empty_state_encodes_like_zeros(codec in codecs(), values in any_values(700)) {
         prop_assume!(!matches!(codec, Codec::Dgc { .. }));

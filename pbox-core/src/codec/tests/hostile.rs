@@ -1,4 +1,4 @@
-//! Hostile payloads: the error names the fault, and nothing is read or written out of bounds.
+//! Tests of hostile payloads: the error names the fault, and no code reads or writes out of bounds.
 
 use proptest::collection::vec;
 

@@ -15,7 +15,7 @@ use crate::layout::{ChunkId, Round};
 
 const DRAW: Draw = Draw { seed: 7, rank: 3, round: Round(5), chunk: ChunkId(11) };
 
-/// Returns one codec of each kind, and more with settings that take different paths.
+/// Returns one codec of each kind, and codecs whose settings take other paths through the code.
 fn all() -> Vec<Codec> {
     let mut all: Vec<Codec> = (1..=8).map(|bits| Codec::Qsgd { bits, bucket: 512 }).collect();
     all.extend([1, 7, 48, 100_000].map(|bucket| Codec::Qsgd { bits: 3, bucket }));
@@ -89,7 +89,7 @@ proptest! {
         halves_are_rounded::<bf16>(Codec::Bf16, &values)?;
     }
 
-    /// Payload, state and sum are compared, also in a second round, in which the state is not zero.
+    /// Compares payload, state and sum in two rounds. In the second round, the state is not zero.
     #[test]
     fn every_instruction_set_gives_the_same_bits(codec in codecs(), first in any_values(1500), seed: u64) {
         let draw = Draw { seed, ..DRAW };

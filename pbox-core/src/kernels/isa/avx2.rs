@@ -66,14 +66,14 @@ impl Convert<f32> for Avx2 {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f32]) -> F32x16 {
         let from: &[f32; 16] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe { F32x16(_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from[8..].as_ptr())) }
     }
 
     #[inline(always)]
     fn narrow(self, values: F32x16, elements: &mut [f32]) {
         let to: &mut [f32; 16] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             _mm256_storeu_ps(to.as_mut_ptr(), values.0);
             _mm256_storeu_ps(to[8..].as_mut_ptr(), values.1);
@@ -85,7 +85,7 @@ impl Convert<f16> for Avx2 {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f16]) -> F32x16 {
         let from: &[f16; 16] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             F32x16(
                 _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())),
@@ -97,7 +97,7 @@ impl Convert<f16> for Avx2 {
     #[inline(always)]
     fn narrow(self, values: F32x16, elements: &mut [f16]) {
         let to: &mut [f16; 16] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (_mm256_cvtps_ph::<NEAREST>(values.0), _mm256_cvtps_ph::<NEAREST>(values.1));
             _mm_storeu_si128(to.as_mut_ptr().cast(), low);
@@ -107,12 +107,12 @@ impl Convert<f16> for Avx2 {
 }
 
 impl Convert<bf16> for Avx2 {
-    /// Returns the even elements, then the odd elements. This takes one instruction for 8 elements; their own order would
-    /// take two.
+    /// Returns the even elements, then the odd elements. This takes one instruction for 8 elements; the order of the
+    /// elements would take two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x16 {
         let from: &[bf16; 16] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let pairs = _mm256_loadu_si256(from.as_ptr().cast());
             let even = _mm256_slli_epi32::<16>(pairs);
@@ -137,7 +137,7 @@ impl Convert<bf16> for Avx2 {
     #[inline(always)]
     fn narrow(self, values: F32x16, elements: &mut [bf16]) {
         let to: &mut [bf16; 16] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 16 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 16 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (rounded(values.0), rounded(values.1));
             // The pack works within 128-bit halves, so the quarters are in the order 0, 2, 1, 3.

@@ -66,14 +66,14 @@ impl Convert<f32> for Avx512 {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f32]) -> F32x32 {
         let from: &[f32; 32] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe { F32x32(_mm512_loadu_ps(from.as_ptr()), _mm512_loadu_ps(from[16..].as_ptr())) }
     }
 
     #[inline(always)]
     fn narrow(self, values: F32x32, elements: &mut [f32]) {
         let to: &mut [f32; 32] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             _mm512_storeu_ps(to.as_mut_ptr(), values.0);
             _mm512_storeu_ps(to[16..].as_mut_ptr(), values.1);
@@ -85,7 +85,7 @@ impl Convert<f16> for Avx512 {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f16]) -> F32x32 {
         let from: &[f16; 32] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             F32x32(
                 _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())),
@@ -97,7 +97,7 @@ impl Convert<f16> for Avx512 {
     #[inline(always)]
     fn narrow(self, values: F32x32, elements: &mut [f16]) {
         let to: &mut [f16; 32] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (_mm512_cvtps_ph::<NEAREST>(values.0), _mm512_cvtps_ph::<NEAREST>(values.1));
             _mm256_storeu_si256(to.as_mut_ptr().cast(), low);
@@ -107,12 +107,12 @@ impl Convert<f16> for Avx512 {
 }
 
 impl Convert<bf16> for Avx512 {
-    /// Returns the even elements, then the odd elements. This takes one instruction for 16 elements; their own order would
-    /// take two.
+    /// Returns the even elements, then the odd elements. This takes one instruction for 16 elements; the order of the
+    /// elements would take two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x32 {
         let from: &[bf16; 32] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let pairs = _mm512_loadu_si512(from.as_ptr().cast());
             let even = _mm512_slli_epi32::<16>(pairs);
@@ -134,7 +134,7 @@ impl Convert<bf16> for Avx512 {
     #[inline(always)]
     fn narrow(self, values: F32x32, elements: &mut [bf16]) {
         let to: &mut [bf16; 32] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 32 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 32 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let upper = _mm512_loadu_si512(UPPER_HALVES.as_ptr().cast());
             let (low, high) = (rounded(values.0), rounded(values.1));
@@ -143,7 +143,7 @@ impl Convert<bf16> for Avx512 {
     }
 }
 
-/// The places of the upper halves of 32 f32 among their 64 halves.
+/// The indices of the upper halves of 32 f32, if all 64 halves are numbered.
 static UPPER_HALVES: [u16; 32] = {
     let mut halves = [1; 32];
     let mut i = 1;

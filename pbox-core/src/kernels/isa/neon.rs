@@ -64,14 +64,14 @@ impl Convert<f32> for Neon {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[f32]) -> F32x8 {
         let from: &[f32; 8] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 8 elements at the address; `self` shows that the processor has the instruction set.
         unsafe { F32x8(vld1q_f32(from.as_ptr()), vld1q_f32(from[4..].as_ptr())) }
     }
 
     #[inline(always)]
     fn narrow(self, values: F32x8, elements: &mut [f32]) {
         let to: &mut [f32; 8] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 8 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             vst1q_f32(to.as_mut_ptr(), values.0);
             vst1q_f32(to[4..].as_mut_ptr(), values.1);
@@ -84,7 +84,7 @@ impl Convert<f16> for Neon {
     fn widen_for_sum(self, elements: &[f16]) -> F32x8 {
         let from: &[f16; 8] = elements.try_into().expect("one element for each place of the vector");
         let (low, high);
-        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set,
+        // SAFETY: there are 8 elements at the address; `self` shows that the processor has the instruction set,
         // and these conversions are part of it.
         unsafe {
             let halves = vld1q_u16(from.as_ptr().cast());
@@ -99,7 +99,7 @@ impl Convert<f16> for Neon {
     fn narrow(self, values: F32x8, elements: &mut [f16]) {
         let to: &mut [f16; 8] = elements.try_into().expect("one element for each place of the vector");
         let (low, high): (uint16x4_t, uint16x4_t);
-        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set,
+        // SAFETY: there are 8 elements at the address; `self` shows that the processor has the instruction set,
         // and these conversions are part of it.
         unsafe {
             asm!("fcvtn {0:v}.4h, {1:v}.4s", out(vreg) low, in(vreg) values.0, options(pure, nomem, nostack));
@@ -113,7 +113,7 @@ impl Convert<bf16> for Neon {
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x8 {
         let from: &[bf16; 8] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 8 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let bits = vld1q_u16(from.as_ptr().cast());
             let (low, high) = (vshll_n_u16::<16>(vget_low_u16(bits)), vshll_high_n_u16::<16>(bits));
@@ -124,7 +124,7 @@ impl Convert<bf16> for Neon {
     #[inline(always)]
     fn narrow(self, values: F32x8, elements: &mut [bf16]) {
         let to: &mut [bf16; 8] = elements.try_into().expect("one element for each place of the vector");
-        // SAFETY: 8 elements at the address; `self` shows that the processor has the instruction set.
+        // SAFETY: there are 8 elements at the address; `self` shows that the processor has the instruction set.
         unsafe {
             let (low, high) = (rounded(values.0), rounded(values.1));
             vst1q_u16(to.as_mut_ptr().cast(), vcombine_u16(vshrn_n_u32::<16>(low), vshrn_n_u32::<16>(high)));

@@ -1,5 +1,5 @@
-//! The kernels for any processor: plain arrays, compiled for the lowest instruction set of the target. The other
-//! instruction sets use them, with one number at a time, for the rest of a chunk.
+//! The kernels for any processor: plain arrays, compiled for the lowest instruction set of the target. The kernels of
+//! the other instruction sets use arrays of one number for the last elements of a chunk.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -11,7 +11,7 @@ use crate::kernels::{Element, Slots, Step, body};
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Scalar<const N: usize>;
 
-// These are separate functions, as for the other instruction sets, so that their callers stay small.
+// The functions below are not inlined, as for the other instruction sets, so that their callers stay small.
 
 #[inline(never)]
 pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {

@@ -1,6 +1,7 @@
 //! Optimizers: their settings, and the numbers of one step.
 //!
-//! The arithmetic is in `rule`, and its specification in `oracle`. `numbers` has the settings over time.
+//! The arithmetic is in `rule`, and its specification in `oracle`. `numbers` has the hyperparameters, which may
+//! change between rounds.
 
 mod numbers;
 
@@ -86,8 +87,8 @@ pub enum Optimizer {
         #[serde(default = "epsilon")]
         epsilon: f32,
     },
-    /// Adam with weight decay outside the gradient, PyTorch's `AdamW`. It is `w *= 1 - lr * wd`, then [`Adam`] without a
-    /// penalty, with the same state.
+    /// Adam with weight decay outside the gradient, PyTorch's `AdamW`. A step is `w *= 1 - lr * wd`, and then a step of
+    /// [`Adam`] without a penalty. The state is that of [`Adam`].
     ///
     /// [`Adam`]: Optimizer::Adam
     AdamW {
@@ -154,7 +155,7 @@ pub enum Optimizer {
     /// Lion (Chen et al. 2023): `u = b1 * m + (1 - b1) * g; w = w * (1 - lr * wd) - lr * sign(u); m = b2 * m + (1 - b2) * g`.
     /// The sign of zero is zero, and the sign of a NaN is a NaN.
     Lion {
-        /// Step size. All weights move by it, so it should be three to ten times smaller than AdamW's.
+        /// Step size. Every weight changes by the step size, so it should be three to ten times smaller than AdamW's.
         learning_rate: f32,
         /// Decay of the weights, in units of the step size.
         #[serde(default)]
@@ -350,7 +351,7 @@ impl Optimizer {
     }
 
     /// Returns the number of f32 that the hub keeps for each element of a key of type `dtype`, in addition to the window of
-    /// weights. They are the master weight, if the type is too coarse, and the optimizer's state.
+    /// weights. They are the f32 master weight, if `dtype` has 16 bits, and the optimizer's state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
         self.master_per_element(dtype) + self.state_per_element()
     }

@@ -31,7 +31,7 @@ pub struct Numbers {
     pub optimizer: Optimizer,
     /// The multipliers of each key. `None` if they are those of the job's terms.
     pub multipliers: Option<Arc<[Multipliers]>>,
-    /// The keys that have other hyperparameters. `None` if no key has.
+    /// The keys whose hyperparameters differ from `optimizer`. `None` if there is no such key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Arc<Groups>>,
 }
@@ -67,8 +67,8 @@ impl Numbers {
         }
     }
 
-    /// Returns the size of these hyperparameters, for a limit. An optimizer counts as 64, a key in a table of
-    /// multipliers as two, and a key in a table of groups as one.
+    /// Returns a size of these hyperparameters, with which the hub limits its memory. An optimizer counts as 64, a
+    /// key with multipliers as two, and a key in the table of groups as one.
     pub fn size(&self) -> usize {
         let of_groups = |groups: &Arc<Groups>| 64 * groups.optimizers.len() + groups.of_keys.len();
         64 + 2 * self.multipliers.as_ref().map_or(0, |table| table.len())
@@ -115,7 +115,7 @@ impl NumbersByRound {
         &self.changes[self.current(round)].1
     }
 
-    /// Returns the size of the list, for a limit: the sum over all its hyperparameters.
+    /// Returns the sum of the [sizes](Numbers::size) of all hyperparameters in the list.
     pub fn size(&self) -> usize {
         self.changes.iter().map(|(_, numbers)| numbers.size()).sum()
     }

@@ -57,8 +57,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Holds a job until [`release`](Self::release): no chunk finishes a round. Returns the rounds in flight; `None` without
-    /// chunks.
+    /// Holds a job until [`release`](Self::release): no chunk finishes a round meanwhile. Returns the rounds in flight, or
+    /// `None` if the core has no chunks of the job.
     pub fn hold(&mut self, id: JobId) -> Option<Front> {
         let fronts = self.shards_of(id).filter_map(|entry| {
             of_mode!(&mut entry.shard, shard => {
@@ -69,9 +69,9 @@ impl<P: Port> Core<P> {
         fronts.reduce(|a, b| Front { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) })
     }
 
-    /// Lets a job's rounds continue. The workers in `admitted` take part from round `from` on; no chunk may
-    /// be past that round. Each admitted worker gets the weights of round `from - 1`: now, or as soon as the chunk has
-    /// finished that round.
+    /// Lets a [held](Self::hold) job's rounds continue. The workers in `admitted` take part from round `from` on; no
+    /// chunk may be past that round. Each admitted worker gets the weights of round `from - 1`: now, or as soon as the
+    /// chunk has finished that round.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         for place in 0..self.shards.len() {
             let Core { shards, port, kernels, .. } = self;
@@ -86,8 +86,7 @@ impl<P: Port> Core<P> {
                     work.replies.listen(rank);
                     work.tell_again(rank);
                     for at in work.shard.finished_before(from) {
-                        // The link is new and has room for all posts. The port reports a link that has
-                        // closed.
+                        // The link is new and has room for all posts. If the link has closed, the port reports this.
                         work.shard.greet(at);
                         work.reply(at, rank, Round(from.0 - 1));
                     }
@@ -136,9 +135,9 @@ impl<P: Port> Core<P> {
         entry.report_events(notices);
     }
 
-    /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past.
-    /// Returns `None` without chunks. Some modes cannot end a round with only the pushes that have arrived.
-    /// In such a mode a chunk that is behind is an error.
+    /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past. Returns
+    /// `None` if the core has no chunks of the job. Some modes cannot end a round without the missing pushes. In such
+    /// a mode, returns an error if a chunk has not reached `before`.
     pub fn last_state(&mut self, id: JobId, before: Round) -> Option<Result<SnapshotPart, String>> {
         let kernels = self.kernels;
         let entry = self.shards_of(id).next()?;
@@ -173,7 +172,7 @@ impl<P: Port> Core<P> {
     }
 
     /// Changes the hyperparameters of a job's optimizer from a round on. Returns the oldest round that this core may
-    /// still step. Returns `None` without chunks.
+    /// still step, or `None` if the core has no chunks of the job.
     pub fn set_numbers(&mut self, id: JobId, from: Round, numbers: &Numbers) -> Option<Round> {
         let oldest = self.shards_of(id).filter_map(|entry| {
             of_mode!(&mut entry.shard, shard => {
@@ -204,8 +203,8 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Begins a wait of the core at a time in microseconds, after everything that arrived has been handled.
-    /// Notes which workers the core waits for.
+    /// Begins a wait of the core at time `now`, in microseconds, after everything that arrived has been handled.
+    /// Notes for which workers the core waits.
     pub fn begin_wait(&mut self, now: u64) {
         for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
             // A held shard, and a shard without chunks, waits for no worker.
@@ -213,7 +212,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Ends a wait of the core, at a time in microseconds.
+    /// Ends a wait of the core at time `now`, in microseconds.
     pub fn end_wait(&mut self, now: u64) {
         self.shards.iter_mut().flatten().for_each(|entry| entry.watch.passed(now));
     }
@@ -295,7 +294,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Combines the [lines](Core::lines) of two parts of a job's chunks: the later line of each worker.
+/// Combines the [lines](Core::lines) of two parts of a job's chunks. The result has the later line of each worker.
 pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round>> {
     if b.is_empty() {
         a

@@ -108,8 +108,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Detaches a worker that left or was lost. Whether its job's rounds then wait for it or continue depends
-    /// on the job's terms. Returns the worker's windows.
+    /// Detaches a worker that left or was lost. The job's terms decide whether rounds then wait for this worker or
+    /// continue. Returns the worker's windows.
     pub fn remove_worker(&mut self, id: JobId, rank: u32, notices: &mut Vec<Notice>) -> Discarded {
         let mut discarded = Discarded::default();
         if let Some(link) = self.unlink(id, rank) {

@@ -1,4 +1,4 @@
-//! The turn of a core. It polls the port once, and does all work that follows from the arrivals.
+//! The turn of a core, one pass of its loop: it polls the port once, and does all work that follows from the arrivals.
 //!
 //! ```text
 //!   poll -> (link, imm) -> shard of the link's job -> last one in? -> sum + step -> post to all -> flush
@@ -38,7 +38,7 @@ const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 /// The other end of a link.
 #[derive(Clone, Copy, Debug)]
 struct Member {
-    /// Place of the job's first shard in `shards`.
+    /// The index of the job's first shard in `shards`.
     shard: usize,
     /// The worker's rank. Links to hubs above have the numbers after the ranks.
     rank: u32,
@@ -49,10 +49,10 @@ struct JobShard {
     id: JobId,
     shard: Shard,
     replies: Replies,
-    /// The round of its first chunk at the last [`look`](Core::look).
+    /// The round of the shard's first chunk at the last [`look`](Core::look).
     looked: Option<Round>,
     watch: Watch,
-    /// Place of the next shard of the same job.
+    /// The index of the next shard of the same job.
     next: Option<usize>,
 }
 
@@ -71,7 +71,7 @@ pub struct Core<P: Port> {
     /// Whether there is work between turns: answers wait for credit of their link, or a shard has a task.
     has_duties: bool,
     /// Indices of the shards whose task ended in this turn. The flag is true if chunks of the shard [waited for other
-    /// cores](Self::settle_heard). Has room for all shards, so that no turn allocates.
+    /// cores](Self::settle_heard). The list has room for all shards, so that no turn allocates.
     ended: Vec<(usize, bool)>,
     /// Bytes of the chunks whose answers are posted, and not flushed.
     unflushed: usize,
@@ -251,7 +251,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Returns the shard at a place, if it is of this job.
+/// Returns the shard in `entry`, if the shard belongs to this job.
 fn of_job(entry: &mut Option<JobShard>, id: JobId) -> Option<&mut JobShard> {
     entry.as_mut().filter(|entry| entry.id == id)
 }

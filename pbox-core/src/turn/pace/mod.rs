@@ -28,7 +28,7 @@ pub(crate) enum OutOfTurn {
     Unanswered(Round),
     /// The worker's next round is `expected`.
     OtherRound { expected: Round },
-    /// The worker does not take part in this round, which is in flight.
+    /// The worker does not take part in this round, which is the round in flight.
     NotYet(Round),
 }
 
@@ -45,16 +45,18 @@ pub(crate) enum Repeated {
 
 /// The pushes that have arrived, by worker. Plain memory, no atomics.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. The pace
-/// of a hub below other hubs may get the number of a link to a hub above as a rank.
+/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. At a hub below
+/// other hubs, an argument `rank` may be the number of a link to a hub above.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
 
-    /// Admits worker `rank` from round `from` on; no chunk is past that round. The caller must settle every chunk afterwards.
+    /// Admits worker `rank` from round `from` on; no chunk is past that round. The caller must then [settle](Self::settle)
+    /// every chunk.
     fn admit(&mut self, rank: u32, from: Round);
 
-    /// Removes worker `rank`. Its pushes that are not stepped do not count. The caller must settle every chunk afterwards.
+    /// Removes worker `rank`. Its pushes that are not stepped do not count. The caller must then [settle](Self::settle)
+    /// every chunk.
     fn remove(&mut self, rank: u32);
 
     /// Forgets the pushes in flight of worker `rank`, which has lost its links and will push again all rounds without an
@@ -86,10 +88,10 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Returns the round in flight of the chunk at a place.
+    /// Returns the round in flight of the chunk at index `place` of the shard.
     fn round(&self, place: usize) -> Round;
 
-    /// Whether the chunk at a place can now be copied into a snapshot before a round.
+    /// Whether the chunk at index `place` can now be copied into a snapshot before a round.
     fn has_come_to(&self, place: usize, round: Round) -> bool {
         self.round(place) == round
     }
@@ -105,7 +107,7 @@ pub(crate) trait Pace: Sized {
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
     /// Ends a job whose workers step alone: each worker's chunks reach its [line](Self::lines), and go no further. The caller
-    /// must settle every chunk afterwards.
+    /// must then [settle](Self::settle) every chunk.
     fn end_at(&mut self, _lines: &[Option<Round>]) {}
 
     /// Returns the round of worker `rank`'s next push of a chunk, if its last push has been answered.
@@ -119,8 +121,8 @@ pub(crate) trait Pace: Sized {
     /// of the broadcast must be weights or nothing.
     fn takes(&self, rank: u32, content: Content, round: Round) -> Result<(), &'static str>;
 
-    /// Returns the content of a round's answer to a worker, or of the sum that goes up. A worker without weights gets
-    /// weights.
+    /// Returns the content of a round's answer to a worker, or of the sum that is sent to a hub above. A worker
+    /// without weights gets weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
     /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes go with it. No bytes go if the
@@ -146,8 +148,8 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Notes pushes of a worker, when it is its [turn](Self::turn_of_all). Returns which of the chunks now have all their
-    /// pushes.
+    /// Notes pushes of a worker, when it is the worker's [turn](Self::turn_of_all). Returns which of the chunks now have
+    /// all their pushes.
     #[inline]
     fn note_all(&mut self, _places: Range<usize>, _rank: u32) -> Whole {
         Whole::None
@@ -157,7 +159,7 @@ pub(crate) trait Pace: Sized {
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
     /// Whether a chunk has finished the round before `from`. If so, newcomers that take part from round `from` on get the
-    /// chunk's weights at once. Newcomers that step alone get the weights when the chunk settles.
+    /// chunk's weights at once. Newcomers that step alone get the weights when the chunk is [settled](Self::settle).
     fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
         false
     }
@@ -166,17 +168,17 @@ pub(crate) trait Pace: Sized {
     /// false for a worker that waits for other workers. Returns how many pushes of the round in flight have arrived.
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
 
-    /// Returns the number of the link by which sums of the chunk at a place go up.
+    /// Returns the number of the link over which sums of the chunk at index `_place` go to a hub above.
     fn way_up(&self, _place: usize) -> Option<u32> {
         None
     }
 
-    /// Returns the round of the chunk's sum that has gone up and has no answer, by place.
+    /// Returns the round of the chunk's sum that was sent to a hub above and has no answer.
     fn asked(&self, _place: usize) -> Option<Round> {
         None
     }
 
-    /// Whether a post over the link of this number is a push, and not an answer from above.
+    /// Whether a post over the link of this number is a push. At a hub below other hubs, it may be an answer from above.
     #[inline]
     fn is_push(&self, _rank: u32) -> bool {
         true
@@ -192,8 +194,8 @@ pub(crate) trait Pace: Sized {
         of: (Round, Content),
     ) -> Option<Finished>;
 
-    /// Notes that a worker has sent bytes ahead, when it is its [turn](Self::check). Returns true if the window now shows
-    /// the weights that the step would make. The caller must then answer ahead with these weights.
+    /// Notes that a worker has sent bytes ahead, when it is the worker's [turn](Self::check). Returns true if the window
+    /// now shows the weights that the step would make. The caller must then answer ahead with these weights.
     fn take_ahead<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
         _kernels: &Kernels,
@@ -223,8 +225,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Steps a group whose chunks at `places` have all their pushes in one step, at the group's own place `joined`. Returns
-    /// `None` if the chunks must be [settled](Self::settle) one by one.
+    /// Makes one step for a group whose chunks at `places` all have their last push. `joined` is the group's own place.
+    /// Returns `None` if the chunks must be [settled](Self::settle) one by one.
     #[inline]
     fn settle_joined<M: Mode>(
         _shard: &mut ShardOf<Self, M>,
@@ -235,7 +237,7 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Does the work for a chunk that a hold delayed, or that a change of the workers makes possible.
+    /// Settles a chunk: does the work that waited for the end of a hold, or that is possible because a worker joined or left.
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
 }
 

@@ -8,7 +8,7 @@
 //!   last hub --> the scale --> every chunk steps on its mean, times the scale
 //! ```
 //!
-//! A kept mean is final: if a worker is lost afterwards, its gradient is nevertheless in the step of every chunk. Keeping
+//! A kept mean is final. A worker that is lost afterwards still has its gradient in the step of every chunk. Keeping
 //! means is also cheaper than reading the pushes a second time, from three workers on.
 //!
 //! Owned by the core, and laid out in the order of the shard's chunks.
@@ -35,10 +35,10 @@ pub(crate) use teller::Refused;
 /// A mode's way to let steps wait for more than the pushes of their chunk. A mode implements only the methods that it
 /// needs.
 pub(crate) trait Gather {
-    /// True if steps wait for more than these pushes. If not, the compiler removes all of this stage.
+    /// True if steps wait for more than the pushes of their chunk. If it is false, the compiler removes this whole stage.
     const WAITS: bool;
 
-    /// Whether a chunk has been gathered for a round.
+    /// Whether a chunk has been gathered for a round: its mean is kept, or the chunk has no gradient.
     fn has(&self, _place: usize, _round: Round) -> bool {
         true
     }
@@ -113,23 +113,23 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Whether this core sends the parts of a hub to members, and takes lines.
+    /// Whether this core sends hubs' parts of the gradient norm to members, and receives lines with the parts of other hubs.
     #[inline]
     fn tells(&self) -> bool {
         false
     }
 
-    /// Takes the line that must now go to all workers, if there is one.
+    /// Takes the line with a hub's part of the norm that must now go to all workers, if there is one.
     fn untold(&mut self) -> Option<(Immediate, Span)> {
         None
     }
 
-    /// Returns the lines for a worker that has seen no line, the older one first.
+    /// Returns the lines with the hub's last parts of the norm, the older one first, for a worker that has seen no line.
     fn lines(&self) -> Vec<(Immediate, Span)> {
         Vec::new()
     }
 
-    /// Returns the spans of lines in the window that a hub above writes, for the link of this number.
+    /// Returns the spans of lines with parts of the norm, in the window that a hub above writes over the link of this number.
     fn lines_above(&self, _link: u32) -> Vec<Span> {
         Vec::new()
     }
@@ -140,17 +140,17 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Takes a line that a worker has passed on, or that a hub above has sent.
+    /// Takes a line with a hub's part of the norm, which a worker has passed on or a hub above has sent.
     fn take_line(&mut self, _line: Immediate, _words: &[u64]) -> Result<(), Refused> {
         Err(Refused::NotOfHub)
     }
 
-    /// Takes the next line that must go up, if there is one, with the number of its link.
+    /// Takes the next line that must be sent to a hub above, with the number of the link. `None` if there is no such line.
     fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
         None
     }
 
-    /// Makes the lines that hubs above may still need go up again, because the links to these hubs are new.
+    /// Repeats the lines that hubs above may still need, because the links to these hubs are new.
     fn pass_again(&mut self) {}
 
     /// Returns the last round whose result is known. `None` at a core that does not send the hub's parts.
@@ -164,7 +164,8 @@ pub(crate) trait Gather {
     }
 
     /// Begins with round `first`. `squares` are those of this hub's gradients in the round before, and `mean` is the mean
-    /// of the norms before. If some hub does not know its squares, the first steps that use them multiply by 1 at all hubs.
+    /// of the norms before. If some hub does not know its squares, the first steps that use this norm are not scaled at any
+    /// hub.
     fn begin_at(&mut self, _first: Round, _squares: Option<ExactSum>, _mean: NormMean) {}
 
     /// Whether the core waits for other cores or hubs.
@@ -173,7 +174,7 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the parts of other cores and hubs. Returns whether chunks may now step.
+    /// Takes the parts of the norm from other cores and hubs. Returns whether chunks may now step.
     fn hear(&mut self) -> bool {
         false
     }
@@ -205,7 +206,7 @@ pub(crate) struct GatherNorm {
     waiting: Vec<u32>,
     /// The numbers of the entries that have their result, until their chunks have stepped.
     heard: Vec<u32>,
-    /// The kept values of each chunk, by place.
+    /// The kept values of each chunk, in the order of the chunks.
     kept: Vec<Kept>,
     /// The means of all chunks while they wait. If no chunk waits, the mean of the chunk that steps.
     means: Slab,
@@ -225,8 +226,8 @@ struct Gathered {
     sums: Sums,
     /// The last round in which chunks were gathered.
     round: Round,
-    /// The number of chunks that were gathered in the last round. Once it is the number of all chunks, the core has given
-    /// its sums.
+    /// The number of chunks that were gathered in the last round. Once all chunks are gathered, the core has given its
+    /// sums to the other cores.
     taken: usize,
     /// The round for which the core has given its sums and has no result yet.
     awaits: Option<Round>,

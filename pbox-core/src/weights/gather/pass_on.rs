@@ -21,19 +21,19 @@ use crate::layout::{ChunkId, Immediate, Round};
 use crate::whole::{Crossing, LastTwo, Told};
 use crate::wire::Wire;
 
-/// The places and the wire with which a core of a hub below other hubs sends lines down and up.
+/// The inputs of [`PassOn`]: how a core of a hub below other hubs sends lines down and up.
 #[derive(Debug)]
 pub(crate) struct PassSpec {
-    /// The wire of the links to hubs above.
+    /// The wire format of the links to hubs above.
     pub above: Wire,
-    /// The rounds that the hub's cores share, and the number of this core.
+    /// The shared memory in which the hub's cores publish the rounds of lines, and the number of this core.
     pub crossing: (Arc<Crossing>, usize),
     /// The lines of the hubs at the top that this core sends down, in the window that members read, hub by hub. `None` if the
     /// hubs above write this window.
     pub shown: Option<Spans>,
 }
 
-/// A core's duty to send lines of top hubs down, and to pass them on to the other top hubs.
+/// The sender of a core that passes the lines of top hubs on to this hub's members and to the other top hubs.
 #[derive(Debug)]
 pub(crate) struct PassOn {
     spec: PassSpec,
@@ -43,7 +43,7 @@ pub(crate) struct PassOn {
     ways: Vec<Way>,
     /// The lines of these hubs in the window of sums, hub by hub. Empty if lines are not passed on.
     sums: Spans,
-    /// A line that must go down to the members: its place in `ways`, and its round.
+    /// A line that must go down to the members: the index of its top hub in `ways`, and its round.
     untold: Option<(usize, Round)>,
     /// Whether lines of other top hubs are missing in a round for which one of this core's top hubs has sent its line.
     awaits: bool,
@@ -57,13 +57,13 @@ struct Way {
     link: u32,
     /// The last rounds for which the hub has sent its part.
     told: LastTwo,
-    /// The last round of each other top hub whose line was passed on to this hub.
+    /// For each other top hub, the last round whose line was passed on to this hub.
     passed: Vec<Option<Round>>,
 }
 
 impl PassOn {
-    /// Creates the duty without any line. `chunks` are the core's chunks, whose sums go up over the links of these numbers.
-    /// `sums` has the core's lines in the window of sums.
+    /// Creates the sender without any line. `chunks` are the core's chunks, whose sums go up over the links of these
+    /// numbers. `sums` has the core's lines in the window of sums.
     pub fn new(
         spec: PassSpec,
         wire: &Wire,
@@ -99,7 +99,7 @@ impl PassOn {
     }
 }
 
-/// Returns the place of a round's line among the lines of a hub.
+/// Returns the index of a round's line among the lines of all hubs.
 fn place(lines: &Spans, ways: usize, way: usize, round: Round) -> usize {
     let of_hub = lines.len() / ways;
     way * of_hub + round.0 as usize % of_hub
@@ -190,7 +190,7 @@ mod tests {
     use crate::layout::Key;
     use fabric::SendWindow;
 
-    /// Returns the duty of a core at a hub that is below the only top hub.
+    /// Returns the sender of a core at a hub that is below the only top hub.
     fn below_one_hub() -> PassOn {
         let terms = JobTerms::new(1, vec![Key::f32("a", [16])], Optimizer::Average);
         let wire = Wire::of_terms(&JobTerms { clip_norm: Some(1.0), ..terms }).unwrap();

@@ -11,7 +11,7 @@ use crate::whole::{Part, Parts, Skips, Told, WholeGradient};
 pub(super) struct Teller {
     /// The number of this hub.
     hub: usize,
-    /// The spans of the lines in the window that workers read.
+    /// The spans of this hub's lines, the messages with its parts, in the window that workers read.
     lines: Spans,
     parts: Parts,
     /// The last round with a result, and the number of rounds that were skipped.
@@ -88,12 +88,12 @@ impl Teller {
         }
     }
 
-    /// Takes the line that must now go to all workers, if there is one.
+    /// Takes the line with this hub's part that must now go to all workers, if there is one.
     pub fn untold(&mut self) -> Option<(Immediate, Span)> {
         self.untold.take().map(|round| self.line(round))
     }
 
-    /// Returns the lines that workers may still need, the older one first.
+    /// Returns the lines with this hub's parts that workers may still need, the older one first.
     pub fn lines(&self) -> impl Iterator<Item = (Immediate, Span)> {
         self.parts.of_hub(self.hub).map(|part| self.line(part.round))
     }

@@ -1,5 +1,5 @@
 //! The reply of a hub below other hubs, if its links to them are coded. Workers share memory with this hub and push bare
-//! values. Only sums that go up, and answers that come down, are frames.
+//! values. Only sums to the hubs above, and answers from these hubs, are frames.
 //!
 //! ```text
 //!   sum --encode, with the values that former sums left out--> frame in the window that the hub above reads
@@ -27,7 +27,7 @@ use crate::wire::{Answer, Codecs, Framing, merge};
 #[derive(Debug)]
 pub(crate) struct OneSum {
     slab: Slab,
-    /// The number of elements of each chunk, by place.
+    /// The number of elements of each chunk, in the order of the chunks.
     elements: Vec<usize>,
 }
 
@@ -52,7 +52,7 @@ impl Weights for OneSum {
     }
 }
 
-/// The parts that a hub needs for coded links to the hubs above.
+/// The values that a core needs for coded links to the hubs above.
 #[derive(Debug)]
 pub(crate) struct CodedWays {
     /// The format of the frames to and from the hubs above.
@@ -74,11 +74,11 @@ pub(crate) struct CodedRelay {
     frames: Spans,
     /// Whether the job's first weights come from another hub's workers, as in [`Relay`](super::Relay).
     keeps_first: bool,
-    /// The state of the codec in f32, by place.
+    /// The state of the codec for all chunks, in f32.
     state: Slab,
     /// The start of each chunk's state.
     states: Vec<usize>,
-    /// The span of the frame to post, by place.
+    /// The span of the frame to post, for each chunk.
     posts: Vec<Span>,
     /// Values of one chunk in f32, for keys of another type.
     scratch: Vec<f32>,

@@ -21,11 +21,11 @@ pub(crate) use coded::{CodedRelay, CodedWays, OneSum};
 pub(crate) struct Relay {
     /// The number of workers. The links to hubs above have higher numbers.
     workers: u32,
-    /// The chunk's sum with its count, in the window that the hubs above read, by place.
+    /// The span of each chunk's sum and count, in the window that the hubs above read.
     sums: Vec<Span>,
-    /// The span of each chunk's count, by place of the chunk.
+    /// The span of each chunk's count, in the order of the chunks.
     counts: Spans,
-    /// The span of each chunk in the window that the workers read, by place. `None` if the hubs above write this window.
+    /// The span of each chunk in the window that the workers read. `None` if the hubs above write this window.
     shown: Option<Spans>,
     /// Whether the job's first weights come from another hub's workers. Then the hubs above read no weights from this hub.
     keeps_first: bool,

@@ -8,8 +8,9 @@
 //!                                               Unlinked
 //! ```
 //!
-//! A job may end at a cut. For each worker it then ends at the worker's own *line*: the first round for which no chunk has
-//! a stepped push of the worker. Each push before the line is stepped and answered, and no later push is.
+//! A job may end at a cut, which is a pause between two rounds. For each worker, the job then ends at the worker's own
+//! *line*: the first round for which no chunk has a stepped push of the worker. Each push before the line is stepped and
+//! answered. Later pushes are not.
 //!
 //! Owned by the core. Takes eight bytes per (chunk, worker) and eight per chunk.
 //!
@@ -66,9 +67,9 @@ enum Standing {
 
 #[derive(Clone, Copy, Debug)]
 struct State {
-    /// The lowest clock of the workers that take part.
+    /// The lowest next round of the workers that take part.
     slowest: Round,
-    /// The number of workers at the lowest clock.
+    /// The number of workers whose next round is the lowest.
     count: u32,
 }
 
@@ -146,7 +147,7 @@ impl Clocks {
         let row = &self.clocks[index * self.ranks..][..self.ranks];
         let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);
         let state = &mut self.chunks[index];
-        // Without workers, the round stays as it is.
+        // If no worker takes part, the round stays as it is.
         state.slowest = present().map(|clock| clock.next).min().unwrap_or(state.slowest);
         state.count = present().filter(|clock| clock.next == state.slowest).count() as u32;
         state.slowest
@@ -190,7 +191,7 @@ impl Pace for Clocks {
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
     }
 
-    /// Removes a worker. The chunks' rounds do not move until every chunk is settled.
+    /// Removes a worker. The chunks' rounds do not move until `settle` was called for every chunk.
     fn remove(&mut self, rank: u32) {
         self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
     }
@@ -393,7 +394,7 @@ fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.pushed(place, rank)?;
     let pushed = std::iter::once(rank);
-    // SAFETY: this worker has pushed the chunk, and is answered after this function.
+    // SAFETY: this worker has pushed the chunk, and gets its answer only after this function returns.
     unsafe {
         match pace.answered(place, rank, round) {
             // In the broadcast, only rank 0's slot counts.

@@ -1,12 +1,12 @@
-//! Workers that step together, at a hub below other hubs (PHub, figure 5). The last push of a round sends the chunk's sum
-//! up. When the answer comes down, all workers get it.
+//! Workers that step together, at a hub below other hubs (PHub, figure 5). After the last push of a round, the chunk's
+//! sum is sent to a hub above. When that hub answers, all workers get the answer.
 //!
 //! ```text
 //!   Gathering --last push: sum, post up--> Asked --answer from above--> Answered --post down--> Gathering, next round
 //! ```
 //!
 //! A hub that joins a running job first waits for the weights of the round before its own first round. While the shard is
-//! held, no sum goes up, and an answer from above that has arrived waits. Owned by the core.
+//! held, no sum is sent to hubs above, and answers that have arrived from these hubs wait. Owned by the core.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -22,16 +22,16 @@ use crate::weights::Mode;
 pub(crate) struct Relayed {
     below: Arrivals,
     workers: u32,
-    /// The number of the link that carries the chunk's sums up, by place.
+    /// The number of the link that carries each chunk's sums to a hub above, by the chunk's index in the shard.
     way_up: Vec<u32>,
     /// One entry for each place.
     above: Vec<Above>,
-    /// The content of the sum that has gone up, or of its answer, by place.
+    /// The content of each chunk's sum that was sent to a hub above, or of the answer to it.
     contents: Vec<Content>,
     /// The first round in which this hub takes part at the hubs above. Beyond all rounds until that round is known.
     first: Round,
-    /// Pushes whose workers have lost their links after the sum had gone up. They are answered when the worker repeats
-    /// them.
+    /// Pushes whose workers have lost their links after the sum was sent to the hub above. A push is answered when its
+    /// worker repeats it.
     unlinked: BTreeSet<(usize, u32)>,
 }
 
@@ -41,9 +41,9 @@ enum Above {
     /// The hub does not yet know with which round the job begins. If weights have already arrived, the value has the low
     /// bits of their round.
     Joining(Option<u8>),
-    /// No sum has gone up: the workers push.
+    /// No sum was sent to the hub above: the workers push.
     Gathering,
-    /// The sum of this round has gone up and has no answer.
+    /// The sum of this round was sent to the hub above and has no answer.
     Asked(Round),
     /// The answer of this round has arrived.
     Answered(Round),
@@ -58,13 +58,14 @@ impl Relayed {
         Relayed { below, workers, way_up, above, contents, first, unlinked: BTreeSet::new() }
     }
 
-    /// Whether the sum of a chunk's current round has gone up.
+    /// Whether the sum of a chunk's current round was sent to the hub above.
     fn is_up(&self, place: usize) -> bool {
         let round = self.below.round(place);
         matches!(self.above[place], Above::Asked(up) | Above::Answered(up) if up == round)
     }
 
-    /// Whether a chunk still lacks the weights of round `from - 1`. Workers that take part from `from` on begin with them.
+    /// Whether a chunk still lacks the weights of round `from - 1`. Workers that take part from round `from` on begin with
+    /// these weights.
     fn waits_for_first(&self, place: usize, from: Round) -> bool {
         let is_asked =
             matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);
@@ -130,7 +131,7 @@ impl Pace for Relayed {
         self.below.first_round_with_workers().is_some_and(|first| first > lowest).then_some(lowest)
     }
 
-    /// Returns the round of a chunk's next sum. After a round's sum has gone up, no worker can join the round.
+    /// Returns the round of a chunk's next sum. After a round's sum was sent to the hub above, no worker can join the round.
     #[inline]
     fn round(&self, place: usize) -> Round {
         let round = self.below.round(place);
@@ -214,7 +215,7 @@ impl Pace for Relayed {
     }
 
     fn has_finished_before(&self, place: usize, from: Round) -> bool {
-        // A chunk that waits for the weights of the round before is answered when they arrive.
+        // If the chunk still waits for the weights of the round before, it is answered when these weights arrive.
         self.below.has_finished_before(place, from) && !self.waits_for_first(place, from)
     }
 

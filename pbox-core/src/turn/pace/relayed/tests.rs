@@ -1,10 +1,10 @@
-//! Examples of a chunk's arrivals, from above and from below.
+//! Examples of a chunk's arrivals, from workers and from hubs above.
 
 use super::*;
 
 const FROM_ABOVE: u32 = 2;
 
-/// Returns two workers and one chunk. The chunk's sums go up over the first of two links.
+/// Returns two workers and one chunk. The chunk's sums are sent to the hub above over the first of two links.
 fn relayed(first: Round) -> Relayed {
     let mut pace = Relayed::new(2, vec![FROM_ABOVE], true);
     pace.begin_at(first);

@@ -202,7 +202,7 @@ impl Arrivals {
             stages.hide(place);
         }
         let pushed = self.pushed_as(place, content);
-        // SAFETY: all workers in `pushed` have pushed this chunk, and are answered after this function.
+        // SAFETY: all workers in `pushed` have pushed this chunk, and get their answers only after this function returns.
         unsafe {
             match content {
                 Content::Nothing => stages.relay_nothing(place, pushed),
@@ -280,7 +280,7 @@ mod tests {
     const NOTHING: Content = Content::Nothing;
     const WEIGHTS: Content = Content::Weights;
 
-    /// Returns one chunk, of as many workers as push, in this round.
+    /// Returns one chunk in this round. Each worker has pushed one of these contents.
     fn pushed(round: u32, contents: &[Content]) -> Arrivals {
         let mut arrivals = Arrivals::new(1, contents.len() as u32, true);
         arrivals.begin_at(Round(round));

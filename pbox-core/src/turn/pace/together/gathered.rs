@@ -26,7 +26,7 @@ pub(super) fn gather<M: Mode>(
     }
     if !stages.gather.has(place, round) {
         let is_plain = pace.words[place * pace.words_per_chunk] & OTHER == 0;
-        // SAFETY: each worker whose slot is read has pushed this chunk, and is answered after the chunk's step.
+        // SAFETY: each worker whose slot is read has pushed this chunk, and gets its answer only after the chunk's step.
         unsafe {
             match if is_plain { Together::Gradients } else { pace.together(place) } {
                 Together::Mixed => return true, // the job fails
@@ -45,8 +45,8 @@ pub(super) fn gather<M: Mode>(
     stages.gather.found(place, round).is_some()
 }
 
-/// Whether a gathered chunk no longer needs its workers' pushes. A push of weights is still needed: the weights are read
-/// again when the result of the round is known.
+/// Whether a gathered chunk no longer needs its workers' pushes. A push of weights is needed longer: the hub reads the
+/// weights again when the result of the round is known.
 pub(super) fn is_decided<M: Mode>(shard: &ShardOf<Arrivals, M>, place: usize, round: Round) -> bool {
     let ShardOf { pace, stages, .. } = shard;
     stages.gather.has_mean(place, round) || stages.gather.has(place, round) && pace.is_whole(place)
@@ -67,7 +67,7 @@ pub(super) fn settle<M: Mode>(
     })
 }
 
-/// Gathers a chunk that passes a round without workers: other chunks wait until all chunks are gathered.
+/// Gathers a chunk for a round in which no worker takes part, because other chunks wait until all chunks are gathered.
 pub(super) fn pass<M: Mode>(pace: &Arrivals, stages: &mut Staged<M>, place: usize, round: Round) {
     let counts = stages.gather.steps_at_once() || !pace.contents.must_be_weights(round);
     if counts && !stages.gather.has(place, round) {

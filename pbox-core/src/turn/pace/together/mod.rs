@@ -32,7 +32,7 @@ pub(crate) struct Arrivals {
     words_per_chunk: usize,
     contents: Contents,
     ungreeted: Ungreeted,
-    /// The chunks and ranks whose pushes were [kept](Pace::keep_taken), by place and rank.
+    /// The chunks and ranks whose pushes were [kept](Pace::keep_taken), by index of the chunk and by rank.
     unlinked: BTreeSet<(usize, u32)>,
     /// Whether [bytes ahead](ahead) are answered.
     answers_ahead: bool,
@@ -165,7 +165,7 @@ impl Arrivals {
     }
 
     /// Moves chunk `index` past rounds without workers: to the first round with a worker, or past at most `most` rounds.
-    /// Returns the number of skipped rounds. Workers of the round it moves to then wait for the weights of the round
+    /// Returns the number of skipped rounds. Then the workers of the chunk's new round wait for the weights of the round
     /// before.
     fn skip_deserted(&mut self, index: usize, most: u32) -> u32 {
         let State { round, .. } = self.state(index);
@@ -202,7 +202,7 @@ impl Arrivals {
         if M::Gather::WAITS && stages.gather.found(place, round) == Some(Found::Skip) {
             return Some(Content::Nothing);
         }
-        // SAFETY: all workers that take part have pushed this chunk, and are answered after this function.
+        // SAFETY: all workers that take part have pushed this chunk, and get their answers only after this function returns.
         unsafe { stages.step(kernels, place, self.roster.ranks(round), 0, round) };
         Some(Content::Gradient)
     }
@@ -212,7 +212,7 @@ impl Arrivals {
         (0..self.roster.from.len() as u32).filter(move |&rank| self.is_in(index, rank))
     }
 
-    /// Moves a chunk with all its pushes to its next round. Its answers have this content.
+    /// Moves a chunk that has all its pushes to the next round. `content` is the content of the answers.
     #[inline]
     pub fn advance(&mut self, index: usize, content: Content) {
         let came = self.words[index * self.words_per_chunk] & CAME;
@@ -328,14 +328,14 @@ impl Pace for Arrivals {
 
     #[inline]
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content {
-        // A group that stepped as one has a place after the places of the chunks, and no word.
+        // A group that stepped as one has an index after the indices of the chunks, and no word.
         let former = self.words.get(place * self.words_per_chunk).map_or(0, |word| word >> FORMER & 3);
         if former == 0 { Content::Gradient } else { self.answered_other(former, place, rank, round) }
     }
 
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
-        // A group that stepped as one has a place after the places of the chunks, and no word.
+        // A group that stepped as one has an index after the indices of the chunks, and no word.
         let word = self.words.get(place * self.words_per_chunk).map_or(0, |word| *word);
         match word & (CAME | 3 << FORMER) {
             0 => (Content::Gradient, true),
@@ -399,7 +399,7 @@ impl Pace for Arrivals {
     fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
         let State { round, count } = self.state(index);
         let taking_part = self.roster.size(round);
-        // Workers that take part from a later round on have no weights until this round is over. So they wait, too.
+        // Workers that take part only from a later round on get their first weights after this round. So these workers wait, too.
         let is_awaited = count > 0 || taking_part < self.roster.count;
         if is_awaited && count < taking_part {
             let owes = |rank| self.roster.has(rank, round) && !self.is_in(index, rank);
@@ -456,7 +456,7 @@ impl Pace for Arrivals {
         true
     }
 
-    /// Makes no joint step for newcomers or snapshots, which need the work on each chunk.
+    /// Makes one step for the group, unless newcomers or a snapshot need each chunk separately.
     #[inline]
     fn settle_joined<M: Mode>(
         shard: &mut ShardOf<Self, M>,
@@ -471,7 +471,8 @@ impl Pace for Arrivals {
         if apart || stages.reply.awaits_task(round) || !stages.steps_alike(places.clone(), round) {
             return None;
         }
-        // SAFETY: all workers that take part have pushed each chunk of the group, and are answered after this function.
+        // SAFETY: all workers that take part have pushed each chunk of the group, and get their answers only after this
+        // function returns.
         unsafe { stages.step(kernels, joined, pace.roster.ranks(round), 0, round) };
         places.for_each(|place| pace.begin(place, next));
         Some(shard.finished(joined, round, 1))

@@ -14,12 +14,12 @@
 
 use std::collections::BTreeSet;
 
-/// The chunks, by place, whose first weights some ranks lack.
+/// The chunks whose first weights some ranks lack. A chunk is named by its index in the shard.
 #[derive(Debug, Default)]
 pub(super) struct Ungreeted {
     /// The ranks whose answer waits until they push the chunk again.
     lost: BTreeSet<(usize, u32)>,
-    /// The ranks that have pushed the chunk again, and wait until it has the weights.
+    /// The ranks that have pushed the chunk again, and wait until the chunk has the weights.
     asked: BTreeSet<(usize, u32)>,
 }
 
