@@ -11,7 +11,7 @@
 use crate::ids::{Imm, LinkId};
 use crate::port::{Arrival, CloseReason, Closed, Posted};
 
-/// The progress of a link, from planned to closed.
+/// The progress of a link, from open to reported as closed.
 #[derive(Debug)]
 pub(crate) enum LinkState {
     Open,

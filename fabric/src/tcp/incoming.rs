@@ -68,7 +68,7 @@ pub(super) struct Incoming {
     /// The index of the first byte in `buffer` that was not processed.
     start: usize,
     end: usize,
-    /// The number of bytes of the buffer that may be filled after a span.
+    /// The number of bytes that a read may put into the buffer after the rest of a span.
     beyond: usize,
     /// The bytes that have arrived, including the frames' headers.
     pub total: u64,

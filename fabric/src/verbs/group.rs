@@ -38,7 +38,7 @@ pub struct GroupOptions {
     pub paths: PathFlags,
 }
 
-/// The ports of one end, as the handshake sees them.
+/// The ports of one end, and what the handshake needs of them.
 #[derive(Debug)]
 pub struct Group {
     pub(super) ports: Vec<Arc<PortState>>,
@@ -145,7 +145,7 @@ impl Group {
         let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
         let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
         let nic = Arc::new(Nic::open(&context, options, self.settings)?);
-        // For NICs that are open at the start, `Fitness` does the same check.
+        // This check is for NICs that open later. `Fitness` does it for NICs that are open at the start.
         let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
         let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());
         if is_new && options.gid_index.is_none() && nic.is_link_local() && has_better() {

@@ -19,8 +19,8 @@ JOIN_BY = {"googlenet": {"join_by": "/"}, "inception3": {"join_by": "."}}
 NODES = [1, 2, 4, 6, 8, 12, 18, 24, 30, 40, 50, 60, 72]
 BLADES, BLADE_GBPS = 8, 10
 DEFAULT_AT_72, DEFAULT_AT_30, LAYER_AT_30 = 26, 22, 21
-# The share of its bytes that a push has in figure 6: one gradient in a hundred, each with its place (Aji and Heafield 2017, whom
-# the paper names without a share).
+# In figure 6 a push has this share of its full bytes: one gradient in a hundred, each with its place (Aji and
+# Heafield 2017, whom the paper names without a share).
 SPARSE_MODELS, SPARSE = ["inception3", "vgg19"], 0.02
 # The ratios of pulling to the forward pass: around 1, where pulling everything takes as long as the forward pass.
 LOADS = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4]
@@ -44,8 +44,9 @@ def speedup(answer, batching):
 
 
 def sparse(answer, share):
-    """Returns a report as if pushes had this share of their bytes. The times are exact, because nothing overlaps a push at the
-    end, and a push has no start-up. The report's bound is only that of computing."""
+    """Returns a report as if each push had this share of its full bytes. The times are exact, because
+    nothing overlaps a push at the end, and a push has no start-up. The report's bound only counts
+    computing."""
     backward = answer["computing"] - answer["forward"]
 
     def shorter(each):

@@ -54,7 +54,8 @@ def draw_layers(out, rows):
 
 
 def draw_timelines(out, costs, start_up):
-    """Draws figure 4: the pulls and the forward pass of figure 3's layers, in the three ways of the paper."""
+    """Draws figure 4: the pulls and the forward pass of figure 3's layers, with the paper's three choices
+    of batches."""
     figure, axes = plt.subplots(figsize=(9, 2.4))
     ways = {"all": [len(costs)], "layer": [1] * len(costs), "ibatch": best(costs, start_up)}
     for place, batches in enumerate(ways.values()):

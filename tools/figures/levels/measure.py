@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures a hub on each machine, on machines made of namespaces. For comparison it measures the all-reduces of gloo and Open MPI
-over the same ranks on the same links. `tools/figures/run.sh levels` starts it. The program names systems that are not
-installed, and leaves out their rows."""
+"""Measures rounds with a hub on each machine; the machines are namespaces. For comparison it measures the
+all-reduces of gloo and Open MPI over the same ranks on the same links. `tools/figures/run.sh levels` starts
+it. The program names systems that are not installed, and leaves out their rows."""
 
 import contextlib
 import os

@@ -20,7 +20,7 @@ sys.path[:0] = [HERE, os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "
 from racks import GOODPUT, Racks  # noqa: E402
 
 LATENCY_S = 1e-6
-# GoogLeNet, and the 20 tensors of the runs beside all-reduces.
+# The models: GoogLeNet, and the 20 tensors of the runs that are compared with all-reduces.
 MODELS = {"googlenet": (27_993_904, 400), "tensors": (20 * 85_000 * 4, 50)}
 
 

@@ -1,7 +1,7 @@
 //! Work requests, which are prepared once and then patched: a chain of sends, and a chain of receives.
 //!
-//! This file is on the `unsafe` list. The port's thread owns the chains, together with the link. They
-//! allocate nothing after they are made.
+//! This file is on the `unsafe` list. The port's thread owns the chains, together with the link. A chain
+//! allocates nothing after it is made.
 //! ```text
 //!   sends:     [wr 0] -> [wr 1] -> ... -> [wr 31]      the first `held` are filled in; posting cuts the
 //!                |         |                 |         chain after the last of them for the time of the call

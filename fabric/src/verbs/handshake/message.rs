@@ -41,7 +41,7 @@ pub(in crate::verbs) enum Message {
     /// The worker's ends of pairs of NICs, each with the port of the hub. The pairs are tried before links
     /// use them.
     Trial { nics: Vec<Address>, ends: Vec<(u16, LinkEnd)> },
-    /// The hub's ends of these pairs, or the reason why the hub has none.
+    /// The hub's end of each pair of a `Trial`, or the reason why the hub has none.
     Tried(Vec<Result<LinkEnd, String>>),
     /// The ports of the hub whose NICs no NIC of the worker reaches. Sent by the worker. The hub then sends
     /// its ports again. If the list is empty, all ports are reached, and both ends make the links.
