@@ -2,8 +2,8 @@
 //! job and the end. Each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
 //!
 //! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec, a
-//! frame has the whole chunk at its span, or no bytes. Each notice allows one pull, each chunk's first
-//! weights are left out once, and bytes that came ahead are not sent again with their push.
+//! frame has the whole chunk at its span, or no bytes. Each notice allows one pull. Each chunk's first
+//! weights are left out once. Bytes that were sent ahead of their push are not sent again with it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};

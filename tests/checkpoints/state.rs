@@ -153,8 +153,8 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
         }
         for _ in 0..30 {
             rounds(&mut session, 1).unwrap();
-            // No checkpoint follows three refused ones: a hub that misses more rounds than the other hubs
-            // keep for it is left behind.
+            // After three refusals, the worker requests no more checkpoints: a hub that misses more rounds
+            // than the other hubs keep for it cannot catch up.
             if refused.len() < 3 {
                 refused.extend(session.checkpoint().err().map(|error| error.to_string()));
             }

@@ -231,7 +231,8 @@ fn rest(mut slow: TcpStream) -> u64 {
     std::io::copy(&mut slow, &mut std::io::sink()).unwrap()
 }
 
-/// Two slow readers have the two copies. All readers that arrive meanwhile share the next copy.
+/// Two slow readers have the only two copies. All readers that arrive before a copy is free again share the
+/// next copy.
 #[test]
 fn readers_that_wait_share_a_copy() {
     let _watchdog = Watchdog::start();

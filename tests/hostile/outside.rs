@@ -1,7 +1,7 @@
 //! Addresses that a join names. The hub shows no token there, and asks only the peers that its operator
 //! allows.
 //!
-//! The hub shows the address a proof of the request itself, and makes only requests that hubs make. It
+//! To such an address, the hub shows only a proof of the request, and makes only requests that hubs make. It
 //! repeats no text of the answer, accepts no number that is too large, and delays nobody else.
 
 use std::io::ErrorKind;

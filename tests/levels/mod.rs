@@ -21,7 +21,7 @@ use worker_shim::SessionConfig;
 
 /// Hubs at the top, and machines below them with a hub each.
 struct Machines {
-    /// Dropped before `top`: a hub above that stops first would fail the jobs of the hubs below.
+    /// These hubs are dropped before `top`: a hub above that stops first would fail their jobs.
     below: Vec<Hub>,
     top: Vec<Hub>,
     is_mesh: bool,

@@ -55,7 +55,7 @@ fn a_hub_above_may_read_and_make_its_memory_for_longer_than_the_heartbeat_limit(
     });
 }
 
-/// Each hub that did not lead once waited for the hub before it.
+/// Formerly each hub that did not lead waited for the hub before it.
 #[test]
 fn the_hubs_that_do_not_lead_make_a_job_at_the_same_time() {
     let _watchdog = Watchdog::start();

@@ -83,8 +83,8 @@ fn metrics(hub: &str) -> String {
     get.call().unwrap().body_mut().read_to_string().unwrap()
 }
 
-/// In a job of one worker nobody waits. Its round was once 0 until the check for late workers, every five
-/// seconds.
+/// A job of one worker has nobody to wait for. Formerly the hub showed its round as 0 until the check for
+/// late workers, which runs every five seconds.
 #[test]
 fn the_round_of_a_lone_worker_is_true_at_once() {
     let _watchdog = Watchdog::start();

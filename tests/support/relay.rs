@@ -87,13 +87,13 @@ impl Relay {
         }
     }
 
-    /// Ends all connections of a way, as a device between the two ends can.
+    /// Ends all connections of one way (control or data path), as a device between the two ends can.
     pub fn cut(&self, way: Way) {
         let state = self.line(way).lock();
         state.open.values().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
     }
 
-    /// Halts these bytes of a way from now on.
+    /// Halts these bytes of one way (control or data path) from now on.
     pub fn stall(&self, way: Way, stall: Stall) {
         let line = self.line(way);
         line.lock().stall = stall;

@@ -36,7 +36,7 @@ pub(super) fn share_out(flows: &mut [Flow], links: usize, capacity: f64) {
             flows[flow].rate += rise;
             flows[flow].shares.iter().for_each(|&(link, share)| free[link] -= rise * share);
         }
-        // A flow without a link would rise for ever.
+        // The rate of a flow without a link would rise for ever.
         rising.retain(|&flow| {
             !flows[flow].shares.is_empty() && !flows[flow].shares.iter().any(|&(link, _)| full[link])
         });

@@ -322,9 +322,9 @@ impl Args {
         }
     }
 
-    /// Whether the limit is requested, and can be compared with the rounds. The comparison is impossible if the hub
-    /// leaves work out, decodes, clips, averages, or steps once per push, because the limit does not. It is also
-    /// impossible if the hub waits for compute.
+    /// Whether the limit is requested, and can be compared with the rounds. The comparison is impossible if the
+    /// hub leaves work out, decodes, clips, averages, or steps once per push, because the measured limit
+    /// includes none of this work. The comparison is also impossible if the hub waits for compute.
     pub fn has_limit(&self) -> bool {
         self.limit == LimitChoice::On
             && self.compute.compute.is_none()

@@ -1,4 +1,4 @@
-//! Tests of the contract's rules about the end of a link: the end shows after all arrivals, posts then fail,
+//! Tests of the contract's rules about the end of a link. The end shows after all arrivals, posts then fail,
 //! and a detached link is silent.
 
 use std::time::Duration;

@@ -3,9 +3,9 @@
 
 The paper does not give the speed of a node and the start-up time of a pull. They are computed from speedups in its text, for
 VGG19-22K. The speed of a node follows from the default PS, with which 72 nodes are 26 times as fast as one. The start-up time
-follows from 30 nodes: they are 21 times as fast layer by layer, and 22 times with the default PS. All other values are the
-paper's: eight blades with 10 Gb/s have all nodes, each node is a worker and a server, and tensors are spread evenly over all
-servers.
+follows from 30 nodes: they are 21 times as fast layer by layer, and 22 times with the default PS. All other
+values are the paper's. Eight blades with 10 Gb/s have all nodes. Each node is a worker and a server. Tensors
+are spread evenly over all servers.
 """
 
 import argparse

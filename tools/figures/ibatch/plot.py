@@ -134,8 +134,8 @@ def draw_parts(out, rows):
 
 
 def draw_gains(out, rows):
-    """Draws a figure that is not in the paper: the gain of the best batches on 72 nodes, by the ratio of the times of pulls and
-    of the forward pass."""
+    """Draws a figure that is not in the paper: the gain of the best batches on 72 nodes. Its x-axis is the time
+    of pulls divided by that of the forward pass."""
     figure, panels = plt.subplots(1, 2, figsize=(7, 2.6), sharey=True)
     whole = {"pull_and_forward_ms": "pull and forward", "iteration_ms": "a whole iteration"}
     for axes, (column, title) in zip(panels, whole.items()):

@@ -42,8 +42,8 @@ class Result:
         self.round_s, self.model_bytes, self.sent, self.received = round_s, model_bytes, sent, received
 
     def share_of_bound(self, machines, mbit, mtu=MTU):
-        """Returns the speed as a share of the highest speed that the links allow, if each machine sends and receives 2(n-1)/n of
-        the model in a round."""
+        """Returns the speed as a share of the highest speed that the links allow. Each machine must send and
+        receive 2(n-1)/n of the model in a round."""
         return bound_s(self.model_bytes, machines, mbit, mtu) / self.round_s
 
 

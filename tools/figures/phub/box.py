@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures PHub's figures 1b and 3 on machines made of namespaces: eight workers with a server on each worker's machine, or with
-one box that has ten links. Writes phub-box.csv. `tools/figures/run.sh phub` starts it."""
+"""Measures PHub's figures 1b and 3 on machines made of namespaces. Eight workers have a server on each worker's
+machine, or one box with ten links. Writes phub-box.csv. `tools/figures/run.sh phub` starts it."""
 
 import json
 import os

@@ -42,8 +42,8 @@ def by_workers(table):
 
 
 def by_jobs(table):
-    """Returns, by number of jobs, the goodput of all jobs relative to that of one job, and the speed of the slowest job relative
-    to the fastest."""
+    """Returns two ratios by number of jobs: the goodput of all jobs to that of one job, and the speed of the
+    slowest job to that of the fastest."""
     rates = {count: [table.values("jobs", at=count, variant=f"job {job}") for job in range(count)] for count in JOBS}
     repeats = [repeat for repeat in rates[1][0] if all(repeat in of_job for of_jobs in rates.values() for of_job in of_jobs)]
     total, fair = {}, {}

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A model of a hub's memory traffic: the bytes that cross the memory bus for each byte that workers push, and the highest goodput
-of three machines. NICs deliver into a simulated last-level cache. Writes traffic.csv. Takes some minutes, and needs no root."""
+"""A model of a hub's memory traffic. It computes the bytes that cross the memory bus for each byte that workers
+push, and the highest goodput of three machines. NICs deliver into a simulated last-level cache. Writes
+traffic.csv. Takes some minutes, and needs no root."""
 
 import argparse
 import collections
@@ -147,8 +148,8 @@ def traffic(cache_blocks, io_blocks, chunks, workers, lag, way, seed=0):
 
 
 def streamed(workers):
-    """Returns the bytes that are read and written for each pushed byte if the cache reuses nothing: a NIC writes each slot and a
-    core reads it, and a core reads and writes the state once for each chunk."""
+    """Returns the bytes that are read and written for each pushed byte if the cache reuses nothing. A NIC writes
+    each slot, and a core reads it. A core reads and writes the state once for each chunk."""
     return 1 + len(STATE) / workers, 1 + len(STATE) / workers
 
 
@@ -159,8 +160,8 @@ def carried(machine, bytes_each):
 
 
 def rows(machines, chunks, workers, lags, seeds):
-    """Yields a row for each machine, lag and way, with NICs that deliver into the usual part of the cache, into half of it, and
-    past it."""
+    """Yields a row for each machine, lag and way, with NICs that deliver into the usual part of the cache, into
+    half of that part, and to memory."""
     for machine in machines:
         blocks = machine.cache_mb * 10**6 // CHUNK_BYTES
         for io_ways in [machine.io_ways, machine.cache_ways // 2, NO_IO]:

@@ -51,7 +51,8 @@ pub fn name_of(context: *mut ibv_context) -> CString {
     device_name(unsafe { (*context)._device })
 }
 
-/// Returns a device's name by the real function, because this library may look at the call of another function meanwhile.
+/// Returns a device's name by the real function. The exported function would count as a call, and this library
+/// may be handling another call.
 pub fn device_name(device: *mut ibv_device) -> CString {
     type Function = unsafe extern "C" fn(*mut ibv_device) -> *const c_char;
     // SAFETY: the function of this name has this type.

@@ -59,8 +59,8 @@ impl Worker for Scripted {
     }
 }
 
-/// Returns a plan with two layers, of which the second has two keys. They take 10 and 20 us forward, and
-/// twice that backward.
+/// Returns a plan with two layers, of which the second has two keys. The layers take 10 and 20 us forward,
+/// and twice that backward.
 fn plan() -> ComputePlan {
     let layer = |name: &str, keys: &[&str], us| Layer {
         name: name.into(),
