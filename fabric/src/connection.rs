@@ -73,9 +73,9 @@ impl Connection {
         self.dead.load(Ordering::Acquire) // [death]
     }
 
-    /// Fails the connection for both ends, because a link of it failed at this end. Other ports of this end
-    /// may see the end of the socket before the port of the failed link reports the failure. `fail` stores
-    /// the reason that [`end`](Self::end) returns to these ports.
+    /// Fails the connection for both ends, because one of its links failed at this end. Other ports of this
+    /// end may see the end of the socket before the port of the failed link reports the failure. `fail`
+    /// stores the reason that [`end`](Self::end) returns to these ports.
     pub fn fail(&self, why: &CloseReason) {
         if *why != CloseReason::PeerGone {
             let _ = self.failure.set(why.clone()); // keeps the first failure: it caused the later failures

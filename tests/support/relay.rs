@@ -100,7 +100,8 @@ impl Relay {
         line.changed.notify_all();
     }
 
-    /// Alters a bit of byte `at` once, in this direction, on the next connection of a way that gets so far.
+    /// Alters a bit of byte `at` once, in this direction, on the next connection of one way (control or data
+    /// path) that carries so many bytes.
     pub fn alter(&self, way: Way, direction: Stall, at: u64) {
         self.line(way).lock().altered = Some((direction, at));
     }

@@ -1,7 +1,7 @@
 //! The rates of flows that share links. This module only computes, and does not depend on layers or workers.
 //!
 //! A flow uses several links at once, each by a share of the flow's rate. For example, a batch from four hubs
-//! uses each of their links by a quarter of its rate. It uses the worker's link by all of its rate. Rates are
+//! uses each hub's link by a quarter of the batch's rate, and the worker's link by the whole rate. Rates are
 //! max-min fair, as those of TCP should be. All rates rise equally until a link is full, and then the flows
 //! on that link keep their rates.
 

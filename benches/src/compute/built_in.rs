@@ -52,7 +52,7 @@ pub(super) fn network(name: &str) -> Option<Network> {
     const VGG19: f64 = 57.5;
     const VGG19_22K: f64 = 57.0;
     const GOOGLENET: f64 = 261.0;
-    // P3's section 5.4 shows Sockeye at 4 Gb/s. There the bytes, counted as above, are 166 MB and take 333
+    // P3's section 5.4 shows Sockeye at 4 Gb/s. The bytes, counted as for ResNet-50, are 166 MB and take 333
     // ms.
     const SOCKEYE: f64 = 96.0;
     let (work, samples_per_s): (Layers, f64) = match name {

@@ -323,8 +323,8 @@ impl Args {
     }
 
     /// Whether the limit is requested, and can be compared with the rounds. The comparison is impossible if the
-    /// hub leaves work out, decodes, clips, averages, or steps once per push, because the measured limit
-    /// includes none of this work. The comparison is also impossible if the hub waits for compute.
+    /// hub leaves work out, decodes, clips, averages, steps once per push, or waits for compute. The measured
+    /// limit does none of that.
     pub fn has_limit(&self) -> bool {
         self.limit == LimitChoice::On
             && self.compute.compute.is_none()

@@ -81,7 +81,7 @@ pub struct Report {
 #[derive(Debug, Serialize)]
 struct CoreShare {
     cpu: u32,
-    /// With RDMA, the NIC over which the core's chunks cross.
+    /// The NIC over which the core's chunks cross, if the transport is RDMA.
     #[serde(skip_serializing_if = "Option::is_none")]
     nic: Option<String>,
     chunks: u64,

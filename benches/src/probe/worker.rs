@@ -1,5 +1,5 @@
 //! The probe's worker. In each round it pushes in the order of a backward pass, and waits for everything.
-//! With compute, it waits for the times of a trace in between.
+//! With compute, the worker waits for the times of a trace between the pushes.
 
 mod computing;
 

@@ -38,8 +38,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether a post copies its bytes to the peer. If so, the owner may write other bytes to the span and post
-    /// it again.
+    /// Whether a post copies its bytes to the peer. If so, the owner may post a span, write other bytes to it,
+    /// and post it again.
     pub fn carries_drafts(&self) -> bool {
         match self {
             Endpoint::Shm(_) => false,

@@ -231,8 +231,8 @@ impl Mapping {
         let collapse = |part: Span| {
             let start = self.start.as_ptr().wrapping_add(part.offset);
             for offset in (0..part.bytes).step_by(HUGE_PAGE) {
-                // The first small page of each huge page must exist, or the kernel cannot collapse it. The
-                // huge page then lies on the node of most of its small pages.
+                // The first small page of each huge page must exist, or the kernel cannot make the huge page.
+                // The huge page then lies on the node of most of its small pages.
                 let page = start.wrapping_add(offset);
                 match access {
                     // SAFETY: the address is inside this mapping, which is readable.

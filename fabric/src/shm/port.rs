@@ -29,7 +29,7 @@ pub struct Endpoint {
     pub(super) consumer: Consumer<MappedCells>,
     peer_bell: PeerBell,
     /// The descriptor by which the peer ends this port's sleep. All links that a connection has at one port
-    /// share it.
+    /// share the descriptor.
     woken_by: Arc<WokenBy>,
 }
 

@@ -19,7 +19,7 @@ use crate::ids::{Imm, Span};
 use crate::memory::RecvWindow;
 use crate::port::FrameRule;
 
-/// The size of the buffer for small frames. Copying them once costs less than a system call for each.
+/// The size of the buffer for small frames. Copying a small frame once costs less than a system call.
 const BUFFER: usize = 16 << 10;
 /// The smallest size of a frame that is read together with only the next header.
 const LARGE: usize = 8 << 10;

@@ -22,7 +22,8 @@ DEFAULT_AT_72, DEFAULT_AT_30, LAYER_AT_30 = 26, 22, 21
 # In figure 6 a push has this share of its full bytes: one gradient in a hundred, each with its place (Aji and
 # Heafield 2017, whom the paper names without a share).
 SPARSE_MODELS, SPARSE = ["inception3", "vgg19"], 0.02
-# The ratios of pulling to the forward pass: around 1, where pulling everything takes as long as the forward pass.
+# The ratios of the time of pulling to that of the forward pass, around the ratio 1, at which the two take equally
+# long.
 LOADS = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4]
 
 

@@ -115,7 +115,8 @@ class Hub:
         if accumulator is not None:
             self.cache.read(("sum", accumulator))
             self.free.append(accumulator)
-        # Reads a slot for each gradient that is not in the accumulator. It may be another worker's slot, of the same size.
+        # Reads a slot for each gradient that is not in the accumulator. The slot may be another worker's, which has
+        # the same size.
         for worker in range(count, self.workers):
             self.cache.read(("slot", worker, chunk))
         for kind in STATE:
@@ -160,8 +161,8 @@ def carried(machine, bytes_each):
 
 
 def rows(machines, chunks, workers, lags, seeds):
-    """Yields a row for each machine, lag and way, with NICs that deliver into the usual part of the cache, into
-    half of that part, and to memory."""
+    """Yields a row for each machine, lag and way. NICs deliver into the usual part of the cache, into half
+    of that part, or into memory."""
     for machine in machines:
         blocks = machine.cache_mb * 10**6 // CHUNK_BYTES
         for io_ways in [machine.io_ways, machine.cache_ways // 2, NO_IO]:
