@@ -55,7 +55,7 @@ impl Transport for Tcp {
         bytes: usize,
         plan: &[PlannedLink],
     ) -> ([u8; 16], Joined<Port>) {
-        // All connections of the worker have arrived when the last one has.
+        // The hub gathers the worker's connections until the last one has arrived.
         let hello = loop {
             let mut hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
             hello.identify(tokens::token_named);

@@ -280,8 +280,8 @@ impl Driver<'_> {
                             life.wrong.get_or_insert(format!("worker {number} ended with {status}"));
                         }
                         if self.job().kind.returns() && !life.finished.contains_key(&number) {
-                            // A launcher would kill the others, too: they would wait for a worker that does
-                            // not return.
+                            // The other workers are killed, too, as by a launcher: they would wait for a
+                            // worker that does not return.
                             let others = (0..workers).filter(|other| !life.finished.contains_key(other));
                             others.for_each(|n| self.cluster.signal_worker(self.number, n, Signal::KILL));
                         }

@@ -289,7 +289,7 @@ fn a_bad_state_is_refused() {
         &["400: the optimizer average keeps no state"],
     );
 
-    // The sender is named only in a header, and never in the address.
+    // The sender's token counts only in a header, and never in the address.
     let in_address = format!("/v1/jobs/job/state?token={}", first.token);
     for path in ["/v1/jobs/job/state", &in_address] {
         assert_eq!(refusal(&hub, path, vec![0; bytes]).0, 401);

@@ -62,7 +62,7 @@ fn late_bytes_of(
     }
     let mut hub = net.port();
     far.into_iter().for_each(|far| _ = hub.attach(far));
-    // The hub takes one arrival at a time, and the worker works after each.
+    // The hub takes one arrival at a time, and the worker handles its arrivals after each.
     let mut look = |worker: &mut Exchange<sim::Port>| {
         let mut arrivals = [Arrival::default()];
         while hub.poll(&mut arrivals) == 0 {}

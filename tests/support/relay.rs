@@ -101,7 +101,7 @@ impl Relay {
     }
 
     /// Alters a bit of byte `at` once, in this direction, on the next connection of one way (control or data
-    /// path) that carries so many bytes.
+    /// path). The connection must carry that many bytes.
     pub fn alter(&self, way: Way, direction: Stall, at: u64) {
         self.line(way).lock().altered = Some((direction, at));
     }
@@ -174,7 +174,7 @@ impl Line {
         let mut passed = 0;
         loop {
             let read = from.read(&mut bytes);
-            // The end of a connection is also halted.
+            // While a direction is halted, the end of its stream is held back, too.
             let state = self.lock();
             let waited = self.changed.wait_while(state, |state| stands(state.stall));
             let mut state = waited.unwrap_or_else(PoisonError::into_inner);

@@ -397,15 +397,15 @@ impl Args {
         config.tcp_congestion = self.tcp_congestion.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::from_secs(self.hub_wait_s);
-        // A run must not continue from an earlier run, and must leave nothing behind. But weights that must
-        // survive a restart of the hub need a checkpoint.
+        // The run is a trial: it continues from no earlier run, and leaves nothing behind. But weights that
+        // must survive a restart of the hub need a checkpoint, so such a run is no trial.
         config.trial = self.hub_wait_s == 0;
         config.trace = self.trace_part();
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,
             WeightsChoice::Private => WeightsMode::Private,
         };
-        // The hub's cores and the workers share this machine.
+        // An idle worker yields, because it shares this machine with the hub's cores.
         config.idle = IdlePolicy::SHARED;
         config
     }

@@ -114,7 +114,7 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
             other => bail!("expected the last look from a worker, read {other:?}"),
         }
     }
-    // Workers on other machines may still have rounds to make.
+    // Only a run on this machine checks the total: workers on other machines may still have rounds to make.
     let last = if is_here { "check the total" } else { "leave" };
     workers.iter_mut().try_for_each(|worker| worker.send(last))?;
     workers.into_iter().try_for_each(ChildProcess::finish)?;

@@ -182,7 +182,7 @@ impl crate::Port for Port {
     fn flush_early(&mut self) {
         self.shm.flush_early();
         self.tcp.flush_early();
-        // Posts to NICs wait for `flush`, as in the port over verbs.
+        // The port over verbs is left out, because its posts wait for `flush`.
     }
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {

@@ -227,8 +227,8 @@ impl Hello {
         if self.given.is_some() {
             return Ok(());
         }
-        // Descriptors that came after the hello are closed here. No more can arrive, so a core can later
-        // close this socket without blocking.
+        // Descriptors that came after the hello are closed here. No more descriptors can arrive, so a core
+        // can later close this socket without blocking.
         let (bytes, fds) =
             receive(self.socket.as_fd(), Duration::from_secs(1)).map_err(|error| error.to_string())?;
         let _ = shutdown(&self.socket, Shutdown::Read);

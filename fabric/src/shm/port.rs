@@ -123,7 +123,7 @@ impl Port {
                 if attached.unread() == 0 {
                     attached.state = LinkState::Closing(CloseReason::PeerGone);
                 } else {
-                    // The link still has arrivals: the next call must look at it again.
+                    // The link still has arrivals: the next call must look at the link again.
                     self.changes_seen = changes.wrapping_sub(1);
                 }
             }

@@ -24,7 +24,7 @@ MACHINES = 8
 # PBox has ten NICs, each as fast as a worker's NIC.
 BOX_LINKS = 10
 SHRINK = {"resnet50": 8, "inception3": 8, "googlenet": 8, "vgg19": 24}
-# The factor of all times, because eight machines share two cores.
+# All times are longer by this factor, because eight machines share two cores.
 TIME = 4
 # For each GPU, the seconds that it takes for the work of one second of a P4000, the GPU of the traces. A GTX 1080
 # Ti computes 190 samples a second of ResNet-50 (PHub's table 1). Half a GRID K520 has 2.45 TFLOP/s, and a P4000

@@ -33,7 +33,8 @@ enum Use {
     Rows(f64),
     /// The matrix is multiplied with this number of vectors at once.
     AtOnce(f64),
-    /// The matrix is multiplied with one vector in each of this number of steps, and read again in each.
+    /// The matrix is multiplied with one vector in each of this number of steps, and is read again in each
+    /// step.
     Steps(f64),
 }
 

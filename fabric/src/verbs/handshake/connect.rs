@@ -136,7 +136,7 @@ impl AsFd for Accepted {
 
 /// Sends the reason of a refusal to the other end.
 pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) -> ConnectError {
-    // A peer that has refused has already closed the connection.
+    // Nothing is sent to a peer that has refused, because it has already closed the connection.
     if !matches!(error, ConnectError::Refused(_)) {
         let _ = stream.send(&Message::Refused(error.to_string()));
     }

@@ -189,7 +189,7 @@ impl Message {
             4 => {
                 let words = &body[..body.len().min(MAX_WORDS)];
                 body = &[];
-                // A byte that is not UTF-8 becomes three bytes.
+                // The text is cut, because each byte that is not UTF-8 becomes three bytes.
                 Message::Refused(cut(&String::from_utf8_lossy(words), MAX_WORDS).to_owned())
             }
             6 => {
@@ -295,7 +295,7 @@ fn reason(body: &mut &[u8]) -> Result<String, String> {
     let length = count(body, "bytes of a reason", 0..=MAX_REASON)?;
     let (words, rest) = body.split_at_checked(length).ok_or("the handshake message is too short")?;
     *body = rest;
-    // A byte that is not UTF-8 becomes three bytes.
+    // The text is cut, because each byte that is not UTF-8 becomes three bytes.
     Ok(cut(&String::from_utf8_lossy(words), MAX_REASON).to_owned())
 }
 

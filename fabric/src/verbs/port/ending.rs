@@ -111,7 +111,7 @@ impl Port {
             return;
         }
         // All writes that the peer's NIC delivered before the socket ended have completed, so the call takes
-        // them.
+        // their completions.
         self.take_all();
         for (_, attached) in self.links.iter_mut() {
             if let LinkState::Ending(reason) = &attached.state
