@@ -23,7 +23,7 @@ use worker_shim::Session;
 
 const READERS: [usize; 3] = [1, 8, 32];
 const WORKERS: u32 = 2;
-/// The number of keys, which have 16.8 MB of weights as f32.
+/// The number of keys, which together have 16.8 MB of weights as f32.
 const KEYS: u64 = 16;
 const KEY_ELEMENTS: u64 = 1 << 18;
 const BYTES: u64 = KEYS * KEY_ELEMENTS * 4;

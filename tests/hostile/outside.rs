@@ -210,8 +210,8 @@ fn a_hub_asks_the_peers_that_its_operator_allows() {
     assert!(attacker.seen().is_empty(), "{:?}", attacker.seen());
 }
 
-/// A hub connects to data paths only at allowed peers. A peer that may be asked says that its data path is on
-/// a machine that may not be asked.
+/// A hub connects to data paths only at allowed peers. An allowed peer names a machine that is not allowed as
+/// the place of its data path.
 #[test]
 fn an_answer_leads_a_data_path_only_to_the_peers_that_are_allowed() {
     let _watchdog = Watchdog::start();

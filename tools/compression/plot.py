@@ -121,8 +121,8 @@ def tell(runs):
 
 
 def tell_long(runs):
-    """Prints a table of Markdown with three accuracies: of the hub's weights, of these less Plump-DP's
-    with the same seed, and of rank 0's own weights less the hub's."""
+    """Prints a table of Markdown with the accuracy of the hub's weights. It also has the difference from
+    Plump-DP with the same seed, and the difference of rank 0's own weights from the hub's."""
     print(f"| | method | runs | at {EARLY}, % | at the end | less Plump-DP, same seed | rank 0's own, less the hub's |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for (task, method), by_seed in runs.items():

@@ -79,7 +79,7 @@ class Counted:
 
 
 def flat(at, size, pieces, end):
-    """One hub: a piece is answered when all workers' copies of it have arrived."""
+    """Simulates one hub: a piece is answered when all workers' copies of it have arrived."""
     workers = [(rack, 1 + rank) for rack in range(at.racks.racks) for rank in range(at.racks.workers)]
     last = Counted(pieces * len(workers), end)
     for _ in range(pieces):
@@ -89,7 +89,7 @@ def flat(at, size, pieces, end):
 
 
 def mesh(at, size, pieces, end):
-    """A hub in each rack: a rack's sum goes to the hub that owns the piece, and the result to all other hubs and workers."""
+    """Simulates a hub in each rack: a rack's sum goes to the hub that owns the piece, and the result to all other hubs and workers."""
     racks, ranks = range(at.racks.racks), range(1, at.racks.workers + 1)
     last = Counted(pieces * len(racks) * len(ranks), end)
     for piece in range(pieces):
@@ -115,7 +115,7 @@ def mesh(at, size, pieces, end):
 
 
 def ring(at, size, pieces, end):
-    """A ring all-reduce: each rank passes on what it received, 2(n - 1) times an n-th of the model."""
+    """Simulates a ring all-reduce: each rank passes on what it received, 2(n - 1) times an n-th of the model."""
     workers = [(rack, 1 + rank) for rack in range(at.racks.racks) for rank in range(at.racks.workers)]
     count = len(workers)
     last = Counted(count, end)
