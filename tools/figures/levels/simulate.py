@@ -89,7 +89,8 @@ def flat(at, size, pieces, end):
 
 
 def mesh(at, size, pieces, end):
-    """Simulates a hub in each rack: a rack's sum goes to the hub that owns the piece, and the result to all other hubs and workers."""
+    """Simulates a hub in each rack. A rack's sum goes to the hub that owns the piece. The result goes to all other hubs, and to
+    the workers."""
     racks, ranks = range(at.racks.racks), range(1, at.racks.workers + 1)
     last = Counted(pieces * len(racks) * len(ranks), end)
     for piece in range(pieces):
