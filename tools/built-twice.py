@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Finds packages that cargo would build twice in `make test`: `tools/built-twice.py [FLAGS OF CARGO]`. Cargo builds a package
-twice if a program, the Python package or a test needs other features of it. The packages that depend on it are then built twice,
-too."""
+"""Finds packages that cargo would build twice in `make test`: `tools/built-twice.py [FLAGS OF CARGO]`.
+Cargo builds a package twice if a program, the Python package or a test needs other features of the
+package. The packages that depend on such a package are then built twice, too."""
 
 import subprocess
 import sys

@@ -119,8 +119,9 @@ def wrong(command, programs):
 
 
 def commands_of(text):
-    """Yields the lines of shell of a page. With each line comes the text of a fault that does not count for it, or None: a marked
-    block may have programs of other projects, and a sentence may have a flag without its value."""
+    """Yields the lines of shell of a page. With each line comes the text of a fault that is allowed there, or
+    None. A marked block may have programs of other projects, and a sentence may have a flag without its
+    value."""
     for mark, block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             if line.strip() and not line.startswith("#"):

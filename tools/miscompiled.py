@@ -51,7 +51,8 @@ def search(arguments):
     target = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "miscompiled"
     mir = target / "mir"
     cargo = [os.environ.get("CARGO", "cargo")]
-    # Cargo keeps the results of other crates. The files of this project are removed, so that none of a deleted function is left.
+    # Cargo keeps the results of other crates. The files of this project are removed, so that no result of a deleted
+    # function is left.
     metadata = subprocess.run([*cargo, "metadata", "--no-deps", "--format-version=1"], cwd=ROOT, check=True,
                               stdout=subprocess.PIPE)
     members = json.loads(metadata.stdout)["packages"]

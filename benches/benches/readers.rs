@@ -3,10 +3,10 @@
 //!
 //! Two workers and a hub train in this process without a pause. In one part, all readers ask for the weights
 //! at once when a round ends. In the same run, the same number of plain TCP connections carry the same number
-//! of bytes from memory: that is the bound. In the other part, all readers read once a second. The rounds are
-//! compared with those without readers, and with those beside the plain copies. Legs alternate, so that a
-//! change of the machine's load affects all of them. `cargo bench --bench readers -- [LEGS]` prints the
-//! median, lowest and highest of the legs.
+//! of bytes from memory: that is the bound. In the other part, all readers read once a second. The rounds per
+//! second are compared with those without readers, and with those during the plain copies. These measurements
+//! (legs) alternate, so that a change of the machine's load affects all of them. `cargo bench --bench readers
+//! -- [LEGS]` prints the median, lowest and highest of the legs.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -23,7 +23,7 @@ use worker_shim::Session;
 
 const READERS: [usize; 3] = [1, 8, 32];
 const WORKERS: u32 = 2;
-/// The number of keys, which have 16.8 MB of weights as f32.
+/// The number of keys, which together have 16.8 MB of weights as f32.
 const KEYS: u64 = 16;
 const KEY_ELEMENTS: u64 = 1 << 18;
 const BYTES: u64 = KEYS * KEY_ELEMENTS * 4;

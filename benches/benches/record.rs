@@ -1,5 +1,5 @@
-//! The cost of a record under the lock of a hub: for a request without a record, and for a request whose line
-//! is recorded. The channel to the writing thread, which takes the line next, is not measured.
+//! The time of a request under the lock of a hub: of a request that is not recorded, and of one whose line is
+//! recorded. The channel to the writing thread, which takes the line next, is not measured.
 
 use std::hint::black_box;
 use std::sync::Arc;

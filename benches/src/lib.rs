@@ -1,4 +1,4 @@
-//! Programs that use both roles: the zero-compute probe, a cluster's timeline, and peers.
+//! Programs that run hubs and workers: the zero-compute probe, a cluster's timeline, and peers.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 

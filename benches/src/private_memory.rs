@@ -1,5 +1,5 @@
-//! Chunks in private memory, and passes of kernels over them without exchange. They give the machine's limit,
-//! and the benchmark of kernels.
+//! Chunks in private memory, and passes of kernels over them without exchange. The probe measures the
+//! machine's limit by them, and the benchmark of kernels uses them, too.
 
 use std::marker::PhantomData;
 

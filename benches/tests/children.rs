@@ -28,8 +28,8 @@ fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
         found = children(program.pid());
         found.len() == 3
     });
-    // A worker's command line has its rank and the hub. Numbers of processes say nothing: after the largest one the kernel
-    // begins again with small ones.
+    // A worker is found by the rank and the hub in its command line. Process ids do not show the order of the
+    // starts: after the largest id the kernel begins again with small ones.
     let given = |pid: u32, option: &str| {
         let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.split('\0').skip_while(|&word| word != option).nth(1).map(str::to_owned)

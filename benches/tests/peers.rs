@@ -1,5 +1,5 @@
-//! `phub-peers`. No process that it starts outlives it, it names missing systems, and it runs the installed
-//! systems with a tiny model.
+//! Tests of `phub-peers`. No process that the program starts outlives it. The program names missing systems,
+//! and runs the installed systems with a tiny model.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

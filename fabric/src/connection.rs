@@ -1,8 +1,8 @@
 //! A connection: the socket of one handshake, which lives as long as its links.
 //!
-//! The watch, the thread that sees the socket end, shares the connection with the ports that have a link of
-//! the connection. A connection does not depend on the transport or on a link: the end of the socket ends all
-//! links.
+//! The watch is the thread that sees the socket end. It shares the connection with the ports of the
+//! connection's links. A connection does not depend on the transport or on a link: the end of the socket ends
+//! all links.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,12 +27,12 @@ pub(crate) struct Connection {
     ports: Vec<Arc<dyn Alarm>>,
     register: Arc<Register>,
     dead: AtomicBool,
-    /// The failure at this end, if it ended the connection.
+    /// The failure at this end that ended the connection, if there was one.
     failure: OnceLock<CloseReason>,
 }
 
 impl Connection {
-    /// Returns a connection over `socket`. The watch observes it from now on.
+    /// Returns a connection over `socket`. The watch observes the connection from now on.
     pub fn watched(watch: &Watch, socket: OwnedFd, ports: Vec<Arc<dyn Alarm>>) -> std::io::Result<Arc<Self>> {
         Self::with_events(watch, socket, ports, SocketEvents::Any)
     }
@@ -73,9 +73,9 @@ impl Connection {
         self.dead.load(Ordering::Acquire) // [death]
     }
 
-    /// Fails the connection for both ends, because a link of it failed at this end. Other ports of this end
-    /// may see the end of the socket before the port of the failed link reports the failure. `fail` stores
-    /// the reason that [`end`](Self::end) returns to these ports.
+    /// Fails the connection for both ends, because one of its links failed at this end. Other ports of this
+    /// end may see the end of the socket before the port of the failed link reports the failure. `fail`
+    /// stores the reason that [`end`](Self::end) returns to these ports.
     pub fn fail(&self, why: &CloseReason) {
         if *why != CloseReason::PeerGone {
             let _ = self.failure.set(why.clone()); // keeps the first failure: it caused the later failures

@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_spin_lasts_as_long_whatever_a_poll_takes() {
         let mut idle = Idle::new(IdlePolicy::DEDICATED);
-        // The first read of the clock starts the 100 us, so the 32 polls before that read come on top.
+        // The first read of the clock starts the 100 us, so the 32 polls before that read are additional.
         assert_eq!(spun(&mut idle, Duration::from_nanos(50)), (32 + 2016, 64), "63 looks of 1.6 us each");
         assert!(idle.sleeps_next());
         idle.reset();

@@ -27,7 +27,8 @@ impl Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Imm(pub u32);
 
-/// A link of one port. Its id is the lowest that was free, at the port of its transport, when it was attached.
+/// The id of a link at one port: the lowest that was free when the link was attached, at the port of the
+/// link's transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 

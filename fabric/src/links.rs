@@ -1,7 +1,7 @@
 //! The links of a port, by id: every transport keeps its links in this table.
 //!
-//! The port's thread owns it. The table has what a link has reported, and whether it was posted to. It does
-//! not depend on how the bytes cross.
+//! The port's thread owns the table. The table notes what each link has reported, and whether the link was
+//! posted to. This module does not depend on how the bytes cross.
 //!
 //! ```text
 //!   Open --(the peer left, an error)--> Closing --(closed())--> Reported
@@ -11,7 +11,7 @@
 use crate::ids::{Imm, LinkId};
 use crate::port::{Arrival, CloseReason, Closed, Posted};
 
-/// The progress of a link, from planned to closed.
+/// The progress of a link, from open to reported as closed.
 #[derive(Debug)]
 pub(crate) enum LinkState {
     Open,

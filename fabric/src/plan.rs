@@ -1,4 +1,4 @@
-//! The links of a connection, as both ends plan them before they meet. This module only computes.
+//! The links of a connection, which both ends plan before the handshake. This module only computes.
 //!
 //! ```text
 //!   a worker (one port)          a hub that joins a hub

@@ -1,7 +1,7 @@
 //! The port: what one thread polls, and the contract that every transport keeps.
 //!
-//! Exactly one thread at a time owns it. Each bullet of the contract on [`Port`] is a test of the same name
-//! in `conformance`, run over every transport.
+//! Exactly one thread at a time owns a port. Each bullet of the contract on [`Port`] is a test of the same
+//! name in `conformance`, run over every transport.
 
 use std::fmt;
 use std::task::Waker;
@@ -35,7 +35,7 @@ use crate::ids::{Imm, LinkId, Span};
 /// - `wait_times_out`: `wait` returns after its timeout if nothing happens.
 /// - `waker_ends_wait`: using the [`waker`](Port::waker) ends the current `wait`, or the next one.
 /// - `closed_after_arrivals`: when the peer detaches or dies, all its earlier posts are still shown. Then
-///   [`closed`](Port::closed) names the link once, and `wait` does not sleep past it.
+///   [`closed`](Port::closed) names the link once, and `wait` does not sleep past the end of the link.
 /// - `detached_is_silent`: after [`detach`](Port::detach) nothing more is shown of a link, and its
 ///   id may be given to the next link.
 /// - `post_on_closed_link`: `post` on a link that is not open answers [`Posted::Closed`].
@@ -53,8 +53,9 @@ pub trait Port: Send {
     /// The bytes must not change until the layer above knows that the peer has seen them.
     fn post(&mut self, link: LinkId, span: Span, imm: Imm) -> Posted;
 
-    /// Limits the bytes that the transport may hold of a link from now on. A new link has no such limit. Bytes
-    /// that a transport holds cannot be overtaken, because they leave in the order of their posts.
+    /// Limits the bytes that the transport may hold of a link from now on. A new link has no such limit. The
+    /// transport sends the bytes that it holds in the order of their posts, so a later, urgent post cannot
+    /// overtake them.
     fn set_credit(&mut self, link: LinkId, bytes: Option<usize>);
 
     /// Hands over the posts that `post` held back. A transport that lacks room sends the rest in later polls and

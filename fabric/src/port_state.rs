@@ -12,7 +12,7 @@ use crate::connection::Alarm;
 
 /// A bell that can wake a sleeping port.
 pub(crate) trait Ring: Send + Sync + std::fmt::Debug {
-    /// Rings the bell. The caller must have stored its reason before.
+    /// Rings the bell. The caller must have stored the reason for the wake-up before.
     fn ring(&self);
 }
 

@@ -13,7 +13,7 @@ use crate::memory::HUGE_PAGE;
 /// of a link compute the same ranges.
 const GAP: usize = 4096;
 
-/// The bytes in a huge page that may lie outside of the range: a chunk at each end, and some padding.
+/// The most bytes of a huge page that may lie outside of the range: a chunk at each end, and some padding.
 const FOREIGN: usize = 64 * 1024;
 
 /// Parts of a window, in ascending order, with gaps between them.

@@ -1,7 +1,7 @@
 //! The watch: one thread per group that sleeps on the sockets of all its connections. When a connection ends,
 //! the watch notifies the connection's ports. So a port learns of a peer's death without a system call of its
-//! own, and an idle port costs nothing. The watch also notifies a NIC's owner of the NIC's events. It names
-//! descriptors by number, and does not depend on their owners.
+//! own, and an idle port costs nothing. The watch also notifies a NIC's owner of the NIC's events. The watch
+//! names descriptors by number, and does not depend on their owners.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +17,7 @@ const STOP: u64 = 0;
 
 /// The owner of a descriptor that the watch sleeps on.
 pub(crate) trait Watched: Send + Sync + std::fmt::Debug {
-    /// Handles a descriptor that is readable or ended. The watch's thread calls this.
+    /// Handles a descriptor that is readable or ended. The watch's thread calls this method.
     fn ready(&self);
 }
 

@@ -1,5 +1,5 @@
 //! The conformance suite over shared memory: either end under test, with peers in this process and in others.
-//! Death is `kill -9`.
+//! A peer dies by `kill -9`.
 #![forbid(unsafe_code)]
 
 mod shm_bed;

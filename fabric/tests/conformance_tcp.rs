@@ -1,5 +1,5 @@
 //! The conformance suite over TCP on loopback: either end under test, with peers in this process and in
-//! others. Death is `kill -9`.
+//! others. A peer dies by `kill -9`.
 #![forbid(unsafe_code)]
 
 mod tokens;
@@ -55,7 +55,7 @@ impl Transport for Tcp {
         bytes: usize,
         plan: &[PlannedLink],
     ) -> ([u8; 16], Joined<Port>) {
-        // All connections of the worker have arrived when the last one has.
+        // The hub gathers the worker's connections until the last one has arrived.
         let hello = loop {
             let mut hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
             hello.identify(tokens::token_named);

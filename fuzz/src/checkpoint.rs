@@ -1,5 +1,5 @@
-//! A checkpoint file, as it is and with a corrected digest. Without the correction, no input would pass the
-//! check of the digest.
+//! The fuzz target of checkpoint files: decodes the bytes as they are, and with a corrected digest. Without
+//! the correction, no input would pass the check of the digest.
 
 use checkpoint_file::decode;
 use xxhash_rust::xxh3::xxh3_128;

@@ -2,8 +2,8 @@
 //! job and the end. Each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
 //!
 //! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec, a
-//! frame has the whole chunk at its span, or no bytes. Each notice allows one pull, each chunk's first
-//! weights are left out once, and bytes that came ahead are not sent again with their push.
+//! frame has the whole chunk at its span, or no bytes. Each notice allows one pull. Each chunk's first
+//! weights are left out once. Bytes that were sent ahead of their push are not sent again with it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -78,7 +78,7 @@ pub fn run(bytes: &[u8]) {
                 true => |wire: &Wire, chunk| wire.gradient_span(chunk),
                 false => |wire: &Wire, chunk| wire.weights_span(chunk),
             };
-            // The content `Nothing` has no bytes. Sums and answers do not come ahead.
+            // The content `Nothing` has no bytes. Sums and answers are never sent ahead of a push.
             let may_come = match content {
                 Content::Gradient | Content::Weights => true,
                 Content::Nothing => false,

@@ -4,8 +4,8 @@
 //! that owns it. In SSP and ASP, each worker has one push in flight, and no worker is too far ahead. A push
 //! is a gradient, nothing or weights.
 //!
-//! The hub names a violation with its chunk or key. It drops only the link of the violation. But if the
-//! pushes of a chunk do not fit together, the job ends.
+//! The hub's error names the chunk or key of a violation. The hub drops only the link over which the
+//! violation came. But if the pushes of a chunk do not fit together, the job ends.
 
 use std::sync::Arc;
 
@@ -311,7 +311,7 @@ impl Bed {
         full
     }
 
-    /// Returns the round of a chunk that a worker may push, or has pushed and that is not answered yet.
+    /// Returns the round of a chunk that a worker may push next, or whose push is not answered yet.
     fn round_in_flight(&self, chunk: usize, rank: usize) -> Round {
         let (next, waits) = self.chunks[chunk][rank];
         if waits { Round(next.0 - 1) } else { next }

@@ -1,5 +1,5 @@
-//! The bodies of the fuzz targets. Each takes any bytes, and panics if the code under test breaks a rule.
-//! They run in libFuzzer (`make fuzz`), and on the corpora in a plain test.
+//! The bodies of the fuzz targets. Each takes any bytes, and panics if the code under test breaks a rule. The
+//! targets run in libFuzzer (`make fuzz`), and on the corpora in a plain test.
 //!
 //! | target | the bytes become |
 //! | --- | --- |

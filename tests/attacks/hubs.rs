@@ -26,7 +26,7 @@ fn two_workers(hubs: &str, job: &str, transport: &str) -> Vec<Worker> {
     })
 }
 
-/// Makes `count` rounds by each worker while `what` runs, and checks every bit.
+/// Lets each worker make `count` rounds while `what` runs, and checks every bit.
 fn rounds_while(workers: &mut [Worker], count: u32, what: impl FnOnce()) -> Vec<Result<(), String>> {
     std::thread::scope(|scope| {
         let round = |worker: &mut Worker| (0..count).try_for_each(|_| worker.round());

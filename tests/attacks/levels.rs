@@ -22,8 +22,8 @@ fn ready(config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Session> {
     })
 }
 
-/// Makes `count` rounds of ones by each session while `what` runs. A round takes 0.5 from each weight, and
-/// the bits are compared after each round.
+/// Lets each session make `count` rounds with gradients of one while `what` runs. A round takes 0.5 from each
+/// weight, and the bits are compared after each round.
 fn rounds_while(sessions: &mut [Session], count: u32, what: impl FnOnce()) -> Vec<Result<(), SessionError>> {
     let rounds = |session: &mut Session| {
         for _ in 0..count {

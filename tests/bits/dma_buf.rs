@@ -1,9 +1,9 @@
 //! Gradients in a dma-buf give the bits of a plain model. An error names a device or setting that does not
 //! allow dma-bufs.
 //!
-//! A buffer of a video driver replaces the memory of a GPU. Another program has made its dma-buf, and the test writes
-//! through a separate mapping. The test needs an RDMA device that takes dma-bufs. It also needs `PHUB_TEST_VIDEO` with
-//! the driver's device, as in a guest of `make rxe`. The hub is at `PHUB_TEST_HUB`.
+//! A buffer of a video driver replaces the memory of a GPU. The driver exports the dma-buf, and the test writes
+//! through a separate mapping. The test needs an RDMA device that takes dma-bufs. It also needs
+//! `PHUB_TEST_VIDEO` with the driver's device, as in a guest of `make rxe`. The hub is at `PHUB_TEST_HUB`.
 //!
 //! This file is on the `unsafe` list, because of the ioctls that make the dma-buf, and of its mapping.
 

@@ -142,8 +142,8 @@ fn workers_that_name_the_hubs_in_another_order_are_refused() {
     assert!(told, "{outcomes:?}");
 }
 
-/// Starts a proxy of a hub for one request. It changes the digest of the placement in the reply. Returns its
-/// address.
+/// Starts a proxy of a hub for one request. The proxy changes the digest of the placement in the reply.
+/// Returns the proxy's address.
 fn another_digest(hub: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, hub) = (listener.local_addr().unwrap().to_string(), hub.to_owned());

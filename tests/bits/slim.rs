@@ -1,6 +1,6 @@
-//! Slim-DP with a real hub: the same bits with every transport, several hubs, a checkpoint, and the terms
-//! that it refuses. `sim_slim` checks the weights themselves. RDMA is tested if `PHUB_TEST_DEVICE` names
-//! devices.
+//! Slim-DP with a real hub: the bits are the same with every transport, with several hubs and after a
+//! checkpoint. Terms that Slim-DP does not allow are refused. `sim_slim` checks the weights themselves. RDMA
+//! is tested if `PHUB_TEST_DEVICE` names devices.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;

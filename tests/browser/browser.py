@@ -15,7 +15,7 @@ PATIENCE_S = 60
 
 
 class Browser:
-    """A page in a headless browser, which is started for it."""
+    """A page in a headless browser, which is started for this page."""
 
     def __init__(self, program):
         self.home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)

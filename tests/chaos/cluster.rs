@@ -202,7 +202,7 @@ impl Drop for Cluster {
         for hub in &self.hubs {
             let _ = hub.end(Signal::KILL);
         }
-        // Otherwise the run's directory could not be removed.
+        // The small disk is unmounted, because otherwise the run's directory could not be removed.
         if let Some(disk) = self.hubs[KILLED].checkpoints.as_ref().filter(|_| self.small_disk) {
             let _ = Command::new("umount").arg("--lazy").arg(disk).status();
         }

@@ -172,7 +172,7 @@ impl Expect for Subsets {
 pub struct Pushes {
     number: usize,
     workers: usize,
-    /// The number of rounds before this life of the job.
+    /// The number of rounds before the last start of the job.
     before: u32,
     first: Vec<Vec<f32>>,
 }

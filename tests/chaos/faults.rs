@@ -157,7 +157,7 @@ impl Strike {
                     && !(number == KILLED && cluster.small_disk)
                 {
                     of_hub();
-                    // If a hub started meanwhile, it would make the directory.
+                    // No hub may start meanwhile, because it would make the directory.
                     let _alone = hub.restarts();
                     let aside = dir.with_extension("aside");
                     if std::fs::rename(dir, &aside).is_ok() {

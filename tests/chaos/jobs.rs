@@ -1,5 +1,6 @@
 //! The jobs of the run. Each has a driver: a thread that starts the job's workers and reads their messages.
-//! It starts the job again, from its checkpoint or as a new job, until the run ends.
+//! The driver starts the job again, from its checkpoint or as a new job, until the run ends. Each start
+//! begins a *life* of the job.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,7 +25,7 @@ use super::worker::{Kind, Task};
 const SILENCE: Duration = Duration::from_secs(150);
 /// The time within which a job must be finished after the faults.
 const CALM: Duration = Duration::from_secs(240);
-/// The time between the lives of a job.
+/// The pause between the end of a job and its next start.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// A job.
@@ -279,8 +280,8 @@ impl Driver<'_> {
                             life.wrong.get_or_insert(format!("worker {number} ended with {status}"));
                         }
                         if self.job().kind.returns() && !life.finished.contains_key(&number) {
-                            // A launcher would kill the others, too: they would wait for a worker that does
-                            // not return.
+                            // The other workers are killed, too, as by a launcher: they would wait for a
+                            // worker that does not return.
                             let others = (0..workers).filter(|other| !life.finished.contains_key(other));
                             others.for_each(|n| self.cluster.signal_worker(self.number, n, Signal::KILL));
                         }

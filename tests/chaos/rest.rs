@@ -17,9 +17,9 @@ use super::tally::Tally;
 const QUIET: Duration = Duration::from_secs(60);
 /// The most bytes by which a hub may grow between two checks: its allocator keeps some memory.
 const GROWTH_BYTES: u64 = 8 << 20;
-/// The mappings of a hub without jobs: its bells.
+/// The number of shared mappings of a hub without jobs: only that of its bells.
 const AT_REST: usize = 1;
-/// The number of files of a job: the newest and the older ones (`--checkpoint-keep`).
+/// The number of files of a job: the newest file, and older files (`--checkpoint-keep`).
 const GENERATIONS: usize = 3;
 /// The most parts of one job in one hub's directory, if the job has several hubs. A round is whole when all
 /// hubs have its part. The directory has the parts of the last two whole rounds, and of later rounds that are

@@ -100,7 +100,8 @@ impl Tally {
         self.lock().rows[fault + 1].1.skipped += 1;
     }
 
-    /// Notes that a life of a job has ended. `error` is `None` if all its workers finished.
+    /// Notes that a life of a job (from a start to its end) is over. `error` is `None` if all its workers
+    /// finished.
     pub fn life(&self, job: usize, name: &str, error: Option<&str>) {
         let fault = self.last[job].load(Ordering::Relaxed);
         let mut book = self.lock();

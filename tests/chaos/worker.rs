@@ -133,9 +133,9 @@ impl Task {
         }
     }
 
-    /// Returns the state from which a job continues. If its last life failed in the middle of a round, this state has steps
-    /// with the gradients of only some workers. Nobody can compute such a state. Earlier states are known, because the driver
-    /// compares digests.
+    /// Returns the state from which a job continues. If the job failed in the middle of a round, this state has
+    /// steps with the gradients of only some workers. Nobody can compute such a state. Earlier states are
+    /// known, because the driver compares digests.
     fn state(&self, training: &Training, next: u32) -> Result<Saved, Ended> {
         // The hubs at the top have the state.
         let (hubs, job) = match self.above.is_empty() {

@@ -100,15 +100,15 @@ fn a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not() {
     goes_on_after_kills(|_| {});
 }
 
-/// The first round of each life is scaled by the norm of a round that an earlier hub has made.
+/// The first round after each kill is scaled by the norm of a round that an earlier hub has made.
 #[test]
 fn a_hub_that_is_killed_knows_the_norm_of_the_round_before() {
     let _watchdog = Watchdog::start();
     goes_on_after_kills(|training| training.clip_norm_last = Some(3.0));
 }
 
-/// A life is shorter than the ten rounds before a spike can be found. So the hub must keep the mean of the
-/// norms from earlier lives.
+/// Between two kills there are fewer than the ten rounds before a spike can be found. So the hub must keep
+/// the mean of the norms from before a kill.
 #[test]
 fn a_hub_that_is_killed_knows_the_mean_of_the_norms_before() {
     let _watchdog = Watchdog::start();

@@ -19,8 +19,9 @@ pub(super) fn impatient(dir: &Path) -> Hub {
     Hub::start(&settings).unwrap()
 }
 
-/// Loses worker 1. Before, two workers finish three rounds and the first key of the fourth, with gradients of one. Worker 0
-/// then pushes gradients of three for the other keys. When all these pushes have arrived at the hub, worker 1 is lost.
+/// Loses worker 1. Before that, two workers finish three rounds and the first key of the fourth, with gradients
+/// of one. Worker 0 then pushes gradients of three for the other keys. When all these pushes have arrived at
+/// the hub, worker 1 is lost.
 fn lose_one(hub: &Hub, mut sessions: Vec<Session>) {
     std::thread::scope(|scope| {
         sessions.iter_mut().for_each(|session| drop(scope.spawn(|| rounds(session, 3).unwrap())));

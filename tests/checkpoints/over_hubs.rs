@@ -70,8 +70,8 @@ fn hubs_that_are_killed_go_on_with_the_bits_of_hubs_that_were_not() {
     killed(2, |_| {});
 }
 
-/// A life is shorter than the ten rounds before a spike can be found. So the hubs must keep the mean of the
-/// norms from earlier lives.
+/// Between two kills there are fewer than the ten rounds before a spike can be found. So the hubs must keep
+/// the mean of the norms from before a kill.
 #[test]
 fn hubs_that_are_killed_agree_on_the_mean_of_the_norms_before() {
     let _watchdog = Watchdog::start();
@@ -80,7 +80,7 @@ fn hubs_that_are_killed_agree_on_the_mean_of_the_norms_before() {
     });
 }
 
-/// The first round of each life is scaled by the norm of a round that earlier hubs have made.
+/// The first round after each kill is scaled by the norm of a round that earlier hubs have made.
 #[test]
 fn hubs_that_are_killed_know_the_norm_of_the_round_before() {
     let _watchdog = Watchdog::start();
@@ -100,8 +100,8 @@ fn killed(count: usize, change: fn(&mut Training)) {
         let list = hubs.iter().map(|(_, address)| address.clone()).collect::<Vec<_>>().join(",");
         let pids: Vec<_> = hubs.iter().map(|(hub, _)| hub.pid()).collect();
         lives += 1;
-        // Each life ends at any moment after there is a checkpoint to continue from. The last life is not
-        // ended.
+        // The hubs are killed at any moment after there is a checkpoint to continue from. The last hubs are
+        // not killed.
         let begun = AtomicU32::new(0);
         let ended = on_threads(training.workers, |rank| {
             let done = |round| {
@@ -289,7 +289,7 @@ fn no_checkpoint_is_removed_for_a_pass_that_hub_0_does_not_confirm() {
         assert_eq!(whole(&dirs), [3, 5]);
         why
     };
-    // A pass of an earlier start of hub 0, whose last whole checkpoint was of another round.
+    // A pass from an earlier process of hub 0, whose last whole checkpoint was of another round.
     let former = Pass { secret: "1".repeat(32), worker: 1, first_round: Round(3), checkpoints: true };
     says(
         refused(former.clone()),
@@ -311,7 +311,7 @@ fn a_job_is_not_begun_anew_in_silence() {
     let dirs = directories(2);
     ended(&dirs);
     let here = hubs(&dirs, None);
-    // The hubs are in another order, or their number is another one.
+    // The list has the hubs in another order, or another number of hubs.
     says(refused(config_at(&addresses(here.iter().rev()), "job", 0, 1)), &["over other hubs", "same order"]);
     says(refused(config_at(&addresses(&here[..1]), "job", 0, 1)), &["over other hubs", "its only hub"]);
     // The chunks are laid out differently.

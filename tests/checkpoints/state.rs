@@ -128,7 +128,8 @@ fn a_state_is_dealt_to_several_hubs_and_comes_from_several() {
     session.leave().unwrap();
 }
 
-/// Hub 0 cuts the job at both hubs for checkpoints, and clients make each hub cut the job separately.
+/// Hub 0 requests snapshots from both hubs for checkpoints, and clients request a snapshot from each hub
+/// separately.
 #[test]
 fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
     let _watchdog = Watchdog::start();
@@ -153,8 +154,8 @@ fn states_and_checkpoints_of_several_hubs_do_not_wait_for_each_other() {
         }
         for _ in 0..30 {
             rounds(&mut session, 1).unwrap();
-            // No checkpoint follows three refused ones: a hub that misses more rounds than the other hubs
-            // keep for it is left behind.
+            // After three refusals, the worker requests no more checkpoints: a hub that misses more rounds
+            // than the other hubs keep for it cannot catch up.
             if refused.len() < 3 {
                 refused.extend(session.checkpoint().err().map(|error| error.to_string()));
             }
@@ -246,8 +247,8 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
     for (values, words) in [(3, "ends 4 bytes too early; expected 16 bytes"), (5, "is too long")] {
         let errors = on_threads(2, |rank| match rank {
             0 => {
-                // This worker joins after the other one. If the job had failed already, it would begin
-                // another job.
+                // This worker joins after the other one. If the job had failed already, this worker would
+                // begin another job.
                 let failed = |job: &JobReply| matches!(job.state, JobState::Failed { .. });
                 while describe(&hub.address().to_string()).jobs.iter().all(failed) {
                     std::thread::yield_now();
@@ -288,7 +289,7 @@ fn a_bad_state_is_refused() {
         &["400: the optimizer average keeps no state"],
     );
 
-    // The sender is named only in a header, and never in the address.
+    // The sender's token counts only in a header, and never in the address.
     let in_address = format!("/v1/jobs/job/state?token={}", first.token);
     for path in ["/v1/jobs/job/state", &in_address] {
         assert_eq!(refusal(&hub, path, vec![0; bytes]).0, 401);

@@ -1,4 +1,5 @@
-//! Readers of a job can get only its weights, or only their averages. They have the bits of the whole state.
+//! Readers of a job can get only its weights, or only their averages. These tensors have the same bits as in
+//! the whole state.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -62,7 +63,8 @@ fn of_file(dir: &Path, before: &str) -> BTreeMap<String, Vec<u8>> {
     of.into_iter().map(|(name, bytes)| (name, bytes.to_vec())).collect()
 }
 
-/// Reads weights and averages, each alone, from a job that trains, and from the job when its hubs are back.
+/// Reads weights and averages, each alone, from a job that trains, and from the job after its hubs were
+/// restarted.
 fn has_them_alone(hubs: usize) {
     let mut keys = vec![Key::f32("a", [3000]), Key::f32("b", [1]), Key::f32("c", [70, 90])];
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
@@ -231,7 +233,8 @@ fn rest(mut slow: TcpStream) -> u64 {
     std::io::copy(&mut slow, &mut std::io::sink()).unwrap()
 }
 
-/// Two slow readers have the two copies. All readers that arrive meanwhile share the next copy.
+/// Two slow readers have the only two copies. All readers that arrive before a copy is free again share the
+/// next copy.
 #[test]
 fn readers_that_wait_share_a_copy() {
     let _watchdog = Watchdog::start();

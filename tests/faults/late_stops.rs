@@ -129,7 +129,7 @@ fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
     hub.finish();
 }
 
-/// A hub that was restarted while workers waited for each other once ended the joins of these workers.
+/// Formerly the joins of workers that waited for each other failed if the hub was restarted.
 #[test]
 fn a_worker_that_waits_for_the_other_worker_joins_the_next_hub() {
     let _watchdog = Watchdog::start();

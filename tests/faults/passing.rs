@@ -97,7 +97,7 @@ fn a_worker_that_joins_as_its_hub_stops_waits_for_the_next_hub() {
     assert_eq!(proxy.left(), 0);
     round(&mut session);
     session.leave().unwrap();
-    // If the worker has no patience, the hub's words are the error.
+    // If the worker does not wait for a hub, its error has the hub's text.
     proxy.breaks("join", Break::Stops, u32::MAX);
     says(refused(config_at(&proxy.address(), "other", 0, 1)), &["the hub stops"]);
 }

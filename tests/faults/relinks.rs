@@ -238,7 +238,7 @@ fn begun_beside_a_remote(hub: &str) -> Session {
     session
 }
 
-/// A worker that does not wait for hubs is lost with its links, at once and with the usual words.
+/// A worker that does not wait for hubs is lost with its links, at once and with the usual error.
 #[test]
 fn a_worker_that_waits_for_nothing_is_lost_with_its_links() {
     let _watchdog = Watchdog::start();

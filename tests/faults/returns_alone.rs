@@ -78,8 +78,8 @@ pub(super) fn assert_adds_up(ended: &[Ended], steps: u32) {
     }
 }
 
-/// Kills hubs at any moment, also while a job begins again after a kill. `tests/sim/lives` has the other kinds of
-/// consistency, and stops.
+/// Kills hubs at any moment, also while a job begins again after a kill. `tests/sim/lives` tests the other
+/// kinds of consistency, and hubs that stop.
 #[test]
 fn one_hub_of_two_may_be_killed_while_workers_step_alone() {
     const STEPS: u32 = 240;

@@ -59,8 +59,8 @@ fn train(transport: Transport, every: u32, kill: bool) -> Vec<(Returns, Vec<f32>
             end_together(&mut session, &here, WORKERS);
             assert_eq!(places(&mut session), before, "{transport}: the memory stays where it is");
             let returns = session.returns();
-            // From here on nothing is added. Every fifth round all values are pushed, so that nothing is
-            // left.
+            // From here on nothing is added. Every fifth round all values are pushed, so that no value is
+            // left to send.
             for _ in 0..6 {
                 session.keys().try_for_each(|key| session.push(key)).unwrap();
                 session.wait_all().unwrap();

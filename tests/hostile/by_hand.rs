@@ -159,7 +159,7 @@ pub fn attack(
         violate(&mut attacker);
         attacker.until_cut_off();
         let error = victim.join().expect("the victim gets an error");
-        // A worker in its handshake gets the reason from the data path, in other words.
+        // A worker in its handshake gets the reason from the data path, with a different text.
         says(&error, &[&format!("{JOB:?}"), " failed", "worker 0 is gone"]);
         error
     })

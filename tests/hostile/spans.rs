@@ -1,5 +1,6 @@
 //! Frames over TCP whose span is not that of their chunk: short, empty, too long, or at another chunk's
-//! place. None counts as a push. Each costs its sender the link, and the error names the expected bytes.
+//! place. None counts as a push. The sender of such a frame loses its link, and the error names the expected
+//! bytes.
 //!
 //! Workers check the hub's frames in the same way. In these tests, a relay between them and a real hub
 //! changes a frame.

@@ -97,7 +97,7 @@ fn a_token_that_nobody_has_is_refused_before_anything_is_kept() {
         let port = tcp_address(&unfinished);
         train_a_round(&mut steady);
         let with_jobs = holds(std::process::id()).descriptors;
-        // Each says that it is the first of two connections.
+        // Each hello says that its connection is the first of two.
         let strangers: Vec<TcpStream> = (0..200).map(|number| hello(port, [number; 16], 0, 2)).collect();
         train_a_round(&mut steady);
         for stranger in strangers {

@@ -60,7 +60,7 @@ fn three_levels_adapt_keys_as_one_job() {
     let machine = hub_below(&between.address().to_string(), 0, 1);
     let keys = vec![Key::f32("a", [3]), Key::f32("b", [20_000]), Key::f32("c", [9000])];
     let training = Training { workers: 2, keys, ..by_key("job", LAMB) };
-    // With one machine on each level the sums are those of the flat job.
+    // With one machine on each level, the sums are those of a job at a single hub.
     let flat = training.run(&hub(1).address().to_string());
     assert!(training.run(&machine.address().to_string()) == flat);
 }

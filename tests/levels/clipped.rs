@@ -78,7 +78,7 @@ fn a_mesh_clips_as_one_job() {
     }
 }
 
-/// With one worker on each machine, the sums are those of the flat job, in the same order.
+/// With one worker on each machine, the sums are those of a job at a single hub, in the same order.
 #[test]
 fn a_mesh_of_single_workers_has_the_bits_of_the_flat_job() {
     let _watchdog = Watchdog::start();
@@ -94,7 +94,7 @@ fn three_levels_clip_as_one_job() {
     let between = hub_below(&addresses(&top), 0, 1);
     let machine = hub_below(&between.address().to_string(), 0, 1);
     let training = Training { workers: 2, skipped: vec![2], keys: of_f32(), ..clipped("job", NESTEROV) };
-    // With one machine on each level the sums are those of the flat job.
+    // With one machine on each level, the sums are those of a job at a single hub.
     let flat = training.run(&hub(1).address().to_string());
     assert!(training.run(&machine.address().to_string()) == flat);
 }

@@ -1,5 +1,5 @@
 //! Codecs above machines. Workers share memory with their machine's hub, and push plain values. Only the
-//! machines' sums are coded, as a worker's gradients are in a flat job.
+//! machines' sums are coded, as a worker's gradients are in a job at a single hub.
 
 use fabric::conformance::Watchdog;
 use half::f16;

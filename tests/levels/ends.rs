@@ -388,8 +388,8 @@ fn machines_that_do_not_meet_are_named() {
     says(refused(config), &["asks for a mesh", "is below the hubs at", "--above"]);
 }
 
-/// Without a level, workers push to the hubs at the top. A job may have such workers while hubs below push,
-/// too.
+/// Workers of a job without levels push to the hubs at the top directly. These hubs can serve such a job
+/// while hubs below push, too.
 #[test]
 fn the_top_serves_flat_jobs_beside() {
     let _watchdog = Watchdog::start();

@@ -1,4 +1,5 @@
-//! Hubs below hubs. The workers of a machine push to the hub beside them, and this hub sends one sum up.
+//! Hubs below hubs. The workers of a machine push to the hub on that machine, and this hub sends one sum to a
+//! hub above.
 
 mod by_key;
 mod checkpoints;
@@ -21,7 +22,7 @@ use worker_shim::SessionConfig;
 
 /// Hubs at the top, and machines below them with a hub each.
 struct Machines {
-    /// Dropped before `top`: a hub above that stops first would fail the jobs of the hubs below.
+    /// The machines' hubs. They are dropped before `top`: a hub above that stops first would fail their jobs.
     below: Vec<Hub>,
     top: Vec<Hub>,
     is_mesh: bool,

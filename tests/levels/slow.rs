@@ -26,7 +26,7 @@ fn late_answer(path: &str, _: &mut Value) {
     }
 }
 
-/// A hub above that restored for longer than the heartbeat limit once failed the whole job.
+/// Formerly a hub above that read a checkpoint for longer than the heartbeat limit failed the whole job.
 #[test]
 fn a_hub_above_may_read_and_make_its_memory_for_longer_than_the_heartbeat_limit() {
     let _watchdog = Watchdog::start();
@@ -55,7 +55,7 @@ fn a_hub_above_may_read_and_make_its_memory_for_longer_than_the_heartbeat_limit(
     });
 }
 
-/// Each hub that did not lead once waited for the hub before it.
+/// Formerly each hub that did not lead waited for the hub before it.
 #[test]
 fn the_hubs_that_do_not_lead_make_a_job_at_the_same_time() {
     let _watchdog = Watchdog::start();
@@ -73,7 +73,8 @@ fn the_hubs_that_do_not_lead_make_a_job_at_the_same_time() {
     join_by_hand(&below, "job", &join_request(0, 1));
 }
 
-/// A hub that was restarted between the look at its health and the join once ended the join of the hub below.
+/// Formerly the join of the hub below failed if the hub above was restarted between the check of its health
+/// and the join.
 #[test]
 fn a_join_that_is_cut_is_made_again_while_the_hub_is_waited_for() {
     let _watchdog = Watchdog::start();
@@ -90,8 +91,8 @@ fn a_join_that_is_cut_is_made_again_while_the_hub_is_waited_for() {
     assert_eq!(proxy.left(), 0);
 }
 
-/// A restart of the first machine's hub, while the hubs of a mesh waited for each other, once ended the join of each
-/// machine.
+/// Formerly each machine's join failed if the first machine's hub was restarted while the hubs of a mesh waited
+/// for each other.
 #[test]
 fn hubs_of_a_mesh_meet_again_if_the_first_machines_hub_cuts_the_meeting() {
     let _watchdog = Watchdog::start();

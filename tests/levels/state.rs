@@ -24,7 +24,7 @@ const ADAM: Optimizer =
 const BEFORE: Round = Round(7);
 const LAST: Round = Round(10);
 
-/// Returns weights, both means and averages, without negative values.
+/// Returns the bytes of weights, of Adam's two moments and of averages, without negative values.
 fn values() -> Vec<u8> {
     let value = |i: usize| values::weight(5, KeyId(0), i).abs();
     (0..4 * elements()).flat_map(|i| value(i).to_le_bytes()).collect()

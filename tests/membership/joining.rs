@@ -313,7 +313,7 @@ fn workers_that_do_not_come_are_named() {
     Session::join(config(&hub, "job", 0, 1)).unwrap().leave().unwrap();
 }
 
-/// Rank 0 once waited for a minute, and did not learn that rank 1 had come with another model.
+/// Formerly rank 0 waited for a minute, and did not learn that rank 1 had come with another model.
 #[test]
 fn who_waits_is_told_who_was_refused() {
     let _watchdog = Watchdog::start();

@@ -66,7 +66,7 @@ fn a_worker_that_leaves_before_it_has_pushed_a_key_is_named_to_who_waits_for_it(
     assert!(matches!(error, SessionError::PeerLeft { rank: 1, left_at: 1, round: 1, .. }));
 }
 
-/// A member of protocol 11 reports one round, the highest of all its keys.
+/// A member that speaks protocol 11 reports one round, the highest of all its keys.
 #[test]
 fn a_push_that_waits_for_an_older_worker_that_has_left_fails_the_job() {
     fn older(path: &str, answer: &mut Value) {

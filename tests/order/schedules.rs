@@ -62,7 +62,7 @@ fn late_bytes_of(
     }
     let mut hub = net.port();
     far.into_iter().for_each(|far| _ = hub.attach(far));
-    // The hub takes one arrival at a time, and the worker works after each.
+    // The hub takes one arrival at a time, and the worker handles its arrivals after each.
     let mut look = |worker: &mut Exchange<sim::Port>| {
         let mut arrivals = [Arrival::default()];
         while hub.poll(&mut arrivals) == 0 {}
@@ -125,7 +125,7 @@ fn the_first_layer_waits_for_as_many_bytes_whatever_the_number_of_links() {
     assert_eq!(given.with_links(32).credit(), Credit::Bytes(100), "what is given is of each link");
 }
 
-/// A model whose first layer is registered last. Its worker has learnt the order meanwhile.
+/// A model whose first layer is registered last. Its worker has learnt in which order the layers are needed.
 #[test]
 fn a_layer_that_is_needed_first_overtakes_wherever_it_is_registered() {
     let _watchdog = Watchdog::start();
@@ -134,8 +134,8 @@ fn a_layer_that_is_needed_first_overtakes_wherever_it_is_registered() {
     assert_eq!(late(Schedule::Sliced), 6400 * 4 - 7 * CHUNK, "a FIFO stays one");
 }
 
-/// Returns the number of chunks of the last layer without an answer, when the first layer has all answers. All pushes arrive
-/// before the worker works, and the hub's link has credit for few answers.
+/// Returns the number of chunks of the last layer without an answer, when the first layer has all answers. All
+/// pushes arrive before the worker handles any answer, and the hub's link has credit for few answers.
 fn unanswered([first, last]: [KeyId; 2], schedule: Schedule) -> u32 {
     let mut keys = vec![Key::f32("first", [320]), Key::f32("last", [6400])];
     keys.swap(0, first.index());

@@ -1,6 +1,6 @@
 //! A hub in a control group that limits its memory refuses jobs that do not fit, and keeps running. The test
-//! makes a group below its own. If it is not allowed to, it is skipped with a message. The reader of the
-//! limits has tests of its own, on trees of files.
+//! makes a group below its own. If it has no permission for that, the test is skipped with a message. The
+//! reader of the limits has tests of its own, on trees of files.
 
 use std::fs;
 use std::path::{Path, PathBuf};

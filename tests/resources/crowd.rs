@@ -49,7 +49,7 @@ fn processes_that_wait_use_no_processor_time() {
             .read_json()
             .unwrap()
     };
-    // Time passes here without a clock, because the hub holds a heartbeat that has no news.
+    // A heartbeat replaces a clock here: the hub holds a heartbeat without news for a fixed time.
     let joined = post("join", &authorization(), serde_json::to_value(join_request(0, 2)).unwrap());
     let shown = format!("Phub-Member {}", joined["token"].as_str().unwrap());
     let beat = || {

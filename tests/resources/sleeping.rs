@@ -8,7 +8,7 @@ use hub_tests::{config_at, push_all, ready_all};
 use worker_shim::Session;
 
 const ROUNDS: u32 = 200;
-/// The number of the core's sleeps after which the test ends. No other thread may wake in them.
+/// The number of the core's sleeps after which the test ends. No other thread may wake during these sleeps.
 const ENOUGH: u64 = 20;
 
 /// Returns the number of times that threads of a process have gone to sleep. The threads are those whose

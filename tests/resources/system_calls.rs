@@ -37,7 +37,7 @@ impl Strace {
             "strace cannot attach to a process of this user: {line}; allow ptrace here (a container needs \
              --cap-add SYS_PTRACE, a host kernel.yama.ptrace_scope=0 or root)"
         );
-        // A thread reads the rest of its output, so that it does not block.
+        // A thread reads the rest of strace's output, so that strace does not block.
         std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
         Strace(child)
     }

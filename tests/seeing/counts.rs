@@ -83,15 +83,16 @@ fn metrics(hub: &str) -> String {
     get.call().unwrap().body_mut().read_to_string().unwrap()
 }
 
-/// In a job of one worker nobody waits. Its round was once 0 until the check for late workers, every five
-/// seconds.
+/// A job of one worker has nobody to wait for. Formerly the hub showed its round as 0 until the check for
+/// late workers, which runs every five seconds.
 #[test]
 fn the_round_of_a_lone_worker_is_true_at_once() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let mut sessions = ready_all(1, |rank| config(&hub, "job", rank, 1));
     let address = hub.address().to_string();
-    // Without the answer of the cores, all these rounds would take longer than the watchdog waits.
+    // If the hub did not ask its cores, these 30 rounds would wait for 30 checks, which take longer than the
+    // watchdog waits.
     for _ in 1..=30 {
         push_all(&mut sessions[0]).unwrap();
         sessions[0].wait_all().unwrap();

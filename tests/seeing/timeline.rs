@@ -193,7 +193,7 @@ fn a_background_session_has_a_track_for_its_callers() {
     }
 }
 
-/// The timeline brings clocks together: the hub is in a namespace whose clock shows another time, as on
+/// The timeline has all times on one clock. The hub is in a namespace whose clock shows another time, as on
 /// another machine.
 #[test]
 fn machines_with_other_clocks_are_laid_on_one() {

@@ -171,7 +171,7 @@ fn a_lost_worker_holds_no_other_and_may_come_back() {
     for (rank, session) in (0..).zip(&mut sessions) {
         gradients(session, rank, 3, 1.0);
     }
-    // Both other workers wait for the third worker in round 2. Then it dies.
+    // Both other workers wait for the third worker in round 2. Then the third worker dies.
     for session in &mut sessions[..2] {
         go(session, 1).unwrap();
         push_all(session).unwrap();

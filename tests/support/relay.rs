@@ -87,20 +87,21 @@ impl Relay {
         }
     }
 
-    /// Ends all connections of a way, as a device between the two ends can.
+    /// Ends all connections of one way (control or data path), as a device between the two ends can.
     pub fn cut(&self, way: Way) {
         let state = self.line(way).lock();
         state.open.values().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
     }
 
-    /// Halts these bytes of a way from now on.
+    /// Halts these bytes of one way (control or data path) from now on.
     pub fn stall(&self, way: Way, stall: Stall) {
         let line = self.line(way);
         line.lock().stall = stall;
         line.changed.notify_all();
     }
 
-    /// Alters a bit of byte `at` once, in this direction, on the next connection of a way that gets so far.
+    /// Alters a bit of byte `at` once, in this direction, on the next connection of one way (control or data
+    /// path). The connection must carry that many bytes.
     pub fn alter(&self, way: Way, direction: Stall, at: u64) {
         self.line(way).lock().altered = Some((direction, at));
     }
@@ -173,7 +174,7 @@ impl Line {
         let mut passed = 0;
         loop {
             let read = from.read(&mut bytes);
-            // The end of a connection is also halted.
+            // While a direction is halted, the end of its stream is held back, too.
             let state = self.lock();
             let waited = self.changed.wait_while(state, |state| stands(state.stall));
             let mut state = waited.unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! A whole job on threads. Every worker pushes gradients that change every round, in an order of its own. It
-//! compares every weight of every round with the reference.
+//! A whole job on threads. Every worker pushes gradients that change every round, in an order of its own.
+//! Every worker compares every weight of every round with the reference.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,8 @@ pub struct Training {
     pub ema: Option<f64>,
     pub compression: Option<Compression>,
     pub workers: u32,
-    /// The number of workers of each machine, if each machine sums first. A flat job has none.
+    /// The number of workers of each machine, if each machine sums first. Empty if all workers push to the
+    /// same hubs.
     pub machines: Vec<u32>,
     pub chunk_bytes: usize,
     pub rounds: u32,
@@ -355,8 +356,8 @@ impl Training {
         last
     }
 
-    /// Sends the gradients of a round ahead. Keys that are written again before the push first send another
-    /// gradient.
+    /// Sends the gradients of a round before their pushes. Keys that are written again before the push first
+    /// send another gradient.
     fn send_ahead(&self, session: &mut Session, rank: u32, round: u32) {
         let copies = (self.transport)(rank).is_some_and(|transport| transport != Transport::Shm);
         assert_eq!(session.leaves_ahead(KeyId(0)), copies, "the first key of rank {rank}");

@@ -39,7 +39,7 @@ pub fn holds_at_rest(hub: &str, pid: u32) -> Holds {
     client.read_to_string(&mut answer).unwrap();
     assert!(answer.ends_with("ok\n"), "{answer}");
     drop(client);
-    // The hub ends the stream before it closes the descriptor.
+    // The test waits, because the hub ends the stream before it closes the descriptor.
     until("the hub has closed the connection", || !has_connection_from(ours));
     holds(pid)
 }

@@ -51,8 +51,8 @@ METHODS = {
     "kept": Method(phub.SlimDP(0.3, 0.15), local=True, keep=True),
     # DGC's momentum sums about ten gradients of a parameter, so the rate is a tenth.
     "dgc": Method(phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.1),
-    # A parameter that is sent loses its momentum, and the largest ones are sent often. So with a fifth of the rate, accuracy
-    # grows as fast as Plump-DP's at first.
+    # Sending a parameter clears its momentum, and the largest parameters are sent often. So with a fifth of the
+    # rate, accuracy at first grows as fast as Plump-DP's.
     "dgc-fifth": Method(phub.Dgc(ratio=0.01, momentum=0.9, warmup_rounds=88), rate=0.2),
     # Each of the four workers' pushes is a step, where other methods make one step, so the rate is a quarter.
     "asgd": Method(consistency="asp", rate=0.25),

@@ -26,7 +26,7 @@ METHODS = {
     "kept": ("Slim-DP that keeps", "#16a085"), "dgc": ("DGC", "#7d3c98"),
     "dgc-fifth": ("DGC, a fifth of the rate", "#7d3c98"), "asgd": ("ASGD", "#7f8c8d"),
 }
-# The methods of each picture of long runs. P3 is left out: its weights have the bits of Plump-DP's.
+# The methods of each picture of long runs. P3 is left out: its weights equal Plump-DP's, bit by bit.
 LONG = [("plump", "quant", "dgc-fifth", "asgd", "slim"), ("plump", "slim", "slim-once", "core", "core-once", "kept"),
         ("plump", "slim", "slim-small", "slim-large", "explorer", "slim-sum", "explorer-sum", "plump-fast")]
 # The number of last evaluations of a long run that are averaged, because one evaluation alone varies by half a percentage point.
@@ -107,8 +107,8 @@ def finish(axis, task, best, above, label, title):
 
 
 def tell(runs):
-    """Prints a table of Markdown: accuracy at the end, time of a round, and the time until the accuracy of Plump-DP's end, less
-    0.5%."""
+    """Prints a table of Markdown: final accuracy, time of a round, and the time until a method has Plump-DP's
+    final accuracy less 0.5%."""
     print("| | method | right at the end, % | ms a round | s to Plump-DP's end less 0.5% |\n| --- | --- | --- | --- | --- |")
     for (task, method), by_seed in runs.items():
         ends = [100 * looks[-1][ACCURACY] for looks in by_seed.values()]
@@ -121,8 +121,8 @@ def tell(runs):
 
 
 def tell_long(runs):
-    """Prints a table of Markdown: accuracy of the hub's weights, its difference from Plump-DP's with the same seed, and the
-    difference of rank 0's own weights."""
+    """Prints a table of Markdown with the accuracy of the hub's weights. It also has the difference from
+    Plump-DP with the same seed, and the difference of rank 0's own weights from the hub's."""
     print(f"| | method | runs | at {EARLY}, % | at the end | less Plump-DP, same seed | rank 0's own, less the hub's |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for (task, method), by_seed in runs.items():

@@ -113,8 +113,8 @@ def asgd():
 
 
 def late():
-    """Yields the points of TensorFlow's pull (P3, section 2), which is not in P3's figures: `late` is the baseline, but a worker
-    pulls when the next iteration begins, layer by layer."""
+    """Yields the points of TensorFlow's pull (P3, section 2), which is not in P3's figures. `late` differs from
+    the baseline: a worker pulls when the next iteration begins, layer by layer."""
     for model, rates in APART.items():
         for schedule in ["kvstore", "late", "p3"]:
             yield Point(model, 4, rates[0], schedule)

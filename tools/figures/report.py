@@ -45,7 +45,7 @@ def rows(table, points):
 
 
 def ratios(table, points):
-    """Prints each point's speed over that of the first schedule of its model, in the same repeat."""
+    """Prints each point's speed divided by the speed of its model's first schedule, in the same repeat."""
     first = {}
     for point in points:
         base = {row["repeat"]: row for row in table.of(first.setdefault(point.model, point))}

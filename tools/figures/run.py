@@ -136,7 +136,8 @@ def attend(workers, looks=(), look_s=1):
 
 
 def row(point, scale, reports, load):
-    """Returns a row from the reports of all workers. Each worker computes other samples, so their speeds are added."""
+    """Returns a row from the reports of all workers. Each worker computes different samples, so the workers'
+    speeds are added."""
     computes = [report["compute"] for report in reports]
     means = {
         name: statistics.mean(compute[name] for compute in computes)

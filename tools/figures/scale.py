@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 # The size of P3's slices: 50,000 f32. From this size on, P3's baseline splits a tensor over servers.
 PAPER_SLICE_BYTES = 200_000
-# The bytes that may be in flight on a link there, with every schedule. Without this bound, the kernel would buffer as many bytes
-# of a connection as on a fast link, `shrink` times too many. Urgent slices and the baseline's notices and pulls would wait for
-# these bytes.
+# The bytes that may be in flight on a link of P3's machines, with every schedule. Without this bound, the kernel
+# would buffer as many bytes of a connection as on a fast link, `shrink` times too many. Urgent slices and the
+# baseline's notices and pulls would wait for these bytes.
 CREDIT_BYTES = 128 << 10
-# The bytes that a socket may have in its link's queue there: as in Linux 4.4 on P3's machines. Today's default of 4 MiB is a
-# third of a shrunk ResNet-50.
+# The bytes that a socket may have in its link's queue on P3's machines: as in Linux 4.4. Today's default of 4 MiB
+# is a third of a shrunk ResNet-50.
 SOCKET_BYTES = 256 << 10
 # The size of a cache line, in bytes. A chunk is a multiple of it.
 LINE = 64
@@ -26,7 +26,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale: here tensors are `shrink` times smaller, and times are `time` times longer."""
+    """A scale: on the rig, tensors are `shrink` times smaller, and times are `time` times longer."""
 
     shrink: int
     time: float
@@ -36,23 +36,24 @@ class Scale:
             raise ValueError(f"a scale of {self}: expected shrink of 1 or more, and time above 0")
 
     def mbit(self, gbps):
-        """Returns the rate here, in Mb/s, of a link with `gbps` there."""
+        """Returns the rate on the rig, in Mb/s, of a link that has `gbps` on P3's machines."""
         return gbps * 1000 / (self.shrink * self.time)
 
     def gbps(self, mbit):
-        """Returns the rate there, in Gb/s, of a link with `mbit` here."""
+        """Returns the rate on P3's machines, in Gb/s, of a link that has `mbit` on the rig."""
         return mbit * self.shrink * self.time / 1000
 
     def bytes(self, there):
-        """Returns the size here of a slice or chunk with `there` bytes there, rounded to whole cache lines."""
+        """Returns the size on the rig of a slice or chunk with `there` bytes on P3's machines, in whole
+        cache lines."""
         return max(LINE, round(there / self.shrink / LINE) * LINE)
 
     def samples_per_s(self, here):
-        """Returns the speed there, in samples a second, for a speed here."""
+        """Returns the speed on P3's machines, in samples a second, for a speed on the rig."""
         return here * self.time
 
     def sample_ms(self, there):
-        """Returns the interval here of a series that has a sample every `there` ms there."""
+        """Returns the interval of a series on the rig that has a sample every `there` ms on P3's machines."""
         return there * self.time
 
 

@@ -17,7 +17,8 @@ import subprocess
 MTU = 9000
 # The congestion control of P3's machines. A process may choose another one.
 CONGESTION = "cubic"
-# P3's own settings of tc's filter, except for the burst: it must hold a segment of 64 KiB, which the kernel cuts only later.
+# P3's own settings of tc's filter, except for the burst. The burst must hold a segment of 64 KiB: the kernel cuts
+# it into frames after the filter.
 LATENCY = "50ms"
 BURST = "128kb"
 # A higher priority for the processes of machines, because the cores of real machines do no other work.

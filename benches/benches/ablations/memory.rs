@@ -13,7 +13,7 @@ use pbox_core::{Key, Layout, Optimizer, Placement, Round};
 
 pub const WORKERS: usize = 4;
 pub const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
-/// The number of timed passes. They follow one that is not timed.
+/// The number of timed passes. One pass that is not timed comes first.
 const PASSES: usize = 7;
 
 /// The way in which the cores divide the work. Tall: each core has whole chunks. Wide: each core has a part
@@ -135,7 +135,7 @@ fn deal<'a>(
             let (of_weights, rest) = weights.split_at_mut(len);
             let (of_kept, rest_of_kept) = kept.split_at_mut(len);
             (weights, kept) = (rest, rest_of_kept);
-            // Knuth's MMIX generator. Only its high bits are used, because they are the better ones.
+            // Knuth's MMIX generator. Only its high bits are used, because its low bits are less random.
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let core = match variant {
                 Variant::Runs => placement.owner(pbox_core::ChunkId(number as u32)),

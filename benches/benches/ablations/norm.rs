@@ -34,8 +34,8 @@ enum Variant {
 const VARIANTS: [(Variant, &str); 3] =
     [(Variant::AtOnce, "without a norm"), (Variant::Kept, "mean kept"), (Variant::Twice, "summed twice")];
 
-/// Prints the time of each variant, divided by the time without a norm. It is the median of passes that
-/// alternate.
+/// Prints the time of each variant, divided by the time without a norm. The printed value is the median over
+/// passes that alternate between the variants.
 pub fn print(cpus: &[usize]) {
     of::<f32>(cpus);
     of::<bf16>(cpus);

@@ -121,7 +121,7 @@ fn disturb(args: &Args, rounds: &Mutex<Vec<Duration>>) -> Result<()> {
     Ok(())
 }
 
-/// Starts a large job. It has joined when this returns.
+/// Starts a large job. The job has joined when this function returns.
 fn start(args: &Args, mb: u64) -> Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command

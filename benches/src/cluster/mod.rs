@@ -33,8 +33,8 @@ pub enum Spread {
     Even,
 }
 
-/// Joins neighbouring layers whose names are equal up to a character. So the modules of a network become one
-/// layer where the paper counts them as one.
+/// Joins neighbouring layers whose names are equal up to a character. So each module of a network becomes one
+/// layer, as the paper counts layers.
 fn join(plan: ComputePlan, by: char) -> ComputePlan {
     let module = |name: &str| name.split(by).next().unwrap_or_default().to_owned();
     let mut steps: Vec<ComputeStep> = Vec::new();

@@ -1,9 +1,9 @@
 //! The rates of flows that share links. This module only computes, and does not depend on layers or workers.
 //!
 //! A flow uses several links at once, each by a share of the flow's rate. For example, a batch from four hubs
-//! uses each of their links by a quarter of its rate. It uses the worker's link by all of its rate. Rates are
-//! max-min fair, as those of TCP should be. All rates rise equally until a link is full, and then the flows
-//! on that link keep their rates.
+//! uses each hub's link by a quarter of the batch's rate. It uses the worker's link by the whole rate. Rates
+//! are max-min fair, as those of TCP should be. All rates rise equally until a link is full, and then the
+//! flows on that link keep their rates.
 
 /// The number of one direction of a machine's link.
 pub(super) type LinkId = usize;
@@ -36,7 +36,7 @@ pub(super) fn share_out(flows: &mut [Flow], links: usize, capacity: f64) {
             flows[flow].rate += rise;
             flows[flow].shares.iter().for_each(|&(link, share)| free[link] -= rise * share);
         }
-        // A flow without a link would rise for ever.
+        // A flow without a link is removed, because its rate would rise for ever.
         rising.retain(|&flow| {
             !flows[flow].shares.is_empty() && !flows[flow].shares.iter().any(|&(link, _)| full[link])
         });

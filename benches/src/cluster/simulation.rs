@@ -104,7 +104,7 @@ struct Worker {
     there: usize,
     computed: usize,
     is_computing: bool,
-    /// The time when the first batch of the round could be pulled, and the time when the present batch could
+    /// The time when the first batch of the round could be pulled, and the time when the current batch could
     /// be pulled.
     first_due_at: f64,
     due_at: f64,

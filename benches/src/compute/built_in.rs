@@ -42,8 +42,8 @@ pub(super) fn network(name: &str) -> Option<Network> {
     // These figures were measured on one Tesla P100 with a batch of 32 (TensorFlow's published benchmarks of
     // May 2017): 195 images per second for ResNet-50, 128 for Inception-v3, 144 for VGG-16. They are halved,
     // because the P4000 has half of the P100's FLOP/s. P3's section 5.3 shows ResNet-50 at full speed down to
-    // 4 Gb/s, which allows at most 104. There, each of four machines has a hub and a worker. So 3/4 of the
-    // model are sent as gradients and 3/4 as weights, which is 153 MB in 307 ms.
+    // 4 Gb/s, which allows at most 104 images per second. There, each of four machines has a hub and a
+    // worker. So 3/4 of the model are sent as gradients and 3/4 as weights, which is 153 MB in 307 ms.
     const RESNET50: f64 = 97.5;
     const INCEPTION3: f64 = 64.0;
     const VGG16: f64 = 72.0;
@@ -52,7 +52,7 @@ pub(super) fn network(name: &str) -> Option<Network> {
     const VGG19: f64 = 57.5;
     const VGG19_22K: f64 = 57.0;
     const GOOGLENET: f64 = 261.0;
-    // P3's section 5.4 shows Sockeye at 4 Gb/s. There the bytes, counted as above, are 166 MB and take 333
+    // P3's section 5.4 shows Sockeye at 4 Gb/s. The bytes, counted as for ResNet-50, are 166 MB and take 333
     // ms.
     const SOCKEYE: f64 = 96.0;
     let (work, samples_per_s): (Layers, f64) = match name {

@@ -322,9 +322,9 @@ impl Args {
         }
     }
 
-    /// Whether the limit is requested, and can be compared with the rounds. The comparison is impossible if the hub
-    /// leaves work out, decodes, clips, averages, or steps once per push, because the limit does not. It is also
-    /// impossible if the hub waits for compute.
+    /// Whether the limit is requested, and can be compared with the rounds. The comparison is impossible if the
+    /// hub leaves work out, decodes, clips, averages, steps once per push, or waits for compute. The measured
+    /// limit does none of that.
     pub fn has_limit(&self) -> bool {
         self.limit == LimitChoice::On
             && self.compute.compute.is_none()
@@ -397,15 +397,15 @@ impl Args {
         config.tcp_congestion = self.tcp_congestion.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::from_secs(self.hub_wait_s);
-        // A run must not continue from an earlier run, and must leave nothing behind. But weights that must
-        // survive a restart of the hub need a checkpoint.
+        // The run is a trial: it continues from no earlier run, and leaves nothing behind. But weights that
+        // must survive a restart of the hub need a checkpoint, so such a run is no trial.
         config.trial = self.hub_wait_s == 0;
         config.trace = self.trace_part();
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,
             WeightsChoice::Private => WeightsMode::Private,
         };
-        // The hub's cores and the workers share this machine.
+        // An idle worker yields, because it shares this machine with the hub's cores.
         config.idle = IdlePolicy::SHARED;
         config
     }

@@ -31,7 +31,7 @@ pub struct Expected<E> {
     workers: u32,
     /// The number of machines whose sums are in a step, in a mesh. All have the same gradients.
     machines: Option<u32>,
-    /// Whether each step is of one worker or machine alone. Then all push the gradient of rank 0.
+    /// Whether each step is of one worker or machine alone. Then all workers push the gradient of rank 0.
     alone: bool,
     /// The factor by which the mean gradient is clipped, and the first step with the factor.
     scale: Option<(Round, f32)>,
@@ -61,9 +61,9 @@ pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -
     let others = workers - 1;
     match consistency {
         Consistency::Bsp => round..=round,
-        // Every other worker has pushed at least all but the last S of this worker's rounds, and at most S +
-        // 1 rounds more than this worker. The second bound holds because this worker may be the slowest, and the other worker
-        // may have waited for this worker's push.
+        // Every other worker has pushed at least `round` - S rounds, and at most `round` + S + 1 rounds. The
+        // second bound holds because this worker may be the slowest, and the other worker may have waited for
+        // this worker's push.
         Consistency::Ssp { staleness } => {
             let most = round.saturating_add(staleness).saturating_add(1).min(total);
             round + others * round.saturating_sub(staleness)..=round + others * most

@@ -81,7 +81,7 @@ pub struct Report {
 #[derive(Debug, Serialize)]
 struct CoreShare {
     cpu: u32,
-    /// The NIC over which its chunks cross, with RDMA.
+    /// The NIC over which the core's chunks cross, if the transport is RDMA.
     #[serde(skip_serializing_if = "Option::is_none")]
     nic: Option<String>,
     chunks: u64,
@@ -100,7 +100,7 @@ pub(super) struct Leg {
 
 impl Leg {
     /// Makes a leg from each worker's times. A round ends when the last worker has its weights. The workers'
-    /// times differ by a wake-up.
+    /// times differ by the time of a wake-up.
     pub fn new(by_worker: &[Vec<u64>], passes: Vec<Duration>) -> Self {
         let rounds = by_worker.iter().map(Vec::len).min().unwrap_or(0);
         let slowest = |round: usize| by_worker.iter().map(|worker| worker[round]).max().unwrap_or(0);

@@ -8,7 +8,7 @@ use timeline::{TraceFile, merge};
 /// The file, and the files of the children. Dropping the value removes the children's files.
 pub(super) struct Trace {
     file: TraceFile,
-    /// The path that the children get. Each derives the name of its file from it.
+    /// The path that the children get. Each child derives the name of its file from this path.
     told: PathBuf,
     parts: Vec<PathBuf>,
 }

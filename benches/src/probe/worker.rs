@@ -1,5 +1,5 @@
 //! The probe's worker. In each round it pushes in the order of a backward pass, and waits for everything.
-//! With compute, it waits for the times of a trace in between.
+//! With compute, the worker waits for the times of a trace between the pushes.
 
 mod computing;
 
@@ -74,7 +74,7 @@ struct Worker<E> {
     /// The number of members that push, if pushes step alone: workers, or machines in a mesh.
     steppers: u32,
     round: u32,
-    /// The number of rounds that the job has at the end, those before this run included.
+    /// The number of rounds that the job has at the end, including the rounds before this run.
     rounds: u32,
     /// The round with which this run begins, because the job continues from a checkpoint.
     begins: u32,

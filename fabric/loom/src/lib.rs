@@ -1,5 +1,5 @@
-//! The ring and the bell of `fabric`, from the same source file, with loom's atomics. `tests/` runs them
-//! under every interleaving.
+//! The ring and the bell of `fabric`: the same source file as in that crate, compiled with loom's atomics.
+//! `tests/` runs both under every interleaving.
 
 #![forbid(unsafe_code)]
 

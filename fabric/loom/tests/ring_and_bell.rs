@@ -1,8 +1,8 @@
-//! Tests of the ring and the bell under loom: every interleaving, and every value that a machine with a
-//! weaker memory model may show.
+//! Tests of the ring and the bell under loom: every interleaving, and every value that a weak memory model
+//! allows.
 //!
-//! Loom's cells stand for the window: a post's bytes are plain memory, and loom fails a test that
-//! reads or writes them without a happens-before.
+//! A loom cell stands for the bytes of a post in a window. These bytes are plain memory, so loom fails a test
+//! that accesses a cell without a happens-before.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn ring(capacity: u32) -> (Producer<HeapCells>, Consumer<HeapCells>) {
     (Producer::new(cells.clone()), Consumer::new(cells))
 }
 
-/// The bytes that belong to items, one cell an item.
+/// The window bytes of the ring's items: one cell for each item.
 struct Window([UnsafeCell<u32>; 3]);
 
 // SAFETY: loom checks each access to a cell; a race fails the test.
@@ -36,7 +36,7 @@ impl Window {
     }
 
     fn write(&self, item: u32, value: u32) {
-        // SAFETY: loom fails the test when another thread may be at the cell.
+        // SAFETY: loom fails the test when another thread may access the cell.
         self.0[item as usize].with_mut(|cell| unsafe { *cell = value });
     }
 
@@ -135,8 +135,8 @@ impl Bell {
         }
     }
 
-    /// Waits as a port does: sleeps until `ready`, or until a thread wakes the port. A sleeper that nobody
-    /// wakes reaches loom's limit of branches, which fails the test.
+    /// Waits as a port does: sleeps until `ready` returns true, or until a thread wakes the port. A sleeper
+    /// that nobody wakes reaches loom's limit of branches, which fails the test.
     fn wait(&self, place: Place, mut ready: impl FnMut() -> bool) {
         bell::announce(&self.asleep, place);
         if !ready() {
@@ -159,7 +159,7 @@ impl Bell {
 }
 
 /// Checks that no consumer sleeps past an item. The producer publishes `items` items, and flushes after each.
-/// The consumer sleeps at `place` until all have arrived.
+/// The consumer sleeps at `place` until all items have arrived.
 fn nobody_sleeps_past(items: u32, place: Place) {
     loom::model(move || {
         let (mut producer, mut consumer) = ring(2);

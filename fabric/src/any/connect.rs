@@ -12,7 +12,7 @@ use crate::memory::{RecvWindow, SendWindow};
 use crate::plan::PlannedLink;
 use crate::{shm, tcp, verbs};
 
-/// The ports of one end, as its handshakes see them.
+/// The ports of one end, a hub or a worker, and what its handshakes need of them.
 #[derive(Clone, Debug)]
 pub struct Group {
     shm: Arc<shm::Group>,
@@ -92,11 +92,11 @@ impl ConnectError {
 /// The address of a hub's data path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// Shared memory, by the name of an abstract Unix socket.
+    /// An address for shared memory: the name of an abstract Unix socket.
     Shm(String),
     /// TCP: the address at which each of the hub's ports listens.
     Tcp(Vec<SocketAddr>),
-    /// RDMA: the address of its handshake, over TCP.
+    /// An address for RDMA: the TCP address of the hub's handshake.
     Verbs(SocketAddr),
 }
 
@@ -274,8 +274,8 @@ impl Hello {
 /// Connects to a hub. This end's posts come from `ours`, and the links are those of `plan`.
 ///
 /// # Panics
-/// Panics if `address` is RDMA and `group` has no RDMA ports. Also panics if the hub is on shared memory, and
-/// its window is to be received [into](Receive::Into) memory of this end.
+/// Panics if `address` is RDMA and `group` has no RDMA ports. Also panics if `address` is shared memory and
+/// `receive` is a window [into](Receive::Into) memory of this end.
 pub fn connect(
     address: &Address,
     token: [u8; 16],

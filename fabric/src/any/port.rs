@@ -38,8 +38,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether a post copies its bytes to the peer. If so, the owner may write other bytes to the span and post
-    /// it again.
+    /// Whether a post copies its bytes to the peer. If so, the owner may post a span, write other bytes to it,
+    /// and post it again.
     pub fn carries_drafts(&self) -> bool {
         match self {
             Endpoint::Shm(_) => false,
@@ -69,7 +69,7 @@ impl Endpoint {
     }
 
     /// Makes a link over RDMA end when its NIC's port goes down, even if the link is idle. The link ends when
-    /// the port was down for as long as packets are retried. The caller replaces a lost link.
+    /// the port was down for the time for which a NIC retries packets. The caller replaces a lost link.
     pub fn end_with_port(&mut self) {
         if let Endpoint::Verbs(endpoint) = self {
             endpoint.end_with_port();
@@ -92,7 +92,7 @@ pub struct Port {
     pub(super) tcp: tcp::Port,
     /// The port for RDMA, if there is one.
     pub(super) verbs: Option<verbs::Port>,
-    /// The transport that the last poll asked first.
+    /// The transport with which the last poll began.
     first: u32,
 }
 
@@ -127,7 +127,7 @@ impl crate::Port for Port {
     fn attach(&mut self, endpoint: Endpoint) -> LinkId {
         match endpoint {
             Endpoint::Shm(endpoint) => {
-                // If this fails, the peer cannot end a sleep of this port. The sleep has a timeout.
+                // If the call fails, the peer cannot end this port's sleep, but the sleep has a timeout.
                 let _ = self.tcp.sleep_beside_edges(endpoint.woken_by().as_fd());
                 outer(SHM, self.shm.attach(endpoint))
             }
@@ -143,7 +143,8 @@ impl crate::Port for Port {
         match inner(link) {
             (SHM, link) => {
                 let left = self.shm.take_off(link);
-                // The peer may keep the descriptor open, and then the epoll would keep its entry.
+                // Without this call, the epoll would keep its entry for a descriptor that the peer keeps
+                // open.
                 left.into_iter().for_each(|woken_by| self.tcp.sleep_without(woken_by.as_fd()));
             }
             (TCP, link) => self.tcp.detach(link),
@@ -181,7 +182,7 @@ impl crate::Port for Port {
     fn flush_early(&mut self) {
         self.shm.flush_early();
         self.tcp.flush_early();
-        // Posts to NICs wait for `flush`, as in the port over verbs.
+        // The port over verbs is left out, because its posts wait for `flush`.
     }
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {
@@ -216,7 +217,7 @@ impl crate::Port for Port {
                 Until::Arrivals { link: inner(link).1, count }
             }
             // The awaited arrivals come over another transport. An arrival of this transport may wake the
-            // port early: `wait` allows it.
+            // port early, which `wait` allows.
             _ => Until::Any,
         };
         let (no_shm, no_tcp) = (self.shm.is_bare(), self.tcp.is_bare());

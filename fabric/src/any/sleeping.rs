@@ -8,7 +8,7 @@ use super::port::Port;
 use crate::port::{Port as _, Until};
 use crate::{shm, tcp, verbs};
 
-/// Prepares the port over TCP to sleep for the ports of the other transports, too. Called once.
+/// Prepares the port over TCP to sleep until an event of the other transports' ports, too. Called once.
 pub(super) fn sleep_together(
     shm: &shm::Port,
     tcp: &tcp::Port,

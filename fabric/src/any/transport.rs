@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The transport of bytes. The best transport is first.
+/// The kind of transport, in order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// Shared memory, on one machine.

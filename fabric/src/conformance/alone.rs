@@ -26,7 +26,8 @@ pub fn alone<F: FnOnce()>(body: F) {
 }
 
 /// Returns a command that runs `test` alone, in a new process of this test program. `test` is a function with
-/// `#[test]`. It is the main function of the new process, and does nothing unless a variable tells it to.
+/// `#[test]`, which serves as the main function of the new process. In a normal run it does nothing, because
+/// an environment variable is not set.
 pub fn rerun<F: Fn()>(_test: F) -> Command {
     rerun_named(test_name::<F>())
 }

@@ -1,4 +1,5 @@
-//! The bullets about posts, credit and arrivals: each post arrives once, on its own link, with its bytes.
+//! Tests of the contract's rules about posts, credit and arrivals: each post arrives once, on its own link,
+//! with its bytes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -128,7 +129,7 @@ pub fn links_do_not_mix<B: Bed>(bed: &B) {
     let near = &mut meeting.near;
     near.attach_all();
     let links = shape.near_links();
-    // Each post has its own value, so that no two posts share a chunk: link + 6 * turn.
+    // Each post has its own value, link + links * turn, so that no two posts share a chunk.
     let value = |link: usize, turn: usize| (link + links * turn) as u32;
     for turn in 0..4 {
         for link in 0..links {
@@ -161,8 +162,8 @@ pub fn links_do_not_mix<B: Bed>(bed: &B) {
     assert!(here.iter().all(|seen| seen.whole), "{name}: {here:?}");
 }
 
-/// Checks that posts wait for `flush` at the latest: they arrive although the near end does nothing after
-/// `flush`.
+/// Checks that `flush` sends the posts that were held back: they arrive although the near end does nothing
+/// after `flush`.
 pub fn flush_makes_visible<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let (mut near, mut peer) = pair(bed, Shape { links: 2, ..Shape::SMALL });
@@ -189,12 +190,12 @@ fn values(seen: &[Seen], link: usize) -> Vec<u32> {
     values
 }
 
-/// Checks a link that holds as many bytes as its credit allows. It answers `Full`, and still accepts a post
-/// without bytes. It ends a sleep when it has room again, even if nothing arrives. A transport that holds no
-/// bytes is never full.
+/// Checks a link that holds as many bytes as its credit allows. Such a link answers `Full`, and still accepts
+/// a post without bytes. When the link has room again, a sleep of its port ends, even if nothing arrives. A
+/// transport that holds no bytes is never full.
 pub fn full_ends<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
-    // More bytes than sockets hold for a peer that does not read.
+    // The posts have more bytes than sockets hold for a peer that does not read.
     let shape = Shape { capacity: 64, chunks: 64, chunk_bytes: 128 << 10, ..Shape::SMALL };
     let (mut near, mut peer) = pair(bed, shape);
     // The credit is less than a post, so the link takes one post at a time.

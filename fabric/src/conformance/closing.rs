@@ -1,5 +1,5 @@
-//! The bullets about the end of a link: the end shows after all arrivals, posts then fail, and a detached
-//! link is silent.
+//! Tests of the contract's rules about the end of a link. The end shows after all arrivals, posts then fail,
+//! and a detached link is silent.
 
 use std::time::Duration;
 

@@ -8,8 +8,8 @@ use crate::{Arrival, Imm, LinkId, Port, Posted, RecvWindow, Span, Spans};
 
 use super::Shape;
 
-/// An end: the state of a thread of the layer above. A test names links by their index in the shape, peer by
-/// peer, whatever ids the port gives them.
+/// One end of a meeting, as a thread of the layer above holds it. A test names links by index: first those of
+/// peer 0, then those of peer 1, and so on. The ids that the port gives do not matter.
 pub struct End<P: Port> {
     /// The port, to test it directly.
     pub port: P,

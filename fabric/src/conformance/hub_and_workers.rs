@@ -1,5 +1,5 @@
-//! A bed for transports on which workers connect to a listening hub. Either end is under test, and its peers
-//! are in this process or in others.
+//! A test bed for transports on which workers connect to a listening hub. Either end is under test, and its
+//! peers are in this process or in others.
 //!
 //! ```text
 //!   near is a hub:     one port <== a connection a link ==  one port     a worker, peer 0

@@ -8,8 +8,7 @@ use crate::{Port, Posted, Until};
 /// A timeout that is longer than any test. If a wait sleeps past its event, the watchdog ends the test.
 pub(super) const FOR_EVER: Duration = Duration::from_secs(3600);
 
-/// The other end of a meeting, in this process or in another. Links are numbered from zero, for each peer
-/// anew.
+/// The other end of a meeting, in this process or in another. Each peer numbers its links from zero.
 pub trait Peer: Send {
     /// Posts like [`End::post`].
     fn post(&mut self, link: usize, value: u32) -> Posted;

@@ -1,4 +1,5 @@
-//! Links of one connection between several ports of both ends, as for a hub that joins a hub.
+//! A test of a connection whose links join several ports of one end to several ports of the other end, as
+//! between two hubs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,8 +42,8 @@ pub fn links_end_at_the_ports_of_the_plan<T: Transport>(transport: &T) {
     joiner.join().expect("the joiner sees as much");
 }
 
-/// Posts a link's number over each link, and checks that the peer's number shows at the port of that link.
-/// Each port has a thread.
+/// Posts the number of each link over that link. Checks that the peer's post of the number arrives at the
+/// link's port. Each port has a thread.
 fn post_and_see<P: Port>(ports: Vec<P>, endpoints: Vec<P::Endpoint>, at: [PortId; JOINED.len()]) {
     assert_eq!(endpoints.len(), at.len(), "one link for each of the plan");
     let mut links: Vec<(Imm, PortId, P::Endpoint)> = Vec::new();

@@ -1,4 +1,4 @@
-//! The bullets about sleep: a port never sleeps past an arrival that it waits for.
+//! Tests of the contract's rules about sleep: a port never sleeps past an arrival that it waits for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

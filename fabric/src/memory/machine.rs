@@ -9,7 +9,7 @@ use crate::ranges::Ranges;
 /// by `madvise`.
 pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Whether windows can have huge pages on this machine, by `madvise` or by collapse.
+/// Whether windows can have huge pages on this machine, by `madvise` or by `MADV_COLLAPSE`.
 pub fn shared_huge_pages() -> bool {
     // The chosen word stands in brackets: "always within_size advise [never] deny force".
     let words = std::fs::read_to_string(SHARED_HUGE_PAGES).unwrap_or_default();

@@ -68,7 +68,7 @@ pub(crate) struct Mapping {
 // SAFETY: a mapping is an address range that only this value unmaps; the range is valid from every thread,
 // and access to its bytes is governed by the owning types.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; `&Mapping` only returns the address.
+// SAFETY: as for `Send`. In addition, `&Mapping` only returns the address.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -127,9 +127,9 @@ impl Mapping {
     }
 
     /// Returns the mapping that `map` makes. If its size is at least that of a huge page, it begins at a
-    /// multiple of that size. Only there the kernel can map a huge page. By default, the kernel chooses such
-    /// an address only in later versions, or if huge pages are switched on. So a larger range of addresses is
-    /// reserved first, and the rest is released.
+    /// multiple of that size. The kernel can map huge pages only there. Older kernels choose such an address
+    /// only if huge pages are switched on. So the function reserves a larger range of addresses first, and
+    /// then releases the rest.
     fn aligned(
         what: &'static str,
         len: NonZeroUsize,
@@ -231,8 +231,8 @@ impl Mapping {
         let collapse = |part: Span| {
             let start = self.start.as_ptr().wrapping_add(part.offset);
             for offset in (0..part.bytes).step_by(HUGE_PAGE) {
-                // The first small page of each huge page must exist, or the kernel cannot collapse it. The
-                // huge page then lies on the node of most of its small pages.
+                // The first small page of each huge page must exist, or the kernel cannot make the huge page.
+                // The huge page then lies on the node of most of its small pages.
                 let page = start.wrapping_add(offset);
                 match access {
                     // SAFETY: the address is inside this mapping, which is readable.
@@ -270,8 +270,8 @@ impl Mapping {
         }
     }
 
-    /// Excludes this memory from forked processes. Otherwise the kernel would copy private pages that a NIC
-    /// uses for each child.
+    /// Excludes this memory from forked processes. Otherwise the kernel would copy the private pages that a
+    /// NIC uses, once for each child.
     pub fn keep_from_children(&self) {
         // SAFETY: the range is this mapping's own, and this process keeps it.
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes(), Advice::LinuxDontFork) };
@@ -289,8 +289,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Asks the kernel for huge pages. A 32 KiB chunk is 8 small pages, and the slot of each worker would use
-    /// further TLB entries.
+    /// Asks the kernel for huge pages. They save TLB entries: with small pages, a chunk of 32 KiB takes 8
+    /// entries for each worker.
     fn advise_huge_pages(&self) {
         // SAFETY: the range is this mapping's own, and the advice does not change contents. The kernel may
         // refuse.

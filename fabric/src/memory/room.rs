@@ -100,7 +100,7 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
         };
         let Some(line) = cgroup.lines().find(of_this) else { continue };
         let path = Path::new(line.splitn(3, ':').nth(2).unwrap_or("/"));
-        // In a container, the container's group may be mounted as the top, under another path.
+        // In a container, the mount may show the container's own group as its top, and not the path in /proc.
         let below = path.strip_prefix(top).unwrap_or(Path::new(""));
         let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));
         let below = if is_plain { below } else { Path::new("") };

@@ -176,8 +176,8 @@ impl RecvWindow {
     /// Returns the elements of a span.
     ///
     /// # Safety
-    /// While the slice lives, the peer must not write the span. By the protocol, it does not write from the
-    /// moment at which the caller has seen its post of the span, until the caller answers.
+    /// While the slice lives, the peer must not write the span. By the protocol, the peer does not write the
+    /// span after the caller has seen the peer's post of the span, until the caller answers.
     pub unsafe fn elements<T: Plain>(&self, span: Span) -> Result<&[T], SpanError> {
         let (start, elements) = self.elements_ptr(span)?;
         // SAFETY: `elements_ptr` checked bounds and alignment, any bits are a valid `T`, the kernel

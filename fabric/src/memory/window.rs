@@ -129,9 +129,9 @@ impl SendWindow {
     }
 
     /// Makes huge pages where a whole page belongs to one NUMA node; other pages stay small. `nodes` has the
-    /// ranges of each node. `go_to` moves the calling thread to a node, by its index in `nodes`. Call it
-    /// before the owners touch their pages, and before a NIC registers them. Returns how many bytes have huge
-    /// pages.
+    /// ranges of each node. `go_to` moves the calling thread to a node, by its index in `nodes`. Call this
+    /// method before the owners touch their pages, and before a NIC registers them. Returns how many bytes
+    /// have huge pages.
     pub fn collapse_by_node(&self, nodes: &[Ranges], go_to: impl FnMut(usize)) -> usize {
         self.mapping().collapse_by_node(nodes, Access::Read, go_to)
     }

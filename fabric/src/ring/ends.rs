@@ -235,8 +235,8 @@ pub mod bell {
         match asleep.swap(0, Ordering::Relaxed) {
             0 => None,
             DESCRIPTORS => Some(Place::Descriptors),
-            // A correct peer writes no other value. The wake-up does no harm: a futex on which nobody sleeps
-            // wakes nobody.
+            // A correct peer writes no other value. A wake-up for another value does no harm: if nobody
+            // sleeps on the futex, nobody wakes.
             _ => Some(Place::Futex),
         }
     }

@@ -1,4 +1,5 @@
-//! The bells of a link: the bell at which a port sleeps, and the peer's bell, which the port rings.
+//! The bells of a link, which are words that say whether a port sleeps: the port's own bell, and the peer's,
+//! which the port rings.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};

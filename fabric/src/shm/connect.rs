@@ -227,8 +227,8 @@ impl Hello {
         if self.given.is_some() {
             return Ok(());
         }
-        // Descriptors that came after the hello are closed here. No more can arrive, so a core can later
-        // close this socket without blocking.
+        // Descriptors that came after the hello are closed here. No more descriptors can arrive, so a core
+        // can later close this socket without blocking.
         let (bytes, fds) =
             receive(self.socket.as_fd(), Duration::from_secs(1)).map_err(|error| error.to_string())?;
         let _ = shutdown(&self.socket, Shutdown::Read);
@@ -351,7 +351,7 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     let fail = |doing| move |error: rustix::io::Errno| socket_error(doing, address, error);
     let socket = new_socket().map_err(fail("opening a socket"))?;
     let name = SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(fail("naming the hub"))?;
-    // If a hub accepts no connections, its queue of connections is full. Then `connect` waits, so it needs a
+    // If a hub stops accepting connections, its queue fills up, and `connect` waits. So `connect` needs a
     // timeout, too.
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))
         .map_err(fail("setting a timeout"))?;

@@ -23,13 +23,13 @@ const NEVER: u32 = 1 << 30;
 /// A connected link that no port polls yet.
 pub struct Endpoint {
     connection: Arc<Connection>,
-    /// The port whose bell wakes it for this link.
+    /// The state of this end's port, whose bell the peer rings for this link.
     port: Arc<PortState>,
     pub(super) producer: Producer<MappedCells>,
     pub(super) consumer: Consumer<MappedCells>,
     peer_bell: PeerBell,
     /// The descriptor by which the peer ends this port's sleep. All links that a connection has at one port
-    /// share it.
+    /// share the descriptor.
     woken_by: Arc<WokenBy>,
 }
 
@@ -123,7 +123,7 @@ impl Port {
                 if attached.unread() == 0 {
                     attached.state = LinkState::Closing(CloseReason::PeerGone);
                 } else {
-                    // The link still has arrivals: the next call must look at it again.
+                    // The link still has arrivals: the next call must look at the link again.
                     self.changes_seen = changes.wrapping_sub(1);
                 }
             }
@@ -156,7 +156,7 @@ impl Port {
         self.state.own.set_beside(waker);
     }
 
-    /// Reads the datagrams that have ended a sleep from the links' descriptors.
+    /// Reads from the links' descriptors the datagrams that have ended a sleep.
     pub(crate) fn quieten(&mut self) {
         let mut last: Option<*const WokenBy> = None;
         for (_, attached) in self.links.iter_mut() {
@@ -167,7 +167,8 @@ impl Port {
         }
     }
 
-    /// Detaches a link. Returns the descriptor that woke the link, if it wakes no other link.
+    /// Detaches a link. Returns the descriptor by which the peer woke the port, if no other link uses that
+    /// descriptor.
     pub(crate) fn take_off(&mut self, link: LinkId) -> Option<Arc<WokenBy>> {
         let woken_by = Arc::clone(&self.links.remove(link)?.link.woken_by);
         let is_others = self.links.iter().any(|(_, other)| Arc::ptr_eq(&other.link.woken_by, &woken_by));
@@ -208,7 +209,8 @@ impl crate::Port for Port {
             Arc::ptr_eq(&self.state, &endpoint.port),
             "an endpoint belongs to the port that its connection was made for"
         );
-        // The next poll looks for an ended connection: this one may have ended before the port had the link.
+        // The next poll looks for an ended connection: the new link's connection may have ended before the
+        // port had the link.
         self.changes_seen = self.changes_seen.wrapping_sub(1);
         self.links.insert(endpoint)
     }

@@ -187,7 +187,7 @@ impl State {
         }
     }
 
-    /// Notes that an end detached or died. Its peer learns of it after the delay of a post.
+    /// Notes that an end detached or died. Its peer sees the link closed after the delay of a post.
     pub fn leave(&mut self, end: EndId) {
         if !std::mem::replace(&mut self.ends[end.0].alive, false) {
             return;

@@ -117,7 +117,8 @@ impl crate::Port for Port {
         }
     }
 
-    /// Does nothing, like a NIC's port. A caller that relies on an early flush therefore fails in a run.
+    /// Does nothing, like a NIC's port. A caller that relies on an early flush therefore fails in a simulated
+    /// run.
     fn flush_early(&mut self) {}
 
     fn flush(&mut self) {

@@ -138,7 +138,8 @@ impl Traffic {
             self.launched += 1;
             *time = Some((due, self.launched));
         }
-        // The earlier arrival frees the room. The later arrival is the copy.
+        // A duplicated post arrives twice. The earlier arrival frees the post's room. The later arrival is
+        // the copy.
         let first = times.iter().flatten().min().copied();
         for time in times.into_iter().flatten() {
             self.in_flight.insert(time, Message { copy: Some(time) != first, ..message });

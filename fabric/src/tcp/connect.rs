@@ -33,8 +33,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// The idle time after which the kernel probes a connection.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// Returns advice about a socket that failed. If a hub cannot listen, the advice does not mention another
-/// end.
+/// Returns advice about a socket that failed. If a hub cannot listen, the advice does not mention a peer.
 fn advice(doing: &str) -> &'static str {
     match doing {
         "listening at" => "; give another address, or stop the program that listens at it",

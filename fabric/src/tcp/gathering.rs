@@ -115,8 +115,8 @@ impl Pending {
             return Ok(());
         }
         let mut partials = self.gathering.lock();
-        // The last connection may have arrived after the timeout. Then the entry of this token may be a later
-        // worker's.
+        // The last connection may have arrived after the timeout. Then the entry of this token may belong to
+        // a later worker.
         if self.whole.try_recv() != Err(TryRecvError::Empty) {
             return Ok(());
         }

@@ -19,7 +19,7 @@ use crate::ids::{Imm, Span};
 use crate::memory::RecvWindow;
 use crate::port::FrameRule;
 
-/// The size of the buffer for small frames. Copying them once costs less than a system call for each.
+/// The size of the buffer for small frames. Copying a small frame once costs less than a system call.
 const BUFFER: usize = 16 << 10;
 /// The smallest size of a frame that is read together with only the next header.
 const LARGE: usize = 8 << 10;
@@ -68,7 +68,7 @@ pub(super) struct Incoming {
     /// The index of the first byte in `buffer` that was not processed.
     start: usize,
     end: usize,
-    /// The number of bytes of the buffer that may be filled after a span.
+    /// The number of bytes that a read may put into the buffer after the rest of a span.
     beyond: usize,
     /// The bytes that have arrived, including the frames' headers.
     pub total: u64,

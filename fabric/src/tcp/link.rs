@@ -69,7 +69,8 @@ pub(super) struct Link {
     pub socket: OwnedFd,
     pub outgoing: Outgoing,
     pub incoming: Incoming,
-    /// A number that distinguishes the events of this link from those of the former link with its id.
+    /// A number that distinguishes the events of this link from those of an earlier link that had the same
+    /// id.
     pub generation: u32,
     /// Whether the socket accepts no more bytes. Bytes that arrived before are still read.
     pub broken: bool,

@@ -179,7 +179,7 @@ impl HelloMessage {
     }
 }
 
-/// The hub's answer to a hello. The text of a refusal follows it.
+/// The hub's answer to a hello. In a refusal, a text follows this structure.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct ReplyMessage {

@@ -117,8 +117,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Computes the checksums of the frames that the socket may accept now, just before it copies them.
-    /// Returns how many frames at the front of the queue may be sent.
+    /// Computes the checksums of the frames that the socket may accept now, just before the kernel copies
+    /// their bytes. Returns how many frames at the front of the queue may be sent.
     fn sum_the_next(&mut self) -> usize {
         let (mut frames, mut bytes) = (0, 0);
         for Frame { header, span, .. } in self.frames.iter_mut().take(io::FRAMES) {

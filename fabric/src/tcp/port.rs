@@ -139,8 +139,8 @@ impl Port {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Works like `wait`. It also ends when a descriptor of [`sleep_beside`](Self::sleep_beside) is readable,
-    /// and returns whether one is.
+    /// Works like `wait`, but a readable descriptor of [`sleep_beside`](Self::sleep_beside) also ends the
+    /// sleep. Returns whether such a descriptor is readable.
     pub(crate) fn sleep(&mut self, timeout: Duration) -> bool {
         let begun = Instant::now();
         loop {

@@ -70,7 +70,8 @@ impl Device {
         self.ports.iter().find(fits)
     }
 
-    /// Returns the GID that RDMA would use of a port: the one with the requested index, or the best by rule.
+    /// Returns the GID that RDMA would use at a port: the GID with the requested index, or the best GID by
+    /// rule.
     ///
     /// # Errors
     /// Returns an error with the whole table if no GID is usable.

@@ -1,5 +1,6 @@
 //! Asynchronous events of a NIC. The thread `phub-watch` reads the events, and notifies the ports that use
-//! the NIC. It also notifies them if a NIC's port is still down after the time for which packets are retried.
+//! the NIC. It also notifies these ports if the NIC's own port is still down after the time for which packets
+//! are retried.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -124,8 +125,8 @@ impl Drop for NicWatch {
     }
 }
 
-/// Whether an event ends links at once. A port that goes down does not: it comes up again, or its queue pairs
-/// fail after their retries. A link that sends nothing in this time loses nothing.
+/// Whether an event ends links at once. A port that goes down does not end links at once: the port comes up
+/// again, or its queue pairs fail after their retries. A link that sends nothing in this time loses nothing.
 fn ends_links(kind: ibv_event_type) -> bool {
     matches!(
         kind,

@@ -78,8 +78,8 @@ pub(super) fn is_here(address: Ipv6Addr) -> bool {
 /// Reads the GID table of a port. Leaves out entries that are empty, or that vanish during the call. RDMA
 /// devices are in all network namespaces, but an interface is in one. So the table may have addresses of
 /// another namespace, which `is_here` finds. `is_here` cannot judge link-local addresses, because every
-/// interface has one. For them, the name of the interface decides: whether the name is in the directory `net`
-/// beside `sysfs`.
+/// interface has one. A link-local address is in this namespace if the directory `net` beside `sysfs` has the
+/// name of its interface.
 pub(super) fn read(
     sysfs: &Path,
     device: &str,

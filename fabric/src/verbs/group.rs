@@ -38,7 +38,7 @@ pub struct GroupOptions {
     pub paths: PathFlags,
 }
 
-/// The ports of one end, as the handshake sees them.
+/// The ports of one end, and what the handshake needs of them.
 #[derive(Debug)]
 pub struct Group {
     pub(super) ports: Vec<Arc<PortState>>,
@@ -145,7 +145,8 @@ impl Group {
         let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
         let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
         let nic = Arc::new(Nic::open(&context, options, self.settings)?);
-        // For NICs that are open at the start, `Fitness` does the same check.
+        // This check is for NICs that open later. `Fitness` does the check for NICs that are open at the
+        // start.
         let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
         let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());
         if is_new && options.gid_index.is_none() && nic.is_link_local() && has_better() {
@@ -245,8 +246,8 @@ impl Group {
         let up = |nic: &&Arc<Nic>| nic.has_link();
         let near =
             |nic: &&Arc<Nic>| up(nic) && peer.iter().any(|peer| nic.address.shared_subnet(peer).is_some());
-        // The order in which NICs are considered: the port's own first. Ports start at different NICs of the
-        // rest.
+        // NICs are considered in this order: the port's own, and then the rest. Each port begins the rest at
+        // a different NIC.
         let turn = port % open.len().max(1);
         let in_turn = || {
             own.and_then(Wanted::open)

@@ -29,10 +29,11 @@ pub struct PathSetting {
 }
 
 /// The local ACK timeout of a packet: 4.096 us times 2 to the power of the setting. It applies to the first
-/// try and to each retry. The default, 0.54 s, exceeds the time in which a full queue drains: with soft-RoCE
-/// between two emulated machines, 2 MB or 80 ms. With the value 14 (67 ms), NICs in that test sent a fifth of
-/// all packets twice. In one of four such runs, a hub saw a write arrive twice, which never happened again.
-/// The cause is not known; the retries of soft-RoCE (Linux 6.1) are suspected. 0 would mean no timeout.
+/// try and to each retry. The default, 0.54 s, exceeds the time in which a full queue drains. With soft-RoCE
+/// between two emulated machines, a full queue of 2 MB takes 80 ms. With the value 14 (67 ms), NICs in that
+/// test sent a fifth of all packets twice. In one of four such runs, a hub saw a write arrive twice, which
+/// never happened again. The cause is not known; the retries of soft-RoCE (Linux 6.1) are suspected. 0 would
+/// mean no timeout.
 const TIMEOUT: PathSetting = PathSetting {
     flag: "--rdma-timeout",
     variables: &["PHUB_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"],

@@ -11,8 +11,8 @@ pub(super) fn prefix(netdev: &str, ip: IpAddr) -> Option<u8> {
     }
 }
 
-/// Returns the prefix length of an IPv4 address. It is that of the longest route in /proc/net/route to this
-/// address, over this interface and without a gateway.
+/// Returns the prefix length of an IPv4 address. It is the longest among the routes in /proc/net/route that
+/// lead to this address over this interface, without a gateway.
 fn v4(routes: &str, netdev: &str, ip: Ipv4Addr) -> Option<u8> {
     let mut longest = None;
     for line in routes.lines() {

@@ -352,7 +352,8 @@ fn a_route_is_used_again_when_nothing_of_its_link_is_left() {
     let (mut hub, mut workers) = meet(&nic, 3, 8);
     let routes: Vec<u32> = hub.endpoints.iter().map(|endpoint| endpoint.link.route.number).collect();
     assert_eq!(routes, [0, 1, 2]);
-    // The hub drops a link that it never attached, with an arrival in the queue. Then it detaches another one.
+    // The hub drops a link that it never attached, with an arrival in the queue. Then the hub detaches another
+    // link.
     workers[1].attach_all();
     assert_eq!(workers[1].post(1), Posted::Accepted);
     drop(hub.endpoints.remove(1));

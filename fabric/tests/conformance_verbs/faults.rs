@@ -1,6 +1,6 @@
 //! Verbs on a machine with faults: a limit on locked memory, a missing device, a NIC whose port goes down.
 //! The tests use the devices of `PHUB_TEST_DEVICE`. The last test also needs `PHUB_TEST_LINK_DOWN`, the
-//! network interface of the first device. It takes that interface down for a moment.
+//! network interface of the first device. That test takes the interface down for a moment.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! The conformance suite over verbs: either end under test, with peers in this process and in others. Death
-//! is `kill -9`. The suite runs on each device of `PHUB_TEST_DEVICE`, and on all of them together. Other
+//! The conformance suite over verbs: either end under test, with peers in this process and in others. A peer
+//! dies by `kill -9`. The suite runs on each device of `PHUB_TEST_DEVICE`, and on all of them together. Other
 //! tests are about machines with faults.
 #![forbid(unsafe_code)]
 

@@ -22,7 +22,7 @@ pub const NAME: [u8; 16] = *b"the name of ours";
 pub const LONG: Duration = Duration::from_secs(30);
 /// The timeout for waits that must time out.
 pub const SHORT: Duration = Duration::from_millis(30);
-/// The size of a bell: two cache lines. A ring takes three times as much, and its slots.
+/// The size of a bell: two cache lines. A ring takes three times as much, plus its slots.
 pub const BELL_BYTES: u64 = 128;
 pub const RINGS_BYTES: u64 = 2 * (3 * 128 + 128);
 

@@ -3,9 +3,9 @@
 
 The paper does not give the speed of a node and the start-up time of a pull. They are computed from speedups in its text, for
 VGG19-22K. The speed of a node follows from the default PS, with which 72 nodes are 26 times as fast as one. The start-up time
-follows from 30 nodes: they are 21 times as fast layer by layer, and 22 times with the default PS. All other values are the
-paper's: eight blades with 10 Gb/s have all nodes, each node is a worker and a server, and tensors are spread evenly over all
-servers.
+follows from 30 nodes: they are 21 times as fast layer by layer, and 22 times with the default PS. All other
+values are the paper's. Eight blades with 10 Gb/s have all nodes. Each node is a worker and a server. Tensors
+are spread evenly over all servers.
 """
 
 import argparse
@@ -19,10 +19,11 @@ JOIN_BY = {"googlenet": {"join_by": "/"}, "inception3": {"join_by": "."}}
 NODES = [1, 2, 4, 6, 8, 12, 18, 24, 30, 40, 50, 60, 72]
 BLADES, BLADE_GBPS = 8, 10
 DEFAULT_AT_72, DEFAULT_AT_30, LAYER_AT_30 = 26, 22, 21
-# The share of its bytes that a push has in figure 6: one gradient in a hundred, each with its place (Aji and Heafield 2017, whom
-# the paper names without a share).
+# In figure 6 a push has this share of its full bytes: one gradient in a hundred, each with its place (Aji and
+# Heafield 2017, whom the paper names without a share).
 SPARSE_MODELS, SPARSE = ["inception3", "vgg19"], 0.02
-# The ratios of pulling to the forward pass: around 1, where pulling everything takes as long as the forward pass.
+# The ratios of the time of pulling to that of the forward pass, around the ratio 1, at which the two take equally
+# long.
 LOADS = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4]
 
 
@@ -44,8 +45,9 @@ def speedup(answer, batching):
 
 
 def sparse(answer, share):
-    """Returns a report as if pushes had this share of their bytes. The times are exact, because nothing overlaps a push at the
-    end, and a push has no start-up. The report's bound is only that of computing."""
+    """Returns a report as if each push had this share of its full bytes. The times are exact, because
+    nothing overlaps a push at the end, and a push has no start-up. The report's bound only counts
+    computing."""
     backward = answer["computing"] - answer["forward"]
 
     def shorter(each):

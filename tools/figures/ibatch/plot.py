@@ -54,7 +54,8 @@ def draw_layers(out, rows):
 
 
 def draw_timelines(out, costs, start_up):
-    """Draws figure 4: the pulls and the forward pass of figure 3's layers, in the three ways of the paper."""
+    """Draws figure 4: the pulls and the forward pass of figure 3's layers, with the paper's three choices
+    of batches."""
     figure, axes = plt.subplots(figsize=(9, 2.4))
     ways = {"all": [len(costs)], "layer": [1] * len(costs), "ibatch": best(costs, start_up)}
     for place, batches in enumerate(ways.values()):
@@ -133,8 +134,8 @@ def draw_parts(out, rows):
 
 
 def draw_gains(out, rows):
-    """Draws a figure that is not in the paper: the gain of the best batches on 72 nodes, by the ratio of the times of pulls and
-    of the forward pass."""
+    """Draws a figure that is not in the paper: the gain of the best batches on 72 nodes. Its x-axis is the time
+    of pulls divided by that of the forward pass."""
     figure, panels = plt.subplots(1, 2, figsize=(7, 2.6), sharey=True)
     whole = {"pull_and_forward_ms": "pull and forward", "iteration_ms": "a whole iteration"}
     for axes, (column, title) in zip(panels, whole.items()):

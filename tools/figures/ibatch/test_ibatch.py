@@ -45,7 +45,8 @@ class Model(unittest.TestCase):
         self.assertEqual([each["overlap_ms"] for each in rows_of("5", self.answer)], ["0.0"])
 
     def test_sparse_pushes_take_their_share_of_a_pushs_time(self):
-        # 200 ms of the iteration are the backward pass, 180 ms pull and forward pass, and so 220 ms the push.
+        # Of the iteration's 600 ms, the backward pass takes 200 ms, pull and forward pass take 180 ms, and so
+        # the push takes 220 ms.
         answers = [sparse(self.answer, share)["batchings"][0]["iteration"] for share in (1, 0.5, 0)]
         self.assertEqual(answers, [600, 490, 380])
 

@@ -20,7 +20,8 @@ def timeline(costs, start_up, batches):
 
 
 def best(costs, start_up):
-    """Tries all ways to make batches. Returns that whose last forward pass ends first, with the fewest batches if several do."""
+    """Tries all ways to make batches. Returns the way whose last forward pass ends first; of several such
+    ways, the way with the fewest batches."""
     count = len(costs)
     cuts = (cut for number in range(count) for cut in itertools.combinations(range(1, count), number))
     batches = ([end - begin for begin, end in zip((0, *cut), (*cut, count))] for cut in cuts)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures a hub on each machine, on machines made of namespaces. For comparison it measures the all-reduces of gloo and Open MPI
-over the same ranks on the same links. `tools/figures/run.sh levels` starts it. The program names systems that are not
-installed, and leaves out their rows."""
+"""Measures rounds with a hub on each machine; the machines are namespaces. For comparison it measures the
+all-reduces of gloo and Open MPI over the same ranks on the same links. `tools/figures/run.sh levels` starts
+it. The program names systems that are not installed, and leaves out their rows."""
 
 import contextlib
 import os
@@ -42,8 +42,8 @@ class Result:
         self.round_s, self.model_bytes, self.sent, self.received = round_s, model_bytes, sent, received
 
     def share_of_bound(self, machines, mbit, mtu=MTU):
-        """Returns the speed as a share of the highest speed that the links allow, if each machine sends and receives 2(n-1)/n of
-        the model in a round."""
+        """Returns the speed as a share of the highest speed that the links allow. Each machine must send and
+        receive 2(n-1)/n of the model in a round."""
         return bound_s(self.model_bytes, machines, mbit, mtu) / self.round_s
 
 

@@ -42,8 +42,8 @@ class Racks:
         return machines
 
     def models(self, shape):
-        """Returns the bytes that cross three links in a round, in models: the link of a worker, of a hub, and of a rack. Of the
-        two directions, the busier one counts."""
+        """Returns the bytes that cross the link of a worker, of a hub and of a rack in a round, as
+        multiples of the model. Of the two directions, the busier one counts."""
         all_workers, across = self.racks * self.workers, 2 * (self.racks - 1) / self.racks
         if is_peer(shape):
             # A ring in the order of the ranks: each rank sends to the next, so the ring enters and leaves each rack once.

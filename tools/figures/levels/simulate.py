@@ -20,7 +20,7 @@ sys.path[:0] = [HERE, os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "
 from racks import GOODPUT, Racks  # noqa: E402
 
 LATENCY_S = 1e-6
-# GoogLeNet, and the 20 tensors of the runs beside all-reduces.
+# The models: GoogLeNet, and the 20 tensors of the runs that are compared with all-reduces.
 MODELS = {"googlenet": (27_993_904, 400), "tensors": (20 * 85_000 * 4, 50)}
 
 
@@ -79,7 +79,7 @@ class Counted:
 
 
 def flat(at, size, pieces, end):
-    """One hub: a piece is answered when all workers' copies of it have arrived."""
+    """Simulates one hub: a piece is answered when all workers' copies of it have arrived."""
     workers = [(rack, 1 + rank) for rack in range(at.racks.racks) for rank in range(at.racks.workers)]
     last = Counted(pieces * len(workers), end)
     for _ in range(pieces):
@@ -89,7 +89,8 @@ def flat(at, size, pieces, end):
 
 
 def mesh(at, size, pieces, end):
-    """A hub in each rack: a rack's sum goes to the hub that owns the piece, and the result to all other hubs and workers."""
+    """Simulates a hub in each rack. A rack's sum goes to the hub that owns the piece. The result goes to all other hubs, and to
+    the workers."""
     racks, ranks = range(at.racks.racks), range(1, at.racks.workers + 1)
     last = Counted(pieces * len(racks) * len(ranks), end)
     for piece in range(pieces):
@@ -115,7 +116,7 @@ def mesh(at, size, pieces, end):
 
 
 def ring(at, size, pieces, end):
-    """A ring all-reduce: each rank passes on what it received, 2(n - 1) times an n-th of the model."""
+    """Simulates a ring all-reduce: each rank passes on what it received, 2(n - 1) times an n-th of the model."""
     workers = [(rack, 1 + rank) for rack in range(at.racks.racks) for rank in range(at.racks.workers)]
     count = len(workers)
     last = Counted(count, end)

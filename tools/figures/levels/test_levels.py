@@ -102,8 +102,8 @@ def reduce():
 
 
 def count(binaries):
-    """Prints for each number of workers the fewest and the most bytes that a machine sends or receives in a round. They are
-    shares of the necessary bytes."""
+    """Prints for each number of workers the fewest and the most bytes of a machine in a round, sent or received.
+    The bytes are given as shares of the necessary bytes."""
     from measure import SOCKET_BYTES, Machines, run_hubs, volume
 
     machines = Machines(2)

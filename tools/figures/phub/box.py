@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures PHub's figures 1b and 3 on machines made of namespaces: eight workers with a server on each worker's machine, or with
-one box that has ten links. Writes phub-box.csv. `tools/figures/run.sh phub` starts it."""
+"""Measures PHub's figures 1b and 3 on machines made of namespaces. Eight workers have a server on each worker's
+machine, or one box with ten links. Writes phub-box.csv. `tools/figures/run.sh phub` starts it."""
 
 import json
 import os
@@ -24,10 +24,11 @@ MACHINES = 8
 # PBox has ten NICs, each as fast as a worker's NIC.
 BOX_LINKS = 10
 SHRINK = {"resnet50": 8, "inception3": 8, "googlenet": 8, "vgg19": 24}
-# The factor of all times, because eight machines share two cores.
+# All times are longer by this factor, because eight machines share two cores.
 TIME = 4
-# The time of each GPU for a second of work of a P4000, the GPU of the traces, in seconds. A GTX 1080 Ti computes 190 samples a
-# second of ResNet-50 (PHub's table 1). Half a GRID K520 has 2.45 TFLOP/s, and a P4000 5.3.
+# For each GPU, the seconds that it takes for the work of one second of a P4000, the GPU of the traces. A GTX 1080
+# Ti computes 190 samples a second of ResNet-50 (PHub's table 1). Half a GRID K520 has 2.45 TFLOP/s, and a P4000
+# 5.3.
 GPUS = {
     "GTX 1080 Ti": SAMPLES_PER_S["resnet50"] / 190,
     "GRID K520": 5.3 / 2.45,

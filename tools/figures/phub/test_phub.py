@@ -81,7 +81,7 @@ class Boxes(unittest.TestCase):
 
     def test_computing_and_transfer_keep_their_ratio(self):
         point = box.Point("3", "resnet50", "GTX 1080 Ti", 32, 10, "kvstore")
-        # The time of 32 samples at 190 samples a second, and that of 817 Mb at 10 Gb/s.
+        # The expected times are those of 32 samples at 190 samples a second, and of 817 Mb at 10 Gb/s.
         computing = point.gpu_time() * 32 / 97.5
         transfer = 817 / point.scale().shrink / point.links()[0]
         self.assertAlmostEqual(computing / transfer, (32 / 190) / 0.0817)

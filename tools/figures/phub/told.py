@@ -21,7 +21,8 @@ WORKER_GB_S = 6.8
 
 
 def divided(table):
-    """Returns, by variant and size of chunks, the time of a pass relative to that of the hub's own way to divide chunks."""
+    """Returns, by variant and size of chunks, the time of a pass, divided by the time with the hub's own way to
+    divide chunks."""
     base = table.values("divide", variant=VARIANTS[0], at=DEFAULT_CHUNK)
     sizes = sorted({int(row["at"]) for row in table.rows if row["experiment"] == "divide"})
     return {variant: {size: ratios(table.values("divide", variant=variant, at=size), base) for size in sizes}
@@ -42,8 +43,8 @@ def by_workers(table):
 
 
 def by_jobs(table):
-    """Returns, by number of jobs, the goodput of all jobs relative to that of one job, and the speed of the slowest job relative
-    to the fastest."""
+    """Returns two ratios by number of jobs. The first is the goodput of all jobs to that of one job. The
+    second is the speed of the slowest job to that of the fastest."""
     rates = {count: [table.values("jobs", at=count, variant=f"job {job}") for job in range(count)] for count in JOBS}
     repeats = [repeat for repeat in rates[1][0] if all(repeat in of_job for of_jobs in rates.values() for of_job in of_jobs)]
     total, fair = {}, {}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures a hub without computing workers, for docs/figures/phub.md: ways to divide work that the hub does not have, sizes of
-chunks, several jobs, and numbers of workers up to saturation. Writes phub.csv. Needs no root. A run that was interrupted
-continues."""
+"""Measures a hub whose workers compute nothing, for docs/figures/phub.md. It varies the way to divide work,
+the size of chunks, the number of jobs, and the number of workers up to saturation. Writes phub.csv.
+Needs no root. A run that was interrupted continues."""
 
 import argparse
 import json

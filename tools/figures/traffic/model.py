@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A model of a hub's memory traffic: the bytes that cross the memory bus for each byte that workers push, and the highest goodput
-of three machines. NICs deliver into a simulated last-level cache. Writes traffic.csv. Takes some minutes, and needs no root."""
+"""A model of a hub's memory traffic. It computes the bytes that cross the memory bus for each byte that workers
+push, and the highest goodput of three machines. NICs deliver into a simulated last-level cache. Writes
+traffic.csv. Takes some minutes, and needs no root."""
 
 import argparse
 import collections
@@ -114,7 +115,8 @@ class Hub:
         if accumulator is not None:
             self.cache.read(("sum", accumulator))
             self.free.append(accumulator)
-        # Reads a slot for each gradient that is not in the accumulator. It may be another worker's slot, of the same size.
+        # Reads a slot for each gradient that is not in the accumulator. The slot may be another worker's, which has
+        # the same size.
         for worker in range(count, self.workers):
             self.cache.read(("slot", worker, chunk))
         for kind in STATE:
@@ -147,8 +149,8 @@ def traffic(cache_blocks, io_blocks, chunks, workers, lag, way, seed=0):
 
 
 def streamed(workers):
-    """Returns the bytes that are read and written for each pushed byte if the cache reuses nothing: a NIC writes each slot and a
-    core reads it, and a core reads and writes the state once for each chunk."""
+    """Returns the bytes that are read and written for each pushed byte if the cache reuses nothing. A NIC writes
+    each slot, and a core reads it. A core reads and writes the state once for each chunk."""
     return 1 + len(STATE) / workers, 1 + len(STATE) / workers
 
 
@@ -159,8 +161,8 @@ def carried(machine, bytes_each):
 
 
 def rows(machines, chunks, workers, lags, seeds):
-    """Yields a row for each machine, lag and way, with NICs that deliver into the usual part of the cache, into half of it, and
-    past it."""
+    """Yields a row for each machine, lag and way. NICs deliver into the usual part of the cache, into half
+    of that part, or into memory."""
     for machine in machines:
         blocks = machine.cache_mb * 10**6 // CHUNK_BYTES
         for io_ways in [machine.io_ways, machine.cache_ways // 2, NO_IO]:

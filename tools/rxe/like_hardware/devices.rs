@@ -22,7 +22,7 @@ pub fn open_device(go_on: impl Fn() -> *mut ibv_context, (device,): (*mut ibv_de
     }
     let has_pipe = std::env::var("LIKE_EVENTS_OF").map_or(true, |of| of.as_bytes() == name.as_bytes());
     if let (false, Some(pipe)) = (context.is_null(), std::env::var_os("LIKE_EVENTS").filter(|_| has_pipe)) {
-        // The pipe is opened in both directions, so that it has no end.
+        // The pipe is opened in both directions, so that a read never sees its end.
         let pipe = OpenOptions::new().read(true).write(true).open(pipe);
         let pipe = pipe.expect("LIKE_EVENTS is a named pipe").into_raw_fd();
         // SAFETY: a context that nobody else has yet.
@@ -51,7 +51,8 @@ pub fn name_of(context: *mut ibv_context) -> CString {
     device_name(unsafe { (*context)._device })
 }
 
-/// Returns a device's name by the real function, because this library may look at the call of another function meanwhile.
+/// Returns a device's name by the real function. The exported function would count as a call, and this library
+/// may be handling another call.
 pub fn device_name(device: *mut ibv_device) -> CString {
     type Function = unsafe extern "C" fn(*mut ibv_device) -> *const c_char;
     // SAFETY: the function of this name has this type.

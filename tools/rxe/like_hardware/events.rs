@@ -66,7 +66,8 @@ pub fn get_async_event(
     0
 }
 
-/// Acknowledges an event, unless it is about a port or a device, as are those of a pipe: these need no acknowledgement.
+/// Acknowledges an event. Events of a port or a device need no acknowledgement, and the events of a pipe are
+/// all of that kind.
 pub fn ack_async_event(go_on: impl Fn(), (event,): (*mut ibv_async_event,)) {
     // SAFETY: the caller's structure.
     if unsafe { (*event).event_type } < IBV_EVENT_DEVICE_FATAL {

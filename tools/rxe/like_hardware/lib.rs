@@ -1,7 +1,8 @@
 //! A libibverbs in front of the real one, for tests on soft-RoCE. It imitates hardware: it has limits, calls fail or are
 //! slow, and it logs the settings of queue pairs. All other calls go to the real library unchanged.
 //!
-//! On the `unsafe` list. `binary.sh` builds it as `libibverbs.so.1`; a check puts its folder into LD_LIBRARY_PATH. Any thread.
+//! On the `unsafe` list. `binary.sh` builds it as `libibverbs.so.1`; a check puts its folder into
+//! LD_LIBRARY_PATH. Any thread may call it.
 //!
 //! | variable | what the library then does |
 //! | --- | --- |

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Where distributions have the real library.
+/// The paths at which distributions install the real library.
 const REAL: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
     "/usr/lib/aarch64-linux-gnu/libibverbs.so.1",
@@ -20,7 +20,7 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// A function of the real library.
+/// Returns a function of the real library.
 pub fn real(name: &str) -> *mut c_void {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
     let library = *LIBRARY.get_or_init(|| {

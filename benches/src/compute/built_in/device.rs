@@ -25,7 +25,7 @@ impl Device {
         let arithmetic = 2.0 * work.multiply_adds * batch / self.flops;
         let elements = work.elements * batch + work.weights;
         let traffic = elements * ELEMENT_BYTES / self.bytes_per_s;
-        // Normalization and activation are passes of their own after the product.
+        // Normalization and activation are separate passes after the product.
         let pointwise = work.pointwise_elements * batch * ELEMENT_BYTES / self.bytes_per_s;
         arithmetic.max(traffic) + pointwise
     }

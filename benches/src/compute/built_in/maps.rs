@@ -1,6 +1,6 @@
 //! The feature maps of the published convolutional networks: height and width of each layer's input and
-//! output, by the layer's name. Inputs are 224x224, and those of Inception-v3 299x299. This module must not
-//! depend on channels, which the keys' shapes have.
+//! output, by the layer's name. Inputs are 224x224, and those of Inception-v3 299x299. This module has no
+//! numbers of channels: the shapes of the keys contain them.
 
 use super::network::Map;
 

@@ -1,7 +1,7 @@
 //! The work of each layer, from a model's keys and the sizes of its feature maps.
 //!
 //! A layer is one product (a convolution or a linear layer) with the normalization and the activation after
-//! it. Its keys are one of two or more dimensions, and the keys of one dimension that follow. Pooling,
+//! it. It has one key of two or more dimensions, and the keys of one dimension that follow that key. Pooling,
 //! concatenation and residual additions are left out, because they are a few percent of the traffic. This
 //! module must not depend on a particular network, or a device.
 

@@ -1,8 +1,9 @@
 //! The work of the layers of P3's translation model.
 //!
-//! A layer is a group of keys that are needed at the same time. The decoder's step needs its recurrent
-//! layers, the attention's query and the hidden projection before the first word. It has their gradients only
-//! when the backward pass has reached the first word. This module must not depend on a device.
+//! A layer is a group of keys that are needed at the same time. Before the first word, the decoder needs the
+//! weights of its recurrent layers, the attention's query and the hidden projection. The gradients of these
+//! weights are complete only when the backward pass has reached the first word. This module must not depend
+//! on a device.
 
 use pbox_core::Key;
 
@@ -32,7 +33,8 @@ enum Use {
     Rows(f64),
     /// The matrix is multiplied with this number of vectors at once.
     AtOnce(f64),
-    /// The matrix is multiplied with one vector in each of this number of steps, and read again in each.
+    /// The matrix is multiplied with one vector in each of this number of steps, and is read again in each
+    /// step.
     Steps(f64),
 }
 

@@ -59,8 +59,8 @@ impl Worker for Scripted {
     }
 }
 
-/// Returns a plan with two layers, of which the second has two keys. They take 10 and 20 us forward, and
-/// twice that backward.
+/// Returns a plan with two layers, of which the second has two keys. The layers take 10 and 20 us forward,
+/// and twice that backward.
 fn plan() -> ComputePlan {
     let layer = |name: &str, keys: &[&str], us| Layer {
         name: name.into(),
@@ -108,8 +108,8 @@ fn being_woken_late_is_no_stall_and_does_not_add_up() {
 #[test]
 fn a_report_adds_up() {
     let us = |times: &[u64]| times.iter().map(|time| time * 1000).collect::<Vec<u64>>();
-    // Each worker makes two iterations. They have 90 us of computing; one worker is stalled for 10 us, and
-    // the other for 30.
+    // Each worker makes two iterations, each with 90 us of computing. On average, one worker is stalled for
+    // 10 us of an iteration, and the other worker for 30 us.
     let one = Times { iterations: us(&[100, 100]), stalled: us(&[0, 20]), exchanges: us(&[50, 40, 90]) };
     let other = Times { iterations: us(&[110, 140]), stalled: us(&[0, 60]), exchanges: us(&[50, 30, 70]) };
     let report = ComputeReport::new(&plan(), 1.0, &[300, 500, 200], Some(0.1), &[one, other]);

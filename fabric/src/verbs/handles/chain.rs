@@ -1,7 +1,7 @@
 //! Work requests, which are prepared once and then patched: a chain of sends, and a chain of receives.
 //!
-//! This file is on the `unsafe` list. The port's thread owns the chains, together with the link. They
-//! allocate nothing after they are made.
+//! This file is on the `unsafe` list. The port's thread owns the chains, together with the link. A chain
+//! allocates nothing after it is made.
 //! ```text
 //!   sends:     [wr 0] -> [wr 1] -> ... -> [wr 31]      the first `held` are filled in; posting cuts the
 //!                |         |                 |         chain after the last of them for the time of the call
@@ -97,7 +97,8 @@ impl SendChain {
         let Some(last) = self.held.checked_sub(1) else { return Ok(()) };
         let next = std::mem::replace(&mut self.sends[last].request.next, std::ptr::null_mut());
         self.held = 0;
-        // The first field of the first element. The chain continues by pointers into the whole box.
+        // A pointer to the first field of the first element. It is valid for the whole box, into which the
+        // chain's other pointers lead.
         let first = self.sends.as_mut_ptr().cast::<ibv_send_wr>();
         // SAFETY: a chain of requests that `push` filled in. It ends after the last of them.
         let posted = unsafe { qp.post_sends(first) };

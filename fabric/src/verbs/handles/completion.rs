@@ -64,7 +64,7 @@ impl CompletionQueue {
         let no_context = std::ptr::null_mut();
         let vector = (vector % context.completion_vectors()) as i32;
         let make = |entries: u32| {
-            // SAFETY: as above, and the channel was just made.
+            // SAFETY: the context is open, as for the channel, which was just made.
             NonNull::new(unsafe {
                 context.verbs.ibv_create_cq(
                     context.raw(),
@@ -200,7 +200,7 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // The call that destroys the queue waits until all events are acknowledged.
         self.acknowledge();
-        // SAFETY: `new` made both, and they are destroyed once, the queue before its channel. Queue pairs
+        // SAFETY: `new` made the queue and its channel. Each is destroyed once, the queue first. Queue pairs
         // hold an `Arc` of this value.
         unsafe {
             self.context.verbs.ibv_destroy_cq(self.raw());

@@ -1,7 +1,7 @@
 //! An opened device, from which all other handles are made.
 //!
-//! This file is on the `unsafe` list. Any thread may use the context: libibverbs locks where necessary. It
-//! does not depend on links.
+//! This file is on the `unsafe` list. Any thread may use the context: libibverbs locks where necessary. This
+//! module does not depend on links.
 
 use std::ffi::CStr;
 use std::io;

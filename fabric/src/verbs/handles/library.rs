@@ -1,5 +1,5 @@
-//! libibverbs. It is loaded once, when RDMA is first requested, so the same program runs on machines without
-//! it.
+//! The library libibverbs. It is loaded once, when RDMA is first requested, so the program also runs on
+//! machines without the library.
 //!
 //! This file is on the `unsafe` list. Any thread may use the library. This module does not depend on devices.
 

@@ -206,7 +206,8 @@ fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
         ..Default::default()
     };
     let subnet = |address: &Address| address.gid.0[..8].to_vec();
-    // RoCE has only GIDs as addresses. InfiniBand needs the GID beyond its subnet, or if a port requires it.
+    // RoCE has only GIDs as addresses. InfiniBand needs the GID only for a peer outside of the subnet, or if
+    // a port requires it.
     if nic.address.link_layer == LinkLayer::Ethernet
         || nic.needs_global_route
         || subnet(&nic.address) != subnet(peer)

@@ -217,7 +217,7 @@ unsafe fn register(
         return made(unsafe { verbs.ibv_reg_mr(domain.raw(), start.cast(), bytes, access as i32) });
     }
     match verbs.ibv_reg_mr_iova2 {
-        // SAFETY: as above. The address for posts is the memory's own address.
+        // SAFETY: as for `ibv_reg_mr`. The address for posts is the memory's own address.
         Some(register) => made(unsafe { register(domain.raw(), start.cast(), bytes, start as u64, access) }),
         None => Err(io::Error::from_raw_os_error(libc::ENOSYS)),
     }

@@ -81,8 +81,8 @@ pub(super) fn agree<'a>(
     Err(ConnectError::Nonsense(format!("the worker has tried pairs of NICs {MAX_TURNS} times, the maximum")))
 }
 
-/// Chooses the NICs for the hub's ends of the links, and offers them to the joiner. `passed` has the NICs of
-/// each port that must not be used.
+/// Chooses the NICs for the hub's ends of the links, and offers them to the joiner. `passed` lists for each
+/// port the NICs that must not be used.
 fn offer<'a>(
     stream: &mut MessageStream,
     group: &'a Group,

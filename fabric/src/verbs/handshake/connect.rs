@@ -34,9 +34,10 @@ use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
 use crate::verbs::port::Endpoint;
 
-/// The factor by which the timeouts of later messages exceed that of the hello. Between messages, an admitted peer
-/// does slow work: it registers its windows, at 10 GB/s and one NIC after another. It also resolves the addresses of
-/// its queue pairs. A dead peer does not take this time, because the end of its socket ends the wait.
+/// The factor by which the timeouts of later messages exceed that of the hello. Between messages, an admitted
+/// peer does slow work: it registers its windows, at 10 GB/s and one NIC after another. It also resolves the
+/// addresses of its queue pairs. Nobody waits so long for a dead peer, because the end of its socket ends the
+/// wait.
 const LATER: u32 = 12;
 
 /// The error of a handshake over RDMA.
@@ -135,7 +136,7 @@ impl AsFd for Accepted {
 
 /// Sends the reason of a refusal to the other end.
 pub(in crate::verbs) fn refuse(stream: &mut MessageStream, error: ConnectError) -> ConnectError {
-    // A peer that has refused has already closed the connection.
+    // Nothing is sent to a peer that has refused, because it has already closed the connection.
     if !matches!(error, ConnectError::Refused(_)) {
         let _ = stream.send(&Message::Refused(error.to_string()));
     }

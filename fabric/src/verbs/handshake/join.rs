@@ -1,8 +1,8 @@
 //! The steps of both ends of a handshake, from the hello to the links.
 //!
-//! The handshake's thread runs them. Each NIC of the connection registers the parts of the windows that its
-//! links carry (decision 49). Each connection has its own protection domain on each NIC, so that a worker's
-//! keys give no access to another worker's memory (decision 12).
+//! The handshake's thread runs these steps. Each NIC of the connection registers the parts of the windows
+//! that its links carry (decision 49). Each connection has its own protection domain on each NIC, so that a
+//! worker's keys give no access to another worker's memory (decision 12).
 
 use std::io;
 use std::net::SocketAddr;

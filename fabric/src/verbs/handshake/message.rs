@@ -41,7 +41,7 @@ pub(in crate::verbs) enum Message {
     /// The worker's ends of pairs of NICs, each with the port of the hub. The pairs are tried before links
     /// use them.
     Trial { nics: Vec<Address>, ends: Vec<(u16, LinkEnd)> },
-    /// The hub's ends of these pairs, or the reason why the hub has none.
+    /// The hub's end of each pair of a `Trial`, or the reason why the hub has none.
     Tried(Vec<Result<LinkEnd, String>>),
     /// The ports of the hub whose NICs no NIC of the worker reaches. Sent by the worker. The hub then sends
     /// its ports again. If the list is empty, all ports are reached, and both ends make the links.
@@ -189,7 +189,7 @@ impl Message {
             4 => {
                 let words = &body[..body.len().min(MAX_WORDS)];
                 body = &[];
-                // A byte that is not UTF-8 becomes three bytes.
+                // The text is cut, because each byte that is not UTF-8 becomes three bytes.
                 Message::Refused(cut(&String::from_utf8_lossy(words), MAX_WORDS).to_owned())
             }
             6 => {
@@ -295,7 +295,7 @@ fn reason(body: &mut &[u8]) -> Result<String, String> {
     let length = count(body, "bytes of a reason", 0..=MAX_REASON)?;
     let (words, rest) = body.split_at_checked(length).ok_or("the handshake message is too short")?;
     *body = rest;
-    // A byte that is not UTF-8 becomes three bytes.
+    // The text is cut, because each byte that is not UTF-8 becomes three bytes.
     Ok(cut(&String::from_utf8_lossy(words), MAX_REASON).to_owned())
 }
 

@@ -60,10 +60,10 @@ pub(in crate::verbs) struct Candidates<'a> {
 }
 
 /// Chooses a NIC of the joiner's port for the hub's end of each link. The NIC is a partner of the hub port's
-/// NIC, so that the packets of a lane stay between partners. If no partner works, a port gets another NIC
-/// that can reach the hub's, unless a map names the partners. Of several NICs, the least loaded is chosen,
-/// and of equally loaded NICs the first. `loads` has the number of links of each NIC of the joiner, including
-/// earlier connections.
+/// NIC, so that the packets of a lane (a core with its NIC) stay between partners. If no partner works, a
+/// port gets another NIC that can reach the hub port's NIC, unless a map names the partners. Of several NICs,
+/// the least loaded is chosen, and of equally loaded NICs the first. `loads` has the number of links of each
+/// NIC of the joiner, including earlier connections.
 pub(in crate::verbs) fn pair<'a>(
     hub: &[Address],
     links: impl IntoIterator<Item = Candidates<'a>>,
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn lanes_inherit_the_rails_of_their_nics() {
-        // On 8 NICs, 14 lanes are one or two a NIC. On 5 NICs, they are two or three a NIC.
+        // Of 14 lanes, each of 8 NICs gets one or two, and each of 5 NICs gets two or three.
         for nics in [8, 5] {
             let hub: Vec<_> =
                 (0..14).map(|lane| infiniband(&format!("mlx5_{}", lane * nics / 14), 7)).collect();

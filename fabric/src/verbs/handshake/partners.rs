@@ -78,7 +78,7 @@ fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
 }
 
 /// Pairs NICs of the hub with NICs of the joiner, so that each NIC has a partner. NICs with the same name are
-/// paired first, and then the others by their positions.
+/// paired first, and then the other NICs by their positions.
 fn deal(
     hub: &[&Address],
     of_hub: &[usize],
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn infiniband_of_one_subnet_keeps_its_rails() {
-        // The library may list devices in another order than that of their numbers.
+        // The library may list devices in an order that differs from that of their numbers.
         let (hub, worker) =
             (numbered("mlx5_", 0..12, 100), numbered("mlx5_", [10, 11, 3, 2, 1, 0, 4, 5, 6, 7, 8, 9], 200));
         let rails = nics(&hub, &worker);

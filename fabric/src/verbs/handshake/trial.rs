@@ -23,8 +23,8 @@ use crate::verbs::handles::work::Work;
 use crate::verbs::nic::Nic;
 use crate::verbs::port::link::random_packet;
 
-/// The time limit of a trial. A write without bytes takes microseconds. By default, the NIC retries it after
-/// half a second. The limit is shorter than a step of the handshake, because the other end waits.
+/// The time limit of a trial. A write without bytes takes microseconds. By default, the NIC retries the write
+/// after half a second. The limit is shorter than a step of the handshake, because the other end waits.
 const WITHIN: Duration = Duration::from_secs(2);
 
 /// This end of a pair that is tried.

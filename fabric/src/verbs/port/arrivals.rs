@@ -55,7 +55,7 @@ impl Port {
     #[cold]
     pub(in crate::verbs) fn take_all(&mut self) {
         for rail in 0..self.rails.len() {
-            // Links may continue to complete during the loop. So it ends once it has taken as many
+            // Links may continue to complete during the loop. So the loop ends once it has taken as many
             // completions as the queue can hold.
             let mut left = self.rails[rail].queue.entries() as usize;
             loop {

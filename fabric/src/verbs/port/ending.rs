@@ -21,10 +21,10 @@ use crate::verbs::handles::work::Work;
 /// The time after which unsent posts are given up. The NIC of a live peer takes microseconds for each.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The longest time for which `detach` itself waits until the last posts are sent. It waits so that the peer sees
-/// the end even if this port is never polled again. The limit is for a peer that does not take its arrivals: it
-/// can block a core only for this time. Several such peers together cannot block the core for longer, because
-/// `detach` does not wait while an earlier link lingers.
+/// The longest time for which `detach` itself waits until the last posts are sent. It waits so that the peer
+/// sees the end even if this port is never polled again. The limit is for a peer that does not take its
+/// arrivals: such a peer can block a core only for this time. Several such peers together cannot block the core
+/// for longer, because `detach` does not wait while an earlier link lingers.
 pub(in crate::verbs) const GRACE: Duration = Duration::from_millis(50);
 
 /// A detached link with posts that may be in flight.
@@ -111,7 +111,7 @@ impl Port {
             return;
         }
         // All writes that the peer's NIC delivered before the socket ended have completed, so the call takes
-        // them.
+        // their completions.
         self.take_all();
         for (_, attached) in self.links.iter_mut() {
             if let LinkState::Ending(reason) = &attached.state

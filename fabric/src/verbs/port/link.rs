@@ -24,7 +24,8 @@ use crate::verbs::handles::work::{Tally, Work};
 const FENCES: u32 = 2;
 /// The most sends between two signalled sends. With 32, a completion costs a thirtieth of a send's time.
 const MAX_INTERVAL: u32 = 32;
-/// The number of sends beyond the capacity whose acknowledgements may be late: an answer can overtake them.
+/// The number of sends beyond the capacity whose acknowledgements may be late: the peer's answer to a send
+/// may come before the acknowledgement.
 const LATE: u32 = 64;
 /// The most sends of a link that its NIC has at a time. Further sends wait in the link, because a device does
 /// not guarantee its own limit. 1024 chunks of 32 KiB are 32 MiB, and take 0.7 ms at 400 Gb/s: far longer
@@ -80,7 +81,7 @@ struct Keys {
 
 /// A queue pair that can receive, but is not connected to a peer yet.
 pub(in crate::verbs) struct Unconnected {
-    // Dropped before the route is released, as in `Link`.
+    // The queue pair is dropped before the route is released, as in `Link`.
     qp: QueuePair,
     receives: ReceiveChain,
     registered: Arc<Registered>,
@@ -186,7 +187,8 @@ impl Unconnected {
 /// A connected queue pair. While it lives, the window from which it posts and the window that the peer writes
 /// stay registered.
 pub(in crate::verbs) struct Link {
-    // Dropped first. After that, nothing accesses the windows, and nothing completes under the route.
+    // The queue pair is dropped first. After that, nothing accesses the windows, and nothing completes under
+    // the route.
     qp: QueuePair,
     sends: SendChain,
     receives: ReceiveChain,

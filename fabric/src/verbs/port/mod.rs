@@ -237,7 +237,8 @@ impl crate::Port for Port {
             "an endpoint belongs to the port that its connection was made for"
         );
         let (route, generation) = (endpoint.link.route.number as usize, endpoint.link.route.generation);
-        // The next poll looks for an ended connection: this one may have ended before the port got the link.
+        // The next poll looks for an ended connection: the new link's connection may have ended before the
+        // port got the link.
         self.changes_seen = self.changes_seen.wrapping_sub(1);
         let id = self.links.insert(endpoint);
         let unread = self.links.iter().map(|(_, attached)| attached.link.link.most_unread() as usize);
@@ -288,7 +289,7 @@ impl crate::Port for Port {
     }
 
     /// Does nothing. Posts wait for the flush, or until their chain is full. So a link rings one doorbell per
-    /// turn, not one per post.
+    /// flush, not one per post.
     fn flush_early(&mut self) {}
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {

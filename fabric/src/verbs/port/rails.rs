@@ -89,7 +89,7 @@ impl Rails {
         self.sleeper.as_fd()
     }
 
-    /// Sets the rails to rails on these NICs. A NIC that already has a rail keeps it.
+    /// Gives the port one rail on each of these NICs. A NIC that already has a rail keeps it.
     fn replace(&self, nics: &[Arc<Nic>]) -> Result<(), VerbsError> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let rail = |nic: &Arc<Nic>| -> Result<Arc<Rail>, VerbsError> {

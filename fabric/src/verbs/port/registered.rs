@@ -1,7 +1,7 @@
 //! The ranges of a connection's two windows that its links on one NIC carry. They are registered in a
 //! separate protection domain.
 //!
-//! A handshake's thread registers them. The links that use them keep them registered.
+//! A handshake's thread registers the ranges. They stay registered as long as a link uses them.
 
 use std::sync::Arc;
 

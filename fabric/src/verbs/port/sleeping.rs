@@ -48,7 +48,7 @@ impl Port {
     }
 
     /// Arms the queues, so that the next completion of each makes its channel readable. Takes the completions
-    /// before that.
+    /// that came before.
     fn arm_queues(&mut self) {
         let mut armed = false;
         for rail in 0..self.rails.len() {

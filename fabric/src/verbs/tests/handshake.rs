@@ -1,5 +1,5 @@
-//! Workers that send a correct hello, and then messages that no correct worker sends. Each causes a clear
-//! error at both ends.
+//! Workers that send a correct hello, and then messages that no correct worker sends. Each such message
+//! causes a clear error at both ends.
 
 use std::time::Duration;
 
