@@ -14,7 +14,8 @@ const WORTH_A_WORD: f64 = 0.05;
 const OFTEN: u32 = 10;
 /// The most ranks that a verdict names.
 const NAMED: usize = 8;
-/// The shortest wait of the round in flight that is itself the verdict.
+/// The shortest wait that the verdict reports. It then describes the wait of the round in flight, and not the speed of
+/// rounds.
 const STANDS: Duration = Duration::from_secs(1);
 
 /// Describes the progress of a job in one line.
@@ -63,7 +64,7 @@ fn verdict_of(rounds: &RoundsReply, members: &[MemberReply]) -> String {
     }
 }
 
-/// Returns how long the round in flight has waited, if this wait is the verdict.
+/// Returns the wait in the round in flight, if the verdict reports this wait.
 fn stands(rounds: &RoundsReply) -> Option<Duration> {
     Some(Duration::from_micros(rounds.waited_us)).filter(|&waited| waited >= STANDS)
 }

@@ -1,4 +1,4 @@
-//! The hubs of a job, as one of the hubs knows them. Hub 0 leads: it decides at which round the job is cut, and which
+//! The hubs of a job, as one of the hubs knows them. Hub 0 leads: it decides at which round a cut pauses the job, and which
 //! workers take part after the cut. In a job of one hub, this hub leads alone.
 //!
 //! Plain state. Sends no requests.
@@ -87,7 +87,7 @@ pub struct Hubs {
     pub front: Option<Round>,
 }
 
-/// Counters of the numbers that hub 0 assigns. At other hubs they are 0.
+/// The counters from which hub 0 numbers its cuts and workers. At other hubs the counters stay 0.
 #[derive(Debug, Default)]
 struct Numbered {
     /// The number of cuts that hub 0 has begun.

@@ -42,7 +42,7 @@ pub enum Event {
     Attached(u32),
     /// A core has removed a member.
     Removed(u32),
-    /// A core has dropped a member's lost links.
+    /// A core has dropped the lost links of this member.
     Dropped(u32),
     /// A member's link has ended.
     LinkEnded {

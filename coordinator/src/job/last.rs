@@ -292,7 +292,7 @@ impl Last {
         last
     }
 
-    /// Returns the error that the state is not saved for this reason. Returns no error if the last checkpoint has the whole
+    /// Returns, as an error, the reason why the state is not saved. Returns no error if the last checkpoint has the whole
     /// state.
     fn unsaved(&self, why: String) -> Saved {
         match self.own.is_none_or(|own| own.highest <= self.saved) {
@@ -321,8 +321,8 @@ impl Last {
     }
 }
 
-/// Returns the effects of the end. Other hubs that wait for an answer learn that this hub no longer has the job, and the
-/// result of its part.
+/// Returns the effects of the end. If other hubs wait for an answer, they learn that this hub no longer has the job.
+/// Hub 0 also gets the result of this hub's part, if it waits for this result.
 fn over(saved: Saved) -> Vec<Effect> {
     let bytes = |saved: &Option<CheckpointReply>| saved.as_ref().map_or(0, |reply| reply.bytes);
     let part = saved.as_ref().map(|saved| LastReply { bytes: bytes(saved) }).map_err(Clone::clone);

@@ -1,16 +1,17 @@
-//! Wants: requests for a job's state within a time limit, for a file or for a client.
+//! Wants: requests for a job's state within a time limit, for a file or for a client. The cores take the
+//! state in a cut, which is a pause of the job between two rounds.
 //!
 //! ```text
 //!   a file's want ------------------v
 //!   clients' want ----> its turn --> parts of other hubs end --> cut --> parts of the cores --> file, or client
 //!                                         ^                                    |
-//!                                         '--- memory went back <--- a core has no part: its memory is out
+//!                                         '--- memory is free <--- a core has no part: its memory is in use
 //! ```
 //!
 //! | a want waits for | when its time is over |
 //! | --- | --- |
 //! | its turn, which comes when the copy for other clients is gone, or when the hub has room for one more copy | it fails: another client reads the state |
-//! | hubs that still write a part of the checkpoint before, and would skip the next | it no longer waits for a hub whose part is not complete |
+//! | hubs that still write a part of the previous checkpoint, and would skip a new part | it no longer waits for a hub whose part is not complete |
 //! | the cut | nothing happens, because a cut waits for no worker |
 //! | the parts of the cores | it fails: a round did not end in time |
 //! | the memory of cores that had none for a part | it fails, with the cores' reason. Exception: a file waits while this hub writes a file |

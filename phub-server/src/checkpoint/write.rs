@@ -180,7 +180,7 @@ pub(super) fn stream(
     pieces.write_all(&plan.header)?;
     for entry in &plan.entries {
         for values in snapshot.tensor(&snapshot.pieces()[entry.piece], entry.tensor) {
-            // f32 in this machine's byte order. The windows and the file have the same order: little endian.
+            // Values are f32 in this machine's byte order: little endian, as in the windows and the file.
             pieces.write_all(values.as_bytes())?;
             // The values that are not finite are counted while the values are in the cache.
             let count = values.iter().filter(|value| !value.is_finite()).count() as u64;

@@ -82,8 +82,8 @@ pub(crate) enum Command {
     Test(fn()),
 }
 
-/// A core's links to the hubs above. A link has the window that the hub above writes, unless the workers read that
-/// window.
+/// A core's links to the hubs above. The link has the window that the hub above writes, unless the workers read that
+/// window themselves.
 pub(crate) type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
 
 /// A core's number, its last events, and the number of earlier events. There are no events without a

@@ -53,7 +53,8 @@ impl Shape {
 
     /// Returns the loads of racks with one hub for all workers, in one of the racks (PHub's full paper,
     /// SoCC'18, section 3.4). There are R racks of W workers, a rack for each share. The hub owns all shares,
-    /// of M bytes together. The time is the largest of M/worker, R W M/hub and W M/uplink.
+    /// of M bytes together. The time is the largest of M/worker, R W M/hub and W M/uplink, with
+    /// the speeds of these links.
     pub fn flat_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
         let model = Volume::over(shares);
         let racks = shares.len() as u64;
@@ -64,7 +65,7 @@ impl Shape {
 
     /// Returns the loads of R racks of W workers whose hubs form a mesh. Each rack has one hub, which owns one of
     /// these shares, of M bytes together. The time is the largest of M/worker, W M/hub and
-    /// 2 (R-1)/R M/min(hub, uplink).
+    /// 2 (R-1)/R M/min(hub, uplink), with the speeds of these links.
     pub fn mesh_of_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
         let between = Self::mesh(shares, Some(speeds.hub.min(speeds.uplink))).bottleneck();
         let loads = Self::in_a_rack(workers.into(), Volume::over(shares), speeds);

@@ -110,7 +110,7 @@ impl Tree {
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let mut faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
-        // This draw has its own dice, so that a seed still gives the same other draws.
+        // This draw has its own random numbers, so that all other draws of a seed stay the same.
         if mix(seed ^ 0x1a25).is_multiple_of(4) {
             job.optimizer = optimizer_by_key(&mut Dice::new(seed));
         }
@@ -203,8 +203,8 @@ impl Tree {
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
     }
 
-    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Of other workers,
-    /// checks the weights that they have.
+    /// Checks all weights of a worker that waits for nothing, and pushes its next round. If the worker still waits for
+    /// weights, checks those that have arrived.
     fn work(&mut self, number: usize) -> Result<(), String> {
         let exchange = &mut self.job.workers[number].exchange;
         for (id, key) in (0..).map(KeyId).zip(self.layout.keys()).filter(|(id, _)| exchange.is_ready(*id)) {
@@ -314,8 +314,8 @@ fn write(
     }
 }
 
-/// Whole numbers. Each equals the mean of copies of itself in f32, and sums of up to 18 of them are exact in
-/// bf16.
+/// Whole numbers. In f32, the mean of several copies of one such number equals the number. In bf16, sums of up to 18
+/// such numbers are exact.
 const EXACT: [f32; 5] = [1.0, 2.0, 4.0, 8.0, 9.0];
 
 /// Codecs that keep every number of [`EXACT`].
@@ -491,8 +491,8 @@ fn expected_coded(
     by_round.unzip()
 }
 
-/// Returns the sum below a hub, if a worker there has a gradient. `next` is the number of the first worker
-/// there.
+/// Returns the sum of the gradients below a hub, if a worker below the hub has a gradient. `next` is the number of the
+/// first worker below the hub.
 fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, gradient: &impl Fn(u32) -> Option<f32>) -> Option<f32> {
     let pushed: Vec<f32> = below
         .iter()

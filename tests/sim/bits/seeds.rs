@@ -157,8 +157,8 @@ impl Cluster {
         }
     }
 
-    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Of other workers,
-    /// checks the weights that they have.
+    /// Checks all weights of a worker that waits for nothing, and pushes its next round. If the worker still waits for
+    /// weights, checks those that have arrived.
     fn work(&mut self, rank: u32) -> Result<(), String> {
         let worker = &mut self.job.workers[rank as usize];
         for key in (0..self.layout.keys().len() as u32).map(KeyId).filter(|&key| worker.is_ready(key)) {

@@ -162,7 +162,7 @@ impl Life {
         let known = || reached.iter().flatten();
         let furthest = if are_apart { known().min() } else { known().max() };
         let furthest = furthest.map_or(0, |reached| reached.0);
-        // A worker that steps alone and dies may have been the slowest.
+        // The round of a dead worker is unknown. If workers step alone, this round may be the lowest.
         let is_all_saved = is_all_saved && (!are_apart || reached.iter().all(Option::is_some));
         assert!(!is_all_saved || furthest <= first.0, "the stop lost rounds {} to {furthest}", first.0);
         count("jobs gone on from a checkpoint", usize::from(restored.is_some()));

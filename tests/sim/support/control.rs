@@ -78,10 +78,10 @@ pub struct Control {
     reports: VecDeque<Event>,
     /// The number of cores that have not yet answered the step of a cut.
     answers: usize,
-    /// The answers of the cores to the step of a cut. They are the highest round of any chunk, and the furthest of each
-    /// worker that steps alone.
+    /// The cores' answers to the step of a cut: the highest round of any chunk, and the furthest round of each worker
+    /// that steps alone.
     fronts: (Option<Round>, Vec<Option<Round>>),
-    /// The state that rank 0 brings, and the layout, until the job begins with it.
+    /// The state that rank 0 brings, and its layout, until the job begins with this state.
     brings: Option<(Arc<Layout>, Arc<Restored>)>,
     /// The ranks that have begun to take part since the last call of `begun`, each with its first round.
     begun: Vec<(u32, Round)>,
@@ -107,7 +107,7 @@ pub struct Control {
     /// Whether cores forget a failed job, as the cores of a real hub do. Otherwise the caller can look at the failed job's
     /// state on the cores.
     pub forgets: bool,
-    /// Whether the hub checks the time now and then, as a real hub does. Otherwise the caller makes it check.
+    /// Whether the hub checks the time now and then, as a real hub does. Otherwise only the caller starts such a check.
     pub is_swept: bool,
     is_dead: bool,
     now: Instant,

@@ -82,7 +82,7 @@ impl Plan {
 pub struct Drafts(BTreeMap<KeyId, bool>);
 
 impl Drafts {
-    /// Sends a key's gradient ahead, or does not. `write` writes the gradient, or other values.
+    /// Sends a key's gradient ahead, if the dice say so. `write` then writes the gradient, or other values.
     pub fn perhaps<P: Port>(
         &mut self,
         dice: &mut Dice,

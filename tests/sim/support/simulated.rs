@@ -28,7 +28,7 @@ pub struct Terms {
     pub job: JobTerms,
     /// The number of cores of each hub. A cut of several hubs is a cut of all their cores.
     pub cores: usize,
-    /// The number of shards on each core to which the job's keys are dealt.
+    /// The number of shards of each core. The keys of the job are dealt to the shards.
     pub shards: usize,
     /// The number of keys that rank 0 pulls in a batch, from the last key on. Each rank pulls one key more than
     /// the previous rank.
@@ -61,8 +61,8 @@ pub struct Again {
 }
 
 impl Terms {
-    /// Creates the terms of a job in BSP that stops when a worker is lost. The hub leaves nothing out, each
-    /// chunk is a slice, and links have no limit.
+    /// Creates the terms of a job in BSP that stops when a worker is lost. The hub leaves no part of its work out, each
+    /// chunk is one slice, and links have no limit of credit.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };

@@ -86,7 +86,8 @@ struct Driven {
     now: Instant,
     /// The record of all inputs.
     record: Vec<String>,
-    /// The reserved names, each with the job that is being made. Without such a job, a failed job's last state is being saved.
+    /// The reserved names, each with the job that is being made. `None` means that the last state of a failed job with
+    /// this name is being saved.
     reserved: BTreeMap<&'static str, Option<Making>>,
     /// All tokens, each with the name of its job, and its member.
     given: Vec<(Token, &'static str, MemberOf)>,
@@ -243,7 +244,7 @@ impl Driven {
         }
     }
 
-    /// Frees a reserved name. If the name belongs to a failed job, saving the last state of that job fails first.
+    /// Frees a reserved name. If a failed job still has the name, first makes the saving of its last state fail.
     fn release(&mut self, name: &'static str) {
         if self.reserved.remove(name) == Some(None) {
             let saved = self

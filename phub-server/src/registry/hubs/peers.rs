@@ -146,8 +146,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Confirms, at hub 0, the round with which a job begins. Returns an error if workers may have written
-    /// since hub 0 chose the round.
+    /// Confirms, at hub 0, the round with which a job begins. Returns an error if the job begins with another round, or
+    /// has already begun.
     pub fn begins(&self, id: JobId, request: BeginsRequest) -> Result<(), Refusal> {
         let first_round = self.of_job(id, |state, _| {
             let begins = state.hubs.leads() && state.life.gathers();

@@ -19,11 +19,11 @@ const WAIT: Duration = Duration::from_millis(30);
 /// The files and clients of one hub.
 #[derive(Debug, Default)]
 pub struct FilesHere {
-    /// The numbers of cores that have their part, by snapshot.
+    /// The cores that have their part of a snapshot: each entry is a snapshot and the number of a core.
     parts: Vec<(Occasion, usize)>,
-    /// The snapshots to write, in the order of their ends.
+    /// The snapshots that must be written, in the order in which they were complete.
     due: Vec<(Occasion, Round)>,
-    /// The clients that want the state and have no answer, each with the end of its time.
+    /// The requests for the state without an answer, each with its purpose and its deadline.
     wants: HashMap<WantId, (Use, Instant)>,
     /// The rounds that clients have named.
     named: HashMap<WantId, Round>,
@@ -176,8 +176,8 @@ impl Control {
         !self.files.due.is_empty()
     }
 
-    /// Writes the next file, with the known state of other files, or reports that it may not be written.
-    /// `write` returns the rounds of the hub's files.
+    /// Writes the next file, or reports that it may not be written. `write` gets the rounds of complete checkpoints,
+    /// and returns the rounds of the hub's files.
     pub fn write(&mut self, write: impl FnOnce(Occasion, Round, &WholeRounds) -> Result<Vec<Round>, String>) {
         let (occasion, before) = self.files.due.remove(0);
         assert_eq!(occasion.selection(), Selection::All, "a job continues from a file");

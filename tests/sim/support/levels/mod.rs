@@ -68,7 +68,7 @@ pub struct Node {
     /// The places of the chunks that each hub owns.
     shares: Vec<Placement>,
     placement: Placement,
-    /// The window that the hub's members read, one for each hub. In a mesh, members read the windows of their
+    /// The windows that the members read: one for each hub of this node. In a mesh, members read the windows of their
     /// own machine.
     weights: Vec<Arc<SendWindow>>,
     job: JobId,
@@ -383,7 +383,7 @@ impl Levels {
         self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
 
-    /// Loses a member, because a hub may see only now that a returning member was gone.
+    /// Loses a member that comes back. The hub may not have seen before that the member was gone.
     fn lose(&mut self, node: usize, rank: u32) -> Result<()> {
         self.nodes[node].control.lose(rank, "it comes back");
         self.end_failed(node);
