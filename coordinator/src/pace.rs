@@ -44,8 +44,8 @@ impl LastRounds {
         (self.watched, self.gauged) = (watched, gauged);
     }
 
-    /// Counts the rounds that are new and complete. The last round may not be complete, because chunks differ by at most
-    /// one round.
+    /// Counts the rounds that are new and complete. The last round may not be complete, because chunks may be one round
+    /// apart.
     fn count(&mut self, Watched { first, last, rows, .. }: &Watched) {
         let Some((_, ranks)) = rows.first() else { return };
         let (from, until) = (self.counted.max(*first), Round(last.0.saturating_sub(1)));

@@ -7,8 +7,7 @@ use pbox_core::control::{
     GradientNorm, GradientsReply, JobState, Late, Latest, MAX_PATH, MemberReply, RankReply, RoundsReply,
 };
 
-/// The least share of all round time that the waits for a rank must have. Below this share the verdict does not name the
-/// rank.
+/// The verdict's limit on waits: it names a rank only if the waits for this rank take at least this share of the time.
 const WORTH_A_WORD: f64 = 0.05;
 /// The verdict names a rank only if the rank was last in at least one of every `OFTEN` rounds.
 const OFTEN: u32 = 10;

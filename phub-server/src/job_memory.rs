@@ -54,9 +54,9 @@ pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
 /// counted as a whole; a hub touches only its share of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobMemory {
-    /// The windows of the pushes of workers, or of hubs below.
+    /// The windows into which workers, or hubs below, push.
     pub gradients: u64,
-    /// The window of sums, if the hub is below other hubs.
+    /// The window of the sums that go up, if the hub is below other hubs.
     pub sums: u64,
     /// The windows that workers, or hubs below, read; and the hub's own weights.
     pub weights: u64,

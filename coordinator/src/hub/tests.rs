@@ -205,7 +205,8 @@ fn what_is_promised_and_not_used_is_used() {
     assert!(refused.contains("14.00 GB of memory, this machine has 23.00 GB"), "{refused}");
     assert!(refused.contains("14.00 GB are promised to other jobs"), "{refused}");
     assert!(fits(9, room(23, 0), &first).is_ok());
-    // The first job has touched its memory. This memory is no longer in the room, and is not counted twice.
+    // The first job has touched its memory. The room no longer has this memory, and the check must not count it
+    // twice.
     assert!(fits(9, room(9, 14), &first).is_ok());
     assert!(fits(9, room(16, 7), &first).is_ok());
     assert!(fits(10, room(16, 7), &first).is_err());

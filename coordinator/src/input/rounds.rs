@@ -106,8 +106,8 @@ impl Request for ForgetNumbers {
     }
 }
 
-/// A report of the digest of a member's weights. The answer is whether all members have the same weights, as far as known,
-/// or the difference.
+/// A report of the digest of a member's weights. If weights differ, the answer is the difference. Otherwise it says
+/// whether all members are known to have the same weights.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compare {

@@ -75,7 +75,7 @@ impl Request for Comes {
 pub struct BeginWith {
     /// The job.
     pub job: JobId,
-    /// The round and the numbers of a state at this hub.
+    /// The round and the hyperparameters of the state, if this hub keeps the state.
     pub restored: Option<(Round, NumbersByRound)>,
 }
 

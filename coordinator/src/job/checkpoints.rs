@@ -24,7 +24,7 @@ use super::parts::Followed;
 use super::wants::{Use, WantId, Wants};
 use crate::hubs::{Hubs, may_write};
 
-/// The limit on the parts of checkpoints whose state is remembered.
+/// The number of parts of checkpoints whose state is remembered.
 const PARTS: usize = 8;
 /// The limit on the kept reports of each core about rounds without a snapshot. Older reports are not needed, because no core
 /// is this many rounds behind another core.
@@ -245,7 +245,7 @@ impl Checkpoints {
         }
     }
 
-    /// Notes the result of writing a file. If this file is good, returns why the attempt before failed.
+    /// Notes the result of writing a file. If this file is good, returns why the previous attempt failed.
     pub(super) fn end_file(
         &mut self,
         before: Round,

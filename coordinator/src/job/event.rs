@@ -67,7 +67,7 @@ pub enum Event {
         occasion: Occasion,
         /// The round before which the part has the state.
         before: Round,
-        /// The last round of a range for which snapshots were due, if the core has no part for any of them.
+        /// The last round of a range, if the core has no part for any due snapshot of the range.
         through: Option<Round>,
         /// The reason why the core has no part.
         refused: Option<String>,

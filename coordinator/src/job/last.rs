@@ -92,7 +92,7 @@ enum WaitsFor {
     Parts(LastRequest, Option<Saved>),
     /// The answer of hub 0, at another hub.
     Lead,
-    /// The request of hub 0 to write a part, at another hub. The time is that at which the wait began.
+    /// The request of hub 0 to write a part, at another hub. The time is the beginning of the wait.
     Order(Instant),
     /// The write of this hub's own part. The number is the length of the other hubs' parts, in bytes.
     Write(u64),

@@ -145,7 +145,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes the result of writing a file. If the file is good, also returns why the attempt before failed.
+    /// Notes the result of writing a file. If the file is good, also returns why the previous attempt failed.
     pub fn end_file(
         &mut self,
         occasion: Occasion,

@@ -215,8 +215,8 @@ impl Saving<'_> {
         self.next_client()
     }
 
-    /// Tries to take the wanted state. Other hubs would skip a snapshot while they write their parts of the checkpoint
-    /// before. So hub 0 first waits until they have written these parts.
+    /// Tries to take the wanted state. Other hubs would skip a snapshot while they write their parts of the previous
+    /// checkpoint. So hub 0 first waits until they have written these parts.
     fn tries(&mut self, id: WantId) -> Vec<Effect> {
         let leads = self.job.hubs.leads();
         let Some(want) = self.wants().get(id) else { return Vec::new() };

@@ -20,8 +20,8 @@ pub(crate) enum NoImage {
     Memory { needed: u64, available: u64 },
 }
 
-/// Returns the file of a job with this name, or of a hub's part of it, with the tensors of the snapshot. In a part, `run` tells
-/// this job from other jobs with the same name.
+/// Returns a file with the tensors of the snapshot, for the job of this name or for a hub's part of the job. In a part, `run`
+/// tells this job from other jobs with the same name.
 pub(crate) fn image(
     job: &str,
     snapshot: &Snapshot,

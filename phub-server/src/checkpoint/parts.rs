@@ -29,7 +29,7 @@ pub struct PartOf<'a> {
 }
 
 impl CheckpointStore {
-    /// Returns the rounds of the parts, ascending. Returns none for a whole job, which has one file.
+    /// Returns the rounds of the parts, ascending. Returns no rounds for a job over one hub, which has no parts.
     ///
     /// # Errors
     /// Returns an error if the job has checkpoints here of another share. Otherwise the job would begin anew

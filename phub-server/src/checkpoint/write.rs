@@ -54,9 +54,9 @@ pub(super) struct Names<'a> {
     pub mode: FileMode,
 }
 
-/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path` right after
-/// `keep`. If the disk is full, tries again as long as `make_room` removes a file. Makes no room for a
-/// state that is not finite.
+/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path` right after the call of
+/// `keep`. If the disk is full, tries again as long as `make_room` removes a file. Makes no room for a state that is
+/// not finite.
 pub(super) fn replace(
     names: Names<'_>,
     plan: &Plan,

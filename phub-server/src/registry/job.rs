@@ -1,4 +1,4 @@
-//! This hub's own part of a job, beside the part of the coordinator: memory, cores, files and connections.
+//! This hub's own data of a job: memory, cores, files and connections. The coordinator has all other data of the job.
 //!
 //! The registry owns it, under its lock, and publishes the news.
 
@@ -38,7 +38,7 @@ pub(crate) struct Load {
     pub bytes: u64,
 }
 
-/// This hub's own part of a job, beside the part of the coordinator.
+/// This hub's own data of a job. The coordinator has all other data of the job.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub id: JobId,

@@ -71,7 +71,7 @@ pub(crate) use rounds::timeline::Timeline;
 pub(crate) use saved::{Reader, Sent};
 pub(crate) use thread::{NoThread, on_thread};
 
-/// The guard of the registry's lock. When it is dropped, the news for the job's members are published first.
+/// The guard of the registry's lock. It publishes the news for the members of jobs before it releases the lock.
 struct Locked<'a>(MutexGuard<'a, Inner>);
 
 impl Deref for Locked<'_> {

@@ -1,4 +1,4 @@
-//! The hubs of a level, the share of each, and its bytes on the wire.
+//! The hubs of a level, the share of each hub, and the bytes of each share on the wire.
 
 use pbox_core::{Above, ChunkId, JobTerms, MAX_WORKERS, Members, Placement, Wire};
 

@@ -347,7 +347,8 @@ fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
     norms.iter().map(is_skipped).collect()
 }
 
-/// Works like [`value`]. If rounds are skipped, one of four rounds has an infinite value, or long gradients.
+/// Works like [`value`]. If rounds are skipped, one of four rounds has an infinite value, or gradients with a large
+/// norm.
 fn pushed(trouble: Trouble, job: &JobTerms, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let is_chosen = |salt: u64| round > Round(0) && mix(u64::from(round.0) ^ salt).is_multiple_of(4);
     if job.skip_nonfinite && (key.0, element) == (0, 0) && is_chosen(0x5c1b) {

@@ -321,9 +321,9 @@ fn is_skipped(terms: &Terms, norms: &[Option<f32>], round: u32) -> bool {
     norms[..=round as usize].iter().copied().map(is_skipped).last().expect("norms up to this round")
 }
 
-/// Returns the value that a worker pushes. If workers join and leave, all push the same whole number, so that
-/// the mean does not depend on who takes part. If rounds are skipped, one of four rounds has an infinite
-/// value, or long gradients. If keys are adapted, one of five values is zero.
+/// Returns the value that a worker pushes. If workers join and leave, all push the same whole number, so that the
+/// mean does not depend on who takes part. If rounds are skipped, one of four rounds has an infinite value, or
+/// gradients with a large norm. If keys are adapted, one of five values is zero.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     if terms.job.skip_nonfinite
         && round > Round(0)

@@ -274,8 +274,8 @@ impl Life {
         }
     }
 
-    /// Makes an event for a worker. At least one other worker always takes part, because the job would end
-    /// without workers, unless its end is allowed.
+    /// Makes an event for a worker. Unless the job may end, at least one other worker takes part, because without
+    /// workers the job would end.
     fn happens(&mut self, rank: u32) {
         let takes_part = |&other: &u32| other != rank && self.stages[other as usize] == Stage::TakesPart;
         let is_last = !(0..WORKERS).any(|other| takes_part(&other));

@@ -29,7 +29,7 @@ use super::life::BY_KEY;
 const STEPS: u32 = 300;
 /// Codecs that keep the pushed numbers and their sums exactly.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
-/// The words of a hub that ends because nobody is left who could push a round that went up.
+/// The words of a hub that ends because no worker is left who could push a round that this hub has already sent up.
 pub const ABANDONED: &str = "was the last that could push";
 /// A time that no life reaches.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
@@ -328,8 +328,8 @@ impl Tree {
         workers.flat_map(of_worker).collect()
     }
 
-    /// Checks the end of a hub. If a worker below takes part, there are two allowed causes. The hub above has
-    /// ended, or no worker is left who could push a round that went up.
+    /// Checks the end of a hub. If a worker below takes part, there are two allowed causes. The hub above has ended,
+    /// or no worker is left who could push a round that this hub has already sent up.
     fn check_end(&mut self, hub: usize) {
         let why = self.job.nodes[hub].control.failed.as_deref().unwrap_or_default();
         let is_abandoned = why.contains(ABANDONED);
@@ -408,7 +408,7 @@ impl Tree {
         }
     }
 
-    /// Ends the links of all hubs at once. A part of the norm that a hub has passed on then helps no other hub.
+    /// Ends the links of all hubs at once. Then no hub gets a part of the norm that another hub has passed on.
     fn loses_network(&mut self) {
         let linked = (1..self.job.nodes.len()).filter(|&hub| self.is_linked_above(hub));
         linked.collect::<Vec<_>>().into_iter().for_each(|hub| self.loses_links(hub));

@@ -72,9 +72,9 @@ pub struct Control {
     hub: Hub,
     id: JobId,
     pub name: String,
-    /// The commands that each core has and has not yet carried out.
+    /// The commands that each core has received and not yet carried out.
     commands: Vec<VecDeque<Command>>,
-    /// The actions of the cores that the job does not yet know.
+    /// The reports of the cores that the job has not yet taken in.
     reports: VecDeque<Event>,
     /// The number of cores that have not yet answered the step of a cut.
     answers: usize,

@@ -22,7 +22,7 @@ pub struct Model {
     optimizer: Optimizer,
     /// The bound on the norm of a round's mean, if steps wait for it.
     pub clip_norm: Option<f32>,
-    /// The bound on the norm in the previous round.
+    /// The bound on the norm of the previous round, if that norm scales steps.
     pub clip_norm_last: Option<f32>,
     /// Whether the job skips rounds that are not finite.
     pub skips: bool,

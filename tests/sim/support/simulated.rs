@@ -363,7 +363,7 @@ impl Simulated {
         self.notices[from..].iter().for_each(|notice| hub.hear(core, notice));
     }
 
-    /// Lets each worker begin that takes part at all hubs. A session also waits for the news of all its hubs.
+    /// Lets a worker begin once it takes part at all hubs. A session also waits for the news of all its hubs.
     fn begin(&mut self) -> Result<()> {
         self.begins.extend(self.hubs.lead().begun());
         for (rank, from) in self.begins.extract_if(.., |(rank, _)| self.hubs.takes_part(*rank)) {

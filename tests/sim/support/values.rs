@@ -67,7 +67,7 @@ pub struct Reference {
     machines: Vec<u32>,
     optimizer: Optimizer,
     clip_norm: Option<f32>,
-    /// The bound on the norm in the previous round.
+    /// The bound on the norm of the previous round, if that norm scales steps.
     pub clip_norm_last: Option<f32>,
     /// The rounds in which rank 1 pushes a [large value](SPIKE).
     pub spikes: Vec<u32>,

@@ -42,8 +42,8 @@ pub struct CutId(u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Purpose {
-    /// Workers take part from the cut on. They are given by their numbers at all hubs, because a rank may have another
-    /// worker by then.
+    /// Workers take part from the cut on. Each is given by its number at all hubs, because by then another worker may
+    /// have its rank.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),

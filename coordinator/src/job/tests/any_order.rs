@@ -60,7 +60,7 @@ fn event() -> impl Strategy<Value = Event> {
 struct Hub {
     job: Job,
     cores: Vec<VecDeque<(Command, u32)>>,
-    /// The last token of each rank, and the token of its join.
+    /// The last token of each rank. `joined` has the token of the rank's join.
     tokens: Vec<Token>,
     joined: Vec<Token>,
     served: Tokens,

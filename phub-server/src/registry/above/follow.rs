@@ -1,5 +1,5 @@
-//! A job below other hubs: the meeting of a mesh, the news from the hubs above, and the beginning of the job
-//! at these hubs.
+//! A job below other hubs. This file has the meeting, in which the hubs of a mesh learn each other's addresses. It
+//! also has the news from the hubs above, and the beginning of the job at these hubs.
 
 use std::pin::pin;
 

@@ -1,8 +1,8 @@
-//! The ledger of workers that step together: the rounds that no chunk has stepped, and so the expected value
-//! of each weight.
+//! The ledger of workers that step together: the rounds that each chunk has left out, and so the expected value of
+//! each weight.
 //!
 //! All workers push the same number, so the mean of a round is this number. The number is 1 if norms have no bound.
-//! If they have one, the number differs from round to round, and the oracle scales the steps of some rounds.
+//! If norms have a bound, the number differs from round to round, and the oracle scales the steps of some rounds.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -104,7 +104,7 @@ impl Levels {
         begins
     }
 
-    /// Gives a node's control the notice of its core at a place.
+    /// Gives a node's control a notice of one of the node's cores. `place` is the index of the core.
     pub(super) fn hear(&mut self, node: usize, place: usize, notice: Notice) {
         if self.nodes[node].alive {
             self.nodes[node].control.hear(place, &notice);

@@ -25,7 +25,8 @@ use crate::trouble::Dice;
 pub use losses::Losses;
 pub use strike::{ENDS, Strike};
 
-/// The job at every hub. At the top of a mesh it has another number, because both jobs are on the same cores.
+/// The number of the job at every hub. In a mesh, the job at the top has the number `ABOVE`, because both jobs are on
+/// the same cores.
 const JOB: JobId = JobId(0);
 const ABOVE: JobId = JobId(1);
 
