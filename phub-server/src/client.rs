@@ -38,7 +38,7 @@ pub struct Address {
     named: Named,
     /// The IP addresses with the port, once they were looked up. `localhost` often has an IPv6 address before its IPv4 address.
     found: Arc<OnceCell<Vec<SocketAddr>>>,
-    /// The permits to look up an address. All addresses that were named together share them.
+    /// The permits to look up an address. All addresses that were named together share these permits.
     lookups: Arc<Semaphore>,
 }
 

@@ -260,8 +260,8 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
     assert!(all_losses > 1000, "only {all_losses} losses");
 }
 
-/// Returns whether the hub drops a worker of one chunk after the first push that comes twice, and after the
-/// second.
+/// Returns whether the hub has dropped a worker after its first push, and after its second push. Each push arrives
+/// twice. The job has one chunk.
 fn dropped_after_repeats(seed: u64, lost: bool) -> [bool; 2] {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16])], 64).unwrap());
     let net = Net::new(seed, Faults { delay: 0..50, ..Faults::NONE });

@@ -251,7 +251,7 @@ fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
     assert!(!hub.names.saves_any());
 }
 
-/// A worker may join a job after its last worker has left, while the hub still leaves the hubs above.
+/// A worker may join a job after the job's last worker has left, while the hub is still leaving the hubs above.
 #[test]
 fn a_worker_that_joins_behind_the_last_leave_has_no_token_when_the_job_has_ended() {
     let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());

@@ -17,8 +17,8 @@ pub use agreement::{Arrivals, Files, Follower, StaleCut, is_needed, may_write};
 use crate::join::Join;
 use crate::refused::Refused;
 
-/// A random number that tells a job from all other jobs with the same name. Hub 0 draws it when it makes the job. The job's
-/// workers know the number too, so a request that shows it proves nothing.
+/// A random number that tells a job from all other jobs with the same name. Hub 0 draws the number when it makes the job.
+/// The job's workers know the number, too. So a request that shows the number proves nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 
@@ -74,7 +74,7 @@ pub struct Hubs {
     pub first_round: Round,
     /// The rounds of this hub's parts of checkpoints, ascending.
     pub rounds: Vec<Round>,
-    /// The rounds of complete checkpoints that this hub knows. Hub 0 notifies the other hubs of them.
+    /// The rounds of complete checkpoints that this hub knows. Hub 0 notifies the other hubs of these rounds.
     pub whole: WholeRounds,
     numbered: Numbered,
     /// The newcomers that have links at some hubs, as reported to hub 0.

@@ -94,7 +94,7 @@ pub enum Event {
 pub enum Effect {
     /// The driver must take a step of a cut.
     Cut(CutId, Step),
-    /// The job is paused at this hub for a cut of hub 0. The round is that of the furthest chunk; `None` without chunks.
+    /// The job is paused at this hub for a cut of hub 0. The round is the furthest chunk's round; `None` without chunks.
     CutHeld(CutId, Option<Round>),
     /// A cut is over. The result is the round before which the job was cut, or the reason for a failure.
     CutOver(CutId, Result<Round, NotCut>),

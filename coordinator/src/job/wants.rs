@@ -136,7 +136,7 @@ impl Wants {
         Some(self.waiting.remove(place))
     }
 
-    /// Returns the want that a cut is for, and its use. The cores now take the snapshot.
+    /// Returns the want for which a cut was made, and the want's use. The cores now take the snapshot.
     pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<(WantId, Use)> {
         let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
         want.waits_for = WaitsFor::Cores(before);

@@ -32,8 +32,8 @@ impl CheckpointStore {
     /// Returns the rounds of the parts, ascending. Returns no rounds for a job over one hub, which has no parts.
     ///
     /// # Errors
-    /// Returns an error if the job has checkpoints here of another share. Otherwise the job would begin anew
-    /// without a warning.
+    /// Returns an error if the directory has checkpoints of the job for another share. Without the error, the job
+    /// would begin anew without a warning.
     pub fn rounds(&self, job: &str, share: Share) -> Result<Vec<Round>, CheckpointError> {
         let own = self.path(job)?;
         if !share.is_whole() && (own.exists() || !self.generations(job)?.is_empty()) {

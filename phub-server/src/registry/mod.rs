@@ -221,7 +221,7 @@ impl Registry {
         Locked(self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    /// Notes that all workers of a hub below have joined there.
+    /// Notes that all workers of a hub below have joined that hub.
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (member, _) = inner.member(job, token)?;

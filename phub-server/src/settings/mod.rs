@@ -346,7 +346,7 @@ impl HubSettings {
         self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }
 
-    /// Returns the address of RDMA's handshake: the port after that of TCP.
+    /// Returns the address of RDMA's handshake: the port after the port for TCP.
     pub fn handshake(&self, control: IpAddr) -> SocketAddr {
         let mut address = self.data_path(control);
         if address.port() > 0 {

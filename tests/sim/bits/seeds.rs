@@ -323,7 +323,8 @@ fn is_skipped(terms: &Terms, norms: &[Option<f32>], round: u32) -> bool {
 
 /// Returns the value that a worker pushes. If workers join and leave, all push the same whole number, so that the
 /// mean does not depend on who takes part. If rounds are skipped, one of four rounds has an infinite value, or
-/// gradients with a large norm. If keys are adapted, one of five values is zero.
+/// gradients with a large norm. If the optimizer adapts keys (LARS, LAMB), all values of a key are zero in one of
+/// five rounds.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     if terms.job.skip_nonfinite
         && round > Round(0)

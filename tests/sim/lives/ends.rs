@@ -56,7 +56,7 @@ impl Life {
         }
     }
 
-    /// Checks that all hubs have saved the same last state, or that one of them could not.
+    /// Checks that all hubs have saved the same last state, or that one hub could not save it.
     fn check_last_state(&mut self) {
         let hubs = &self.job.hubs.hubs;
         let written = BTreeSet::from_iter(hubs.iter().filter_map(|hub| hub.last.written));

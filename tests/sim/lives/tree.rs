@@ -45,7 +45,7 @@ pub struct Tree {
     pub faults: Faults,
     pub job: Levels,
     pub ledger: Ledger,
-    /// The disks of the hubs at the top, which count as one.
+    /// The disks of the hubs at the top. These hubs count as one hub.
     pub disks: Disks,
     /// The round that each worker had reached when the hubs above were lost.
     pub reached: Vec<Option<Round>>,

@@ -101,7 +101,7 @@ pub struct Control {
     crossed: CrossedHere,
     /// The cut that lets the members begin, while it waits for the hubs above.
     waits_above: Option<CutId>,
-    /// The number of cores that have lost links to the hubs above, until there are new links.
+    /// The number of cores whose links to the hubs above are lost; `None` if no links are lost.
     unlinked_above: Option<usize>,
     pub failed: Option<String>,
     /// Whether cores forget a failed job, as the cores of a real hub do. Otherwise the caller can look at the failed job's
@@ -431,8 +431,8 @@ impl Control {
         true
     }
 
-    /// Publishes the news, if there are any. Members get them by their version. Notes who has begun to take
-    /// part.
+    /// Publishes the news, if there are any. Members see from the version that the news have changed. Notes who has
+    /// begun to take part.
     fn publish(&mut self) {
         let news = self.job().news.now();
         if news.version == self.heard.version {

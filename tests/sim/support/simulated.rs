@@ -35,8 +35,8 @@ pub struct Terms {
     pub batch_keys: Option<usize>,
     /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
     pub worker_credit: Option<usize>,
-    /// Whether the network keeps the order of posts, and loses and repeats none, as real transports do. If it
-    /// does, gradients may leave ahead, and both ends of a link check arrivals.
+    /// Whether the network keeps the order of posts, and loses and repeats none, as real transports do. In such a
+    /// network, gradients may be sent ahead, and both ends of a link check arrivals.
     pub is_orderly: bool,
     /// The seed by which cores carry out the control's commands late, and the control takes in reports late.
     /// Without a seed, both happen at once.
@@ -490,8 +490,8 @@ impl Simulated {
         Ok(())
     }
 
-    /// Inverts a byte of the significant set's signature in a worker's next push of a chunk, with Slim-DP. A
-    /// push of the whole chunk has no such set, and the hub reads it in spite of the byte.
+    /// Inverts a byte of the significant set's signature in a worker's next push of a chunk, with Slim-DP. A push of
+    /// the whole chunk has no such set, so the hub can read the push in spite of the byte.
     pub fn corrupt_signature(&self, rank: u32, chunk: ChunkId) {
         let end = self.ends[rank as usize][self.placement.owner(chunk)];
         self.net.flip_next(end, self.wire.weights_span(chunk).offset + HEADER_BYTES);

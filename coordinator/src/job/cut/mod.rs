@@ -105,7 +105,7 @@ pub enum Stepped {
     Above(Result<Option<Round>, String>),
     /// All cores begin with the round of the hubs above.
     Below,
-    /// All cores have paused the job. The round is that of the furthest chunk; `None` without chunks.
+    /// All cores have paused the job. The round is the furthest chunk's round; `None` without chunks.
     Held(Option<Round>),
     /// The other hubs have paused the job. Each reports the round of its furthest chunk.
     OthersHeld(Result<Vec<Option<Round>>, String>),

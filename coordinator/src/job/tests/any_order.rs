@@ -221,7 +221,7 @@ impl Hub {
         }
     }
 
-    /// Publishes the news, as the driver does. Members see a change by its version.
+    /// Publishes the news, as the driver does. Members see from the version that there is a change.
     fn publish(&mut self) {
         let (news, edition) = (self.job.news.now(), self.job.news.edition());
         match std::mem::replace(&mut self.edition, edition) != edition {

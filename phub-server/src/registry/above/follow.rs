@@ -61,8 +61,8 @@ impl Registry {
         (waits && is_same).then_some(names)
     }
 
-    /// Handles the news from the hubs above until the job ends. Also reports to the hubs above which worker
-    /// is late here.
+    /// Handles the news from the hubs above until the job ends. Also reports to the hubs above which worker of this
+    /// hub is late.
     pub(crate) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
         let registry = self.me.clone();
         self.runtime.spawn(async move {

@@ -129,7 +129,8 @@ fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
 }
 
 impl Registry {
-    /// Takes rank 0's offer of a state. A job without a state waits for it. Below other hubs, the hubs above decide.
+    /// Takes rank 0's offer of a state. A job without a state waits for the offered state. Below other hubs, the hubs
+    /// above decide.
     pub async fn offer(
         self: &Arc<Self>,
         name: &str,

@@ -1,4 +1,4 @@
-//! Copies of a job's state for the clients that wait for it. [`copies`](super::copies) has the picture.
+//! Copies of a job's state for the clients that wait for it. [`copies`](super::copies) has a diagram.
 
 use std::sync::{Arc, PoisonError};
 

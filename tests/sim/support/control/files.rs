@@ -57,8 +57,8 @@ pub fn known_to(hub: u32, files: &Files) -> Files {
 }
 
 impl Control {
-    /// Asks for the job's state within a time limit. The state is a file at all hubs, which hub 0 leads, or a copy
-    /// of this hub's part. In a job of one hub, file and copy need the same kind of cut.
+    /// Asks for the job's state within a time limit. The state is a file at all hubs, by a cut that hub 0 leads, or a
+    /// copy of this hub's part. In a job of one hub, file and copy need the same kind of cut.
     pub fn want(&mut self, purpose: Use, limit: Duration) {
         let all = purpose == Use::File || self.job().hubs.share.is_whole();
         let at = if all { CutAt::AllHubs } else { CutAt::ThisHub };

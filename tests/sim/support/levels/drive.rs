@@ -70,7 +70,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets a node take in the next report. Workers that take part from then on begin.
+    /// Lets a node take in the next report. Workers that take part after this report begin.
     fn work(&mut self, node: usize) -> Result<()> {
         let Some(of_node) = self.nodes.get_mut(node).filter(|node| node.alive) else { return Ok(()) };
         of_node.control.work();
@@ -83,7 +83,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets nodes that wait for the hubs above look whether they take part there, the lowest node first.
+    /// Lets nodes that wait for the hubs above look whether they take part at these hubs, the lowest node first.
     /// Returns whether a node takes part.
     fn look_above(&mut self) -> bool {
         let mut begins = false;

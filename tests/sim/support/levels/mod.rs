@@ -40,7 +40,7 @@ pub enum Shape {
 /// The terms of a tree.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// The job's terms at the root. Their number of hubs is that of the root. Their model, members and level
+    /// The terms of the job. Their number of hubs is the number of hubs at the root. Their model, members and level
     /// are not used.
     pub job: JobTerms,
     /// The terms of each level, those of the root first. Levels below the root step together and have no
@@ -237,7 +237,7 @@ impl Levels {
         self.nodes[node].control.hangs_up(rank, Harm::Killed);
     }
 
-    /// Unlinks a living worker, which asks for new links. The worker counts as dead until it has made them.
+    /// Unlinks a living worker, which asks for new links. The worker counts as dead until it has made the new links.
     pub fn unlink(&mut self, worker: usize) {
         let Worker { node, rank, .. } = self.workers[worker];
         self.nodes[node].control.unlink(rank);
@@ -359,8 +359,8 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets a killed hub and all its workers join again if the hub above lives and its rank there is free.
-    /// Hubs below it join by themselves. Returns whether the hub joins.
+    /// Lets a killed hub and all its workers join again if the hub above lives and its rank there is free. The hubs
+    /// below this hub join by themselves. Returns whether the hub joins.
     pub fn hub_comes_back(&mut self, node: usize) -> Result<bool> {
         let Node { above, cores_of_a_hub, depth, .. } = self.nodes[node];
         let (parent, rank) = above.expect("the root does not come back");
@@ -379,7 +379,7 @@ impl Levels {
         Ok(true)
     }
 
-    /// Whether a hub lives and the rank there is free.
+    /// Whether a hub lives and this rank of its job is free.
     fn is_free(&self, node: usize, rank: u32) -> bool {
         self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
