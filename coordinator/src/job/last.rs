@@ -125,8 +125,8 @@ impl LastState {
         self.0.is_some()
     }
 
-    /// Answers another hub, at which the job has failed, whether this hub still has the job. The answer waits until this
-    /// hub's cores have paused the job and hub 0 has answered this hub.
+    /// Answers the question of another hub, at which the job has failed: does this hub still have the job? The answer
+    /// waits until this hub's cores have paused the job and hub 0 has answered this hub.
     pub(crate) fn asked_to_hold(&mut self, hubs: &Hubs, now: Instant) -> Vec<Effect> {
         let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
         let Some(last) = &mut self.0 else { return holds(false, None) };

@@ -42,7 +42,7 @@ pub struct WantId(u64);
 pub enum Use {
     /// A file for the job, at all hubs of the job.
     File,
-    /// Clients, which have a copy of these tensors until all have read it.
+    /// Clients, which share a copy of these tensors. The copy exists until all clients have read it.
     Client(Selection),
 }
 

@@ -100,7 +100,7 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// Returns the file of a job, or of a share's part of a round.
+    /// Returns the path of a job's file or, if the job is over several hubs, of this share's part of the round.
     pub(super) fn file_of(&self, job: &str, share: Share, round: Round) -> Result<PathBuf, CheckpointError> {
         let whole = self.path(job)?; // checks the name
         Ok(if share.is_whole() { whole } else { self.file(&PartName::new(job, round, share).file()) })

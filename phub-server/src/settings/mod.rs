@@ -262,7 +262,7 @@ impl HubSettings {
         program::parse(all).map_err(|unusable| unusable.in_words())
     }
 
-    /// Returns a sentence for each flag in a text that comes from the environment and not from these
+    /// Returns a sentence for each flag that a text names and whose value comes from the environment, not from these
     /// arguments.
     pub fn variables_in(text: &str, arguments: &[OsString]) -> Vec<String> {
         program::variables_in(text, &Self::command(), arguments)

@@ -15,9 +15,9 @@ pub struct RackSpeeds {
 }
 
 impl Shape {
-    /// Returns the loads with a hub on each machine, which owns one of these shares. Each worker sends its
-    /// gradient of the shares of the other machines' hubs, and each hub answers all workers. Each of n
-    /// machines with W workers carries 2 W (n-1)/n of the model, each way.
+    /// Returns the loads with a hub on each machine, which owns one of these shares. Each worker sends the parts of
+    /// its gradient that the hubs of other machines own, and each hub answers all workers. Each of n machines with W
+    /// workers carries 2 W (n-1)/n of the model, each way.
     pub fn flat(shares: &[Volume], workers: u32, gbps: Option<f64>) -> Self {
         let workers = u64::from(workers);
         Self::on_machines(Kind::Flat, shares, gbps, |own, others, beside| {

@@ -427,7 +427,7 @@ fn expected(
     (by_round, norms)
 }
 
-/// Returns the mean gradient of a chunk in a round, which is zero without gradients.
+/// Returns the mean gradient of a chunk in a round. The mean is zero if the round has no gradients.
 fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId, chunk: ChunkId) -> Vec<f32> {
     let span = layout.chunk(chunk).span;
     let first = (span.offset - layout.key_span(key).offset) / 4;

@@ -345,7 +345,8 @@ impl Tree {
         job.is_hub_alive(hub) && job.nodes[0].control.job().members.takes_part(rank)
     }
 
-    /// Notes which machines that step alone have begun or ended to take part since the last call.
+    /// Notes which machines that step alone have begun to take part since the last call, and which no longer take
+    /// part.
     pub fn look_at_machines(&mut self) {
         let Tree { job, ledger: Ledger::Alone(alone), shape, .. } = self else { return };
         for rank in 0..shape.len() as u32 {

@@ -33,7 +33,7 @@ pub struct Terms {
     /// The number of keys that rank 0 pulls in a batch, from the last key on. Each rank pulls one key more than
     /// the previous rank.
     pub batch_keys: Option<usize>,
-    /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
+    /// The credit of each link at a worker, in bytes. The terms of the job set the credit at the hub.
     pub worker_credit: Option<usize>,
     /// Whether the network keeps the order of posts, and loses and repeats none, as real transports do. In such a
     /// network, gradients may be sent ahead, and both ends of a link check arrivals.
@@ -363,7 +363,7 @@ impl Simulated {
         self.notices[from..].iter().for_each(|notice| hub.hear(core, notice));
     }
 
-    /// Lets a worker begin once it takes part at all hubs. A session also waits for the news of all its hubs.
+    /// Lets a worker begin once it takes part at all hubs. A real session also waits for the news of all its hubs.
     fn begin(&mut self) -> Result<()> {
         self.begins.extend(self.hubs.lead().begun());
         for (rank, from) in self.begins.extract_if(.., |(rank, _)| self.hubs.takes_part(*rank)) {

@@ -1,4 +1,4 @@
-//! A hub with its jobs and names, for events in any order.
+//! Tests of a hub with its jobs and names, by events in any order.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

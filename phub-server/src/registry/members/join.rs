@@ -125,8 +125,8 @@ impl Registry {
                 }
             }
         }
-        // The comparison runs without the lock: there may be a quarter of a million keys, and all requests
-        // would wait.
+        // The comparison runs without the lock: there may be a quarter of a million keys, and under the lock all
+        // other requests would wait.
         let mut compared: Option<(Arc<JobTerms>, Option<Differs>)> = None;
         loop {
             inner.hub().end().check_open(RefusalCode::HubStops)?;

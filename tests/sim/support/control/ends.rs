@@ -67,8 +67,8 @@ impl Control {
         self.is_dead
     }
 
-    /// Returns why the job has failed here, with the end of membership that follows. Members learn the
-    /// reason, or see that nothing answers.
+    /// Returns why the job has failed here, and how the membership of its members ends. Members learn the reason, or
+    /// see that nothing answers.
     pub fn failure(&self) -> Option<(&str, End)> {
         match &self.heard.state {
             JobState::Failed { reason, hub_stops: true } => Some((reason, End::HubLost)),
