@@ -1,4 +1,5 @@
-//! The speed of a job's rounds, and the lateness of each rank. Both are computed from the [windows](Watched) of the cores.
+//! The speed of a job's rounds, and the lateness of each rank. Both are computed from the [windows](Watched) of the
+//! cores: the times that each core waited in the last rounds.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

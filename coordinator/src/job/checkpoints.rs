@@ -8,8 +8,8 @@
 //!                                          skipped, or tried again for a request for the state (`wants`)
 //! ```
 //!
-//! The driver holds the parts, and writes the files. No core waits for the disk: while a core's part is being written, the
-//! core skips its next part.
+//! A cut is a pause of the job between two rounds. The driver holds the parts, and writes the files. No core waits for the
+//! disk: while a core's part is being written, the core skips its next part.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;

@@ -2,9 +2,9 @@
 //! the oracle, which sums on each machine first. Every run ends with all its rounds, or with an error that
 //! names the cause.
 //!
-//! A seed decides everything: the tree of two or three levels, or the mesh; the model, cores, optimizer,
-//! schedules and credit. It also decides the codec between the hubs of two levels, the network's faults, and
-//! when workers and hubs die and come back. A failure prints its seed. For machines that step alone see
+//! A seed decides everything: the tree of two or three levels, or the mesh; the model, cores, optimizer, schedules
+//! and credit. It also decides the codec between the hubs of two levels, the network's faults, and when workers and
+//! hubs die and come back. A failure prints its seed. For machines that step alone (SSP, ASP) see
 //! `staleness::levels`.
 
 use std::collections::BTreeMap;

@@ -157,7 +157,7 @@ impl Life {
         self.reached.clone_from(&reached);
         self.came_back.clear();
         self.compared.fill(0);
-        // Workers that step alone begin with the lead that they had.
+        // Workers that step alone (SSP, ASP) begin with the lead that they had.
         let are_apart = matches!(self.ledger, Ledger::Alone(_)) && from.is_some();
         let known = || reached.iter().flatten();
         let furthest = if are_apart { known().min() } else { known().max() };

@@ -2,9 +2,8 @@
 //! at any moment, also before they take part again. The hubs at the top take snapshots, and may also be
 //! [lost](super::above).
 //!
-//! All workers push the same number, as in [`Life`](super::life::Life). A hub sends up a sum with its
-//! count, so the mean is that number for any set of workers. Machines that step alone push ones in their own
-//! elements.
+//! All workers push the same number, as in [`Life`](super::life::Life). A hub sends up a sum with its count, so the
+//! mean is that number for any set of workers. Machines that step alone (SSP, ASP) push ones in their own elements.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

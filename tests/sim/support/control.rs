@@ -1,5 +1,5 @@
-//! The control of a job at a simulated hub. It has the coordinator's job, cores that carry out commands late,
-//! and late reports.
+//! The control of a job at a simulated hub. It has the coordinator's job, cores that carry out commands late, and
+//! late reports. A cut is a pause of the job between two rounds.
 //!
 //! ```text
 //!   event -> job -> effects -> commands, a queue for each core -> core -> reports, one queue -> event

@@ -80,7 +80,8 @@ pub enum Step {
     HoldOthers(HoldRequest),
     /// Ask all cores for each worker's line: the first round for which no chunk has a stepped push of the worker.
     Lines,
-    /// Let no chunk pass this round. If workers step alone, let no worker pass its own round in the list instead.
+    /// Let no chunk pass this round. If workers step alone (SSP, ASP), let no worker pass its own round in the list
+    /// instead.
     EndBefore(Round, Arc<[Option<Round>]>),
     /// Let all cores take a snapshot before this round.
     TakeSnapshot(Occasion, Round),

@@ -1,5 +1,5 @@
-//! The links that carry a job's sums up. They are made when this hub joins at the hubs above, and replaced when they are
-//! lost.
+//! The links that carry a job's sums up, and the windows: memory that links write or read. The links are made when this
+//! hub joins at the hubs above, and replaced when they are lost.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 //!
 //! | request | from | to |
 //! | --- | --- | --- |
-//! | hold, release: a cut | hub 0 | other hubs |
+//! | hold, release: a cut, which is a pause between two rounds | hub 0 | other hubs |
 //! | written: is your part of a checkpoint on the disk? | hub 0 | other hubs |
 //! | arrived: a newcomer's links are here | other hubs | hub 0 |
 //! | begins: does the job begin with this round? | other hubs | hub 0 |

@@ -11,8 +11,8 @@
 //!
 //! This module does not depend on the registry: `clients` makes the copies.
 //!
-//! A client never gets a state that is older than its request. So no client joins a want, which is a request for the state, after
-//! its cut is taken, unless both requests name the same round.
+//! A client never gets a state that is older than its request. A want is a request for the state. Its cut is the pause of the job
+//! in which the cores take the state. So no client joins a want after its cut, unless both requests name the same round.
 
 use std::collections::HashMap;
 use std::fmt;

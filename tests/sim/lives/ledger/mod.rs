@@ -1,6 +1,6 @@
 //! The ledger of a job: the pushes that are in its weights, and so the expected value of each weight.
 //!
-//! Workers that step together all push the same number, which equals its own mean. Workers that step alone
+//! Workers that step together all push the same number, which equals its own mean. Workers that step alone (SSP, ASP)
 //! each push ones, in their own elements.
 
 mod alone;

@@ -30,7 +30,7 @@ pub(super) enum Command {
     BeginBelow(CutId, Round),
     /// Finish no round.
     Hold(CutId),
-    /// Report how far each worker that steps alone has come.
+    /// Report how far each worker that steps alone (SSP, ASP) has come.
     Lines(CutId),
     /// Let no chunk go further than this round. If workers step alone, let no worker go further than its own round in
     /// the list.
