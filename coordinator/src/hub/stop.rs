@@ -78,7 +78,7 @@ impl Stop {
     }
 }
 
-/// A hub with its stop, during a change.
+/// A hub and the time, while the state of its stop changes.
 pub(crate) struct Stopping<'hub> {
     pub hub: &'hub mut Hub,
     pub now: Instant,

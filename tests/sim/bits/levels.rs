@@ -334,7 +334,7 @@ fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize
     ((mixed % 255) as f32 - 127.0) / 37.0
 }
 
-/// Returns, by round, whether all workers skip the round, if it has these norms.
+/// Returns, by round, whether all workers skip the round, if the rounds have these norms.
 fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
     let mut counted = Vec::new();
     let is_skipped = |norm: &Option<f32>| {
@@ -358,8 +358,8 @@ fn pushed(trouble: Trouble, job: &JobTerms, worker: u32, round: Round, key: KeyI
     value(trouble, worker, round, key, element) * if is_long { 4.0 } else { 1.0 }
 }
 
-/// Returns the oracle's weights after each round, and its norm if steps wait for the norm. Each hub sums its
-/// workers and the hubs below it, in order, in the type of the key.
+/// Returns the oracle's weights after each round. Also returns the norm of each round, if steps wait for the norm.
+/// Each hub sums its workers and the hubs below it, in order, in the type of the key.
 fn expected(
     layout: &Layout,
     terms: &JobTerms,

@@ -143,7 +143,7 @@ impl Model {
         self.advance_as(numbers, |_, _| Content::Gradient, value);
     }
 
-    /// Makes one round in which the ranks may push other contents.
+    /// Makes one round in which the ranks may push other contents than gradients.
     pub fn advance_as(
         &mut self,
         numbers: &Numbers,

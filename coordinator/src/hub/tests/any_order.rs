@@ -79,7 +79,7 @@ fn event() -> impl Strategy<Value = Event> {
 /// A job that is being made, with its owner and its promise.
 type Making = (JobId, Option<IpAddr>, u64);
 
-/// A hub, and its driver's knowledge of the hub.
+/// A hub of the test, and what its driver knows about it.
 struct Driven {
     hub: Hub,
     begun: Instant,

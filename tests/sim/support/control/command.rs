@@ -197,7 +197,7 @@ impl Control {
         Ok(())
     }
 
-    /// Notes a core's answer to the step of a cut. Returns the end of the step after the last answer.
+    /// Notes a core's answer to the step of a cut. After the last answer, returns the event that the step is done.
     fn answer(&mut self, cut: CutId, mut stepped: Stepped) -> Option<Event> {
         let (highest, furthest) = &mut self.fronts;
         self.answers -= 1;

@@ -164,7 +164,7 @@ impl Control {
         self.give_back(occasion);
     }
 
-    /// Returns the memory of their parts to the cores.
+    /// Gives the memory of a snapshot's parts back to the cores.
     fn give_back(&mut self, occasion: Occasion) {
         for (_, core) in self.files.parts.extract_if(.., |(of, _)| *of == occasion) {
             self.commands[core].push_back(Command::GiveBack);

@@ -139,7 +139,7 @@ impl Levels {
             self.nodes[node].control.told_above();
             self.end_failed(parent);
         }
-        // The hubs below a hub at the top that stops see that their links end.
+        // If a hub at the top stops, the hubs below it see that their links end.
         let is_lost_root = node == 0 && self.nodes[0].control.is_closed();
         if self.terms.job.on_loss == OnLoss::Continue && !is_lost_root {
             // Workers of this hub could not continue anywhere else.
