@@ -1,6 +1,6 @@
-//! The comparison of the members' weights by digests. Every few rounds, each member sends the digest of the weights that it
-//! has. A member also sends the digest of the weights that it writes, if its program asks for this digest. A hub below
-//! other hubs sends the digest of its workers.
+//! Comparisons of the members' weights by digests. Every few rounds, each member sends the digest of its weights before
+//! the round. If its program asks for this, a member also sends the digest of the weights that it writes to the hub in
+//! a round. A hub below other hubs sends them the digest that all its workers share.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,8 +17,8 @@ const OPEN: usize = 8;
 pub struct Compared {
     /// The round.
     pub round: Round,
-    /// Whether these are the weights that members write in the round. Otherwise they are the weights that members have
-    /// before the round.
+    /// Whether these are the weights that members write to the hub in the round. Otherwise they are the members'
+    /// weights before the round.
     pub written: bool,
 }
 
@@ -50,8 +50,8 @@ impl Digests {
         if is_whole { self.open.remove(at).map(|open| open.1) } else { None }
     }
 
-    /// Records the digest of weights that a member has or writes. Returns whether all members of the comparison have the
-    /// same weights, which is false until all digests have arrived. `who` names the members in words.
+    /// Records a member's digest. Returns whether all members have the same weights in this comparison. The result is false
+    /// until all digests have arrived. `who` names the members in words.
     ///
     /// # Errors
     /// Returns the difference, in words, if the weights differ.

@@ -1,4 +1,5 @@
-//! The speed of a job's rounds, and the lateness of each rank. Both are computed from the [windows](Watched) of the cores.
+//! The speed of a job's rounds, and the lateness of each rank. Both are computed from the [windows](Watched) of the
+//! cores: the times that each core waited in the last rounds.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 use pbox_core::control::{GradientNorm, GradientsReply, LatenessReply, RankReply, RoundsReply};
 use pbox_core::{Gauged, GaugedRound, Round, Watched};
 
-/// The time for which an answer of the cores is used for all readers.
+/// The time for which one answer of the cores serves all readers.
 const FRESH: Duration = Duration::from_millis(200);
 /// The time over which rounds per second are averaged. If rounds are slower, the last two times in `seen` are used.
 const RATE_OVER: Duration = Duration::from_secs(10);
@@ -44,8 +45,8 @@ impl LastRounds {
         (self.watched, self.gauged) = (watched, gauged);
     }
 
-    /// Counts the rounds that are new and complete. The last round may not be complete, because chunks differ by at most
-    /// one round.
+    /// Counts the rounds that are new and complete. The last round may not be complete, because chunks may be one round
+    /// apart.
     fn count(&mut self, Watched { first, last, rows, .. }: &Watched) {
         let Some((_, ranks)) = rows.first() else { return };
         let (from, until) = (self.counted.max(*first), Round(last.0.saturating_sub(1)));
@@ -58,7 +59,7 @@ impl LastRounds {
         new.for_each(|(_, waits)| {
             self.all.iter_mut().zip(waits).for_each(|(all, &wait)| all.add(wait, 1));
         });
-        // No worker was waited for in the rounds without a row.
+        // In a round without a row, no core waited for a worker.
         let rest = u64::from(until.0 - from.0) - waited;
         self.all.iter_mut().for_each(|all| all.add(0, rest));
         self.counted = until;
@@ -70,7 +71,7 @@ impl LastRounds {
         if seconds > 0.0 { f64::from(last.1.0.saturating_sub(first.1.0)) / seconds } else { 0.0 }
     }
 
-    /// Returns the norms of gradients; `None` before any round was looked at.
+    /// Returns the norms of gradients; `None` if no round was measured yet.
     pub fn gradients(&self) -> Option<GradientsReply> {
         let norm = |GaugedRound { round, mean, .. }| GradientNorm {
             round,
@@ -90,7 +91,7 @@ impl LastRounds {
         Some(GradientsReply { every: self.gauged.every(), not_finite, skipped, last, recent })
     }
 
-    /// Returns the progress of rounds; `None` if no worker was waited for.
+    /// Returns the progress of rounds; `None` if no core has waited for a worker yet.
     pub fn reply(&self) -> Option<RoundsReply> {
         let Watched { first, last, rows, waits_for } = &self.watched;
         let ranks = rows.first()?.1.len();
@@ -102,7 +103,7 @@ impl LastRounds {
             let was_last = |&(&wait, &longest): &(&u32, &u32)| wait > 0 && wait == longest;
             let mut late: Vec<u32> =
                 all.iter().zip(&longest).filter(was_last).map(|(&wait, _)| wait).collect();
-            // No worker was waited for in the rounds of the window without a row.
+            // In a round of the window without a row, no core waited for a worker.
             all.resize(all.len().max(window as usize), 0);
             RankReply {
                 rank: rank as u32,

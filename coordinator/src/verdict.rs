@@ -7,14 +7,14 @@ use pbox_core::control::{
     GradientNorm, GradientsReply, JobState, Late, Latest, MAX_PATH, MemberReply, RankReply, RoundsReply,
 };
 
-/// The least share of all round time that the waits for a rank must have. Below this share the verdict does not name the
-/// rank.
+/// The verdict's limit on waits: it names a rank only if the waits for this rank take at least this share of the time.
 const WORTH_A_WORD: f64 = 0.05;
 /// The verdict names a rank only if the rank was last in at least one of every `OFTEN` rounds.
 const OFTEN: u32 = 10;
 /// The most ranks that a verdict names.
 const NAMED: usize = 8;
-/// The shortest wait of the round in flight that is itself the verdict.
+/// The shortest wait that the verdict reports. It then describes the wait of the round in flight, and not the speed of
+/// rounds.
 const STANDS: Duration = Duration::from_secs(1);
 
 /// Describes the progress of a job in one line.
@@ -63,7 +63,7 @@ fn verdict_of(rounds: &RoundsReply, members: &[MemberReply]) -> String {
     }
 }
 
-/// Returns how long the round in flight has waited, if this wait is the verdict.
+/// Returns the wait in the round in flight, if the verdict reports this wait.
 fn stands(rounds: &RoundsReply) -> Option<Duration> {
     Some(Duration::from_micros(rounds.waited_us)).filter(|&waited| waited >= STANDS)
 }

@@ -38,7 +38,7 @@ pub struct Address {
     named: Named,
     /// The IP addresses with the port, once they were looked up. `localhost` often has an IPv6 address before its IPv4 address.
     found: Arc<OnceCell<Vec<SocketAddr>>>,
-    /// The permits to look up an address. All addresses that were named together share them.
+    /// The permits to look up an address. All addresses that were named together share these permits.
     lookups: Arc<Semaphore>,
 }
 
@@ -151,7 +151,8 @@ impl Address {
             format!("the hub's answer is not valid: {why}; install the same version at both ends")
         };
         let unread = |error: serde_json::Error| match self.named.is_outside() {
-            // The server there may be anything, and the user who named it must not read its answer.
+            // The address came from outside, so any server may have answered. The client that gave the address must not
+            // learn this answer.
             true => nonsense("the answer is not that of a hub".into()),
             false => nonsense(error.to_string()),
         };

@@ -40,8 +40,8 @@ const SWEEP: Duration = Duration::from_millis(200);
 /// The delay of the check for silent workers after which the hub assumes that its process was suspended, or
 /// got no processor. During the delay the hub received no heartbeats.
 const STOOD_STILL: Duration = Duration::from_millis(500);
-/// The time that a stop waits until each worker has got the reason, in the answer to its heartbeat. A dead
-/// worker sends no heartbeat.
+/// The time that a stop waits until each worker has got the reason, in the answer to its heartbeat. The limit is
+/// needed, because a dead worker sends no heartbeat.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
 /// The time that a stop waits for threads that are in a handshake or work on files.
 const GONE_LIMIT: Duration = Duration::from_secs(5);

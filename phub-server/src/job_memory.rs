@@ -50,20 +50,20 @@ pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
     chunks.saturating_mul(of_a_chunk + OF_A_CHUNK_AND_WORKER * u64::from(terms.workers)).saturating_add(keys)
 }
 
-/// The memory of one job at one hub, in bytes. Windows are counted as a whole; a hub touches only its share
-/// of them.
+/// The memory of one job at one hub, in bytes. A window is memory that links write or read. Each window is
+/// counted as a whole; a hub touches only its share of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobMemory {
-    /// The windows of the pushes of workers, or of hubs below.
+    /// The windows into which workers, or hubs below, push.
     pub gradients: u64,
-    /// The window of sums, if the hub is below other hubs.
+    /// The window of the sums that go up, if the hub is below other hubs.
     pub sums: u64,
     /// The windows that workers, or hubs below, read; and the hub's own weights.
     pub weights: u64,
     /// Master weights, the optimizer's state, and an average. With compression also the values that the
     /// workers have. 0 if the hub is below other hubs, which keep these values.
     pub kept: u64,
-    /// The former weights, if the hub answers bytes ahead.
+    /// The weights of the previous round, if the hub may send weights early (answers ahead).
     pub former: u64,
     /// The mean gradients that the hub keeps, in f32. If steps wait for the norm of the round, they are the
     /// means of all chunks, otherwise of one chunk for each core.
@@ -81,7 +81,7 @@ impl JobMemory {
         let own_weights = wire.has_own_weights();
         let workers = u64::from(terms.workers);
         let of_workers = if own_weights { workers } else { 0 };
-        // If each worker gets its own frames, the hub's own weights have no window.
+        // If each worker gets its own encoded frames, there is no window of the hub's own weights.
         let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
         let window = wire.gradient_window_bytes() as u64;
         let shows_ahead = terms.has_answers_ahead() && !is_below;
@@ -169,7 +169,8 @@ mod tests {
             10 * MODEL,
             "kept, and in a snapshot"
         );
-        // Each of four gradient windows has the cache lines of both hubs as well.
+        // With two hubs, each of the four gradient windows also has the lines of both hubs, which carry parts of the
+        // norm.
         let needed_of_two = needed(JobTerms { clip_norm: Some(1.0), hubs: 2, ..terms });
         assert_eq!(needed_of_two, (9 * MODEL + 5 * 2 * lines) / 2);
     }

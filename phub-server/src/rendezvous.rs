@@ -27,7 +27,7 @@ use crate::registry::{Registry, STOPS};
 use crate::seldom::Seldom;
 use crate::waiting_room::{Place, WaitingRoom};
 
-/// The most workers for which windows are made at the same time.
+/// The most workers for which windows (memory for links) are made at the same time.
 const MAX_WELCOMES: usize = 64;
 /// The time limit for each message of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);

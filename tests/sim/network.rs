@@ -213,8 +213,8 @@ fn a_round_that_no_worker_can_end_is_left_out() {
     }
 }
 
-/// A worker never broadcasts its own weights if it remains alone before all workers have the first weights.
-/// The times of its pushes do not matter.
+/// If a worker remains alone before all workers have the first weights, the job fails without an answer to the
+/// worker. So its own weights never become the first weights, whenever it pushes.
 #[test]
 fn no_worker_is_answered_before_the_first_weights() {
     for (seed, consistency) in

@@ -1,6 +1,6 @@
-//! Workers lose their links at any moment of a round, while the network delays and reorders. They make new
-//! links into the same memory. With any terms, all rounds are made, and every weight has the bits of a run
-//! without losses. A failure prints its seed. `lives` has the same test for workers that step alone.
+//! Workers lose their links at any moment of a round, while the network delays and reorders. They make new links into
+//! the same memory. With any terms, all rounds are made, and every weight has the bits of a run without losses. A
+//! failure prints its seed. `lives` has the same test for workers that step alone (SSP, ASP).
 
 use std::sync::Arc;
 
@@ -122,7 +122,7 @@ impl Run {
         self.job.step().unwrap_or_else(|error| panic!("{level:?}: {error}"));
     }
 
-    /// Makes every worker push all keys once, in an order of its own, some of them together.
+    /// Makes every worker push all keys once. Each worker has its own order, and pushes some keys together.
     fn round(&mut self, round: u32) {
         let keys: Vec<KeyId> = keys(&layout()).collect();
         let mut left: Vec<Vec<KeyId>> = (0..WORKERS)
@@ -230,8 +230,8 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
         }
         terms.is_orderly = dice.below(2) == 0;
         terms.job.answers_ahead = dice.below(2) == 0;
-        // No norm reaches this bound. The hubs' parts of the norm may be lost with the links, and the bits are those of a
-        // plain job.
+        // No norm reaches this bound, so the weights have the bits of a job without a bound. This must hold even if the
+        // hubs' parts of the norm are lost with the links.
         let clips = terms.is_orderly && terms.job.level.compression.is_none() && dice.below(2) == 0;
         terms.job.clip_norm = clips.then_some(1e30);
         let is_slim = matches!(terms.job.level.compression, Some(Compression::Slim(_)));
@@ -260,8 +260,8 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
     assert!(all_losses > 1000, "only {all_losses} losses");
 }
 
-/// Returns whether the hub drops a worker of one chunk after the first push that comes twice, and after the
-/// second.
+/// Returns whether the hub has dropped a worker after its first push, and after its second push. Each push arrives
+/// twice. The job has one chunk.
 fn dropped_after_repeats(seed: u64, lost: bool) -> [bool; 2] {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16])], 64).unwrap());
     let net = Net::new(seed, Faults { delay: 0..50, ..Faults::NONE });
@@ -287,7 +287,8 @@ fn a_push_that_is_answered_is_repeated_only_after_a_loss_of_links_and_once() {
         assert!(dropped_after_repeats(seed, false)[0], "seed {seed}: no links were lost");
     }
     let after_a_loss: Vec<_> = seeds(20).map(|seed| dropped_after_repeats(seed, true)).collect();
-    // If both copies come at the same time, the second answer has no room.
+    // The hub accepts the first repeated push after a loss, unless both copies arrive at the same time. Then the second
+    // answer has no room.
     assert!(after_a_loss.iter().any(|&[first, _]| !first), "{after_a_loss:?}");
     assert!(after_a_loss.iter().all(|&[_, second]| second), "{after_a_loss:?}");
 }

@@ -110,7 +110,8 @@ impl End {
         self.stop.unsaved()
     }
 
-    /// Whether some member must still be notified that the hub stops, or the hubs above that a job failed.
+    /// Whether a member must still be notified that the hub stops, or the hubs above must still be notified that a job
+    /// failed.
     pub fn has_untold(&self) -> bool {
         !self.untold.is_empty() || !self.untold_above.is_empty()
     }

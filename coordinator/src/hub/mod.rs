@@ -187,7 +187,7 @@ impl Hub {
         self.jobs.get_mut(&id)
     }
 
-    /// Returns the job of this number for a change, unless it has failed.
+    /// Returns the job of this number, so that it can be changed. A failed job gives an error.
     pub(crate) fn running(&mut self, id: JobId) -> Result<&mut Job, JobEnded> {
         self.job_mut(id).filter(|job| !job.life.failed()).ok_or(JobEnded)
     }

@@ -1,10 +1,10 @@
 //! Names of jobs. A name belongs to a job that has not failed, or it is reserved.
 //!
 //! ```text
-//!   free --reserve--> reserved --release--> free, or it then becomes the name of the job that was made
+//!   free --reserve--> reserved --release--> free, or in use by the job that was made
 //!    ^                    ^
 //!    |                    | keep, until the job's last state is saved
-//!    +--- fails, ends --- a job's
+//!    +--- fails, ends --- in use by a job
 //! ```
 
 use std::collections::{BTreeMap, HashMap};

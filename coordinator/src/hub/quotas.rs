@@ -1,5 +1,6 @@
 //! Quotas: limits on the jobs and the memory of one address, and on the memory of one job. An address owns the jobs that it
-//! made. All addresses of this machine count as one address, and so does an IPv6 network with a prefix of 64 bits.
+//! made. All addresses of this machine count as one address. All addresses of an IPv6 network with a prefix of 64 bits
+//! count as one, too.
 //!
 //! A token for one job name needs no quota on jobs, because only one job has a given name at a time.
 

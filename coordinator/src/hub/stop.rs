@@ -1,4 +1,5 @@
-//! The stop of a hub. All jobs end at cuts and are saved there, at the same time. Then all jobs fail.
+//! The stop of a hub. Each job ends at a cut, which is a pause between two rounds, and is saved there. All jobs do
+//! this at the same time. Then all jobs fail.
 //!
 //! ```text
 //!   runs --begin--> jobs are saved --all have answered, or time is over--> jobs fail --all last states are saved--> over
@@ -18,7 +19,8 @@ use super::Hub;
 
 /// The time limit of a stop for checkpoints, and again for last states. Writing a terabyte to a slow disk takes this long.
 pub const SAVED_WITHIN: Duration = Duration::from_secs(3600);
-/// The longest time that a job's last cut waits for the round in flight. Perhaps no worker pushes any more.
+/// The longest time that a job's last cut waits for the round in flight. There is a limit, because perhaps no worker
+/// pushes any more.
 pub const ROUND_AT_STOP: Duration = Duration::from_secs(10);
 
 /// A step of a stop, which the driver takes.
@@ -76,7 +78,7 @@ impl Stop {
     }
 }
 
-/// A hub with its stop, during a change.
+/// A hub and the time, while the state of its stop changes.
 pub(crate) struct Stopping<'hub> {
     pub hub: &'hub mut Hub,
     pub now: Instant,

@@ -205,7 +205,8 @@ fn what_is_promised_and_not_used_is_used() {
     assert!(refused.contains("14.00 GB of memory, this machine has 23.00 GB"), "{refused}");
     assert!(refused.contains("14.00 GB are promised to other jobs"), "{refused}");
     assert!(fits(9, room(23, 0), &first).is_ok());
-    // The first job has touched its memory. This memory is no longer in the room, and is not counted twice.
+    // The first job has touched its memory. The room no longer has this memory, and the check must not count it
+    // twice.
     assert!(fits(9, room(9, 14), &first).is_ok());
     assert!(fits(9, room(16, 7), &first).is_ok());
     assert!(fits(10, room(16, 7), &first).is_err());
@@ -250,7 +251,7 @@ fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
     assert!(!hub.names.saves_any());
 }
 
-/// A worker may join a job after its last worker has left, while the hub still leaves the hubs above.
+/// A worker may join a job after the job's last worker has left, while the hub is still leaving the hubs above.
 #[test]
 fn a_worker_that_joins_behind_the_last_leave_has_no_token_when_the_job_has_ended() {
     let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());

@@ -1,5 +1,5 @@
-//! The agreement of one job's hubs, as plain state. It has the cuts of hub 0, the workers with links at all hubs,
-//! and the checkpoints of which all hubs have files.
+//! The agreement of one job's hubs, as plain state. It has the cuts of hub 0, which are pauses between two
+//! rounds. It also has the workers with links at all hubs, and the checkpoints of which all hubs have files.
 //!
 //! Does not depend on threads, connections or files, so that its tests can try any order of events.
 
@@ -102,7 +102,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Creates the files of the hubs. `rounds` are those that each hub has when the job begins.
+    /// Creates the record of the hubs' files. `rounds` has the rounds of each hub's files when the job begins.
     pub fn new(rounds: impl IntoIterator<Item = (u32, Vec<Round>)>) -> Self {
         Files { rounds: rounds.into_iter().map(|(hub, rounds)| (hub, latest(rounds))).collect() }
     }

@@ -1,4 +1,4 @@
-//! The hubs of a job, as one of the hubs knows them. Hub 0 leads: it decides at which round the job is cut, and which
+//! The hubs of a job, as one of the hubs knows them. Hub 0 leads: it decides at which round a cut pauses the job, and which
 //! workers take part after the cut. In a job of one hub, this hub leads alone.
 //!
 //! Plain state. Sends no requests.
@@ -17,8 +17,8 @@ pub use agreement::{Arrivals, Files, Follower, StaleCut, is_needed, may_write};
 use crate::join::Join;
 use crate::refused::Refused;
 
-/// A random number that tells a job from all other jobs with the same name. Hub 0 draws it when it makes the job. The job's
-/// workers know the number too, so a request that shows it proves nothing.
+/// A random number that tells a job from all other jobs with the same name. Hub 0 draws the number when it makes the job.
+/// The job's workers know the number, too. So a request that shows the number proves nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 
@@ -74,7 +74,7 @@ pub struct Hubs {
     pub first_round: Round,
     /// The rounds of this hub's parts of checkpoints, ascending.
     pub rounds: Vec<Round>,
-    /// The rounds of complete checkpoints that this hub knows. Hub 0 notifies the other hubs of them.
+    /// The rounds of complete checkpoints that this hub knows. Hub 0 notifies the other hubs of these rounds.
     pub whole: WholeRounds,
     numbered: Numbered,
     /// The newcomers that have links at some hubs, as reported to hub 0.
@@ -87,7 +87,7 @@ pub struct Hubs {
     pub front: Option<Round>,
 }
 
-/// Counters of the numbers that hub 0 assigns. At other hubs they are 0.
+/// The counters from which hub 0 numbers its cuts and workers. At other hubs the counters stay 0.
 #[derive(Debug, Default)]
 struct Numbered {
     /// The number of cuts that hub 0 has begun.

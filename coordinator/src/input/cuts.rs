@@ -1,4 +1,4 @@
-//! Requests for cuts that hub 0 of a job leads.
+//! Requests for cuts that hub 0 of a job leads. A cut is a pause of the job between two rounds.
 
 use std::time::Instant;
 
@@ -10,8 +10,8 @@ use super::Request;
 use crate::hub::{Hub, JobEnded};
 use crate::job::{CutId, Effect, NotReleased, Purpose};
 
-/// A request of hub 0 to pause a running job for a cut, which has this number at hub 0. Cuts that already wait at this
-/// hub come first. The answer has this hub's number of the cut.
+/// A request of hub 0 to pause a running job for a cut. Cuts that already wait at this hub come first. The answer has
+/// the cut's number at this hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldByLead {
@@ -30,7 +30,7 @@ impl Request for HeldByLead {
     }
 }
 
-/// A request of hub 0 to let a job continue after a cut. The answer has this hub's number of the cut.
+/// A request of hub 0 to let a job continue after a cut. The answer has the cut's number at this hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleasedByLead {

@@ -39,7 +39,7 @@ impl Request for BeginStop {
     }
 }
 
-/// A report, while the hub stops, that a job has been saved at a cut or cannot be saved.
+/// A report, while the hub stops, that a job has been saved at a cut (a pause between two rounds) or cannot be saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedAtStop {

@@ -127,7 +127,7 @@ impl Request for Attach {
 pub struct Ready {
     /// The hub below.
     pub member: MemberOf,
-    /// The round that the members of that hub had reached when they lost a hub, if they lost one.
+    /// The round that the hub's members had reached when they lost a hub of the job. `None` if they lost no hub.
     pub reached: Option<Round>,
 }
 
@@ -232,7 +232,7 @@ pub struct Leave {
     pub token: Option<Token>,
     /// The round.
     pub round: Round,
-    /// The keys for which the member leaves at a lower round.
+    /// The keys that are behind: for these keys, the member leaves at a lower round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
 }

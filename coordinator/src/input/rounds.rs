@@ -12,7 +12,7 @@ use crate::hub::{Hub, JobEnded};
 use crate::job::{Change, Effect, forget_numbers};
 use crate::progress::Progress;
 
-/// A report of a look at a job's rounds on all its cores.
+/// A report of one check (a look) of a job's rounds on all its cores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Judge {
@@ -41,7 +41,7 @@ impl Request for Judge {
 pub struct Crossed {
     /// The job.
     pub job: JobId,
-    /// The links: of each, the rank, the index of its core, and the bytes sent and received.
+    /// The links. Each has the rank, the index of the core, and the bytes sent and received.
     pub links: Vec<(u32, usize, (u64, u64))>,
 }
 
@@ -106,8 +106,8 @@ impl Request for ForgetNumbers {
     }
 }
 
-/// A report of the digest of a member's weights. The answer is whether all members have the same weights, as far as known,
-/// or the difference.
+/// A report of the digest of a member's weights. If weights differ, the answer is the difference. Otherwise it says
+/// whether all members are known to have the same weights.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Compare {

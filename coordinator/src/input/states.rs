@@ -75,7 +75,7 @@ impl Request for Comes {
 pub struct BeginWith {
     /// The job.
     pub job: JobId,
-    /// The round and the numbers of a state at this hub.
+    /// The round and the hyperparameters of the state, if this hub keeps the state.
     pub restored: Option<(Round, NumbersByRound)>,
 }
 
@@ -218,8 +218,8 @@ impl Request for BeginFile {
     }
 }
 
-/// A report that the file of a snapshot is written, or has failed. The answer has the reason why the attempt before failed,
-/// if it did.
+/// A report that the file of a snapshot is written, or has failed. If the previous attempt failed, the answer has the
+/// reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndFile {

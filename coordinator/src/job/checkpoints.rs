@@ -8,8 +8,8 @@
 //!                                          skipped, or tried again for a request for the state (`wants`)
 //! ```
 //!
-//! The driver holds the parts, and writes the files. No core waits for the disk: while a core's part is being written, the
-//! core skips its next part.
+//! A cut is a pause of the job between two rounds. The driver holds the parts, and writes the files. No core waits for the
+//! disk: while a core's part is being written, the core skips its next part.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
@@ -24,7 +24,7 @@ use super::parts::Followed;
 use super::wants::{Use, WantId, Wants};
 use crate::hubs::{Hubs, may_write};
 
-/// The limit on the parts of checkpoints whose state is remembered.
+/// The number of parts of checkpoints whose state is remembered.
 const PARTS: usize = 8;
 /// The limit on the kept reports of each core about rounds without a snapshot. Older reports are not needed, because no core
 /// is this many rounds behind another core.
@@ -38,7 +38,8 @@ pub struct Checkpoints {
     collecting: Vec<Collecting>,
     /// The rounds that each core has passed without snapshots, from its last reports, in any order.
     passed: BTreeMap<usize, VecDeque<RangeInclusive<Round>>>,
-    /// The state of the last parts of this hub, by round, for the questions of hub 0. Parts may be complete in any order.
+    /// The state of this hub's parts of the last checkpoints, by round, for the questions of hub 0. The parts may be
+    /// completed in any order.
     parts: BTreeMap<Round, PartState>,
     /// The requests for the job's state.
     pub(super) wants: Wants,
@@ -89,7 +90,7 @@ pub(super) struct Over {
     pub refused: Option<String>,
     /// The cores that have no part because their memory for parts is in use.
     pub lacks: BTreeSet<usize>,
-    /// The want that the snapshot served.
+    /// The request for the state that the snapshot served, if any.
     pub want: Option<WantId>,
 }
 
@@ -244,7 +245,7 @@ impl Checkpoints {
         }
     }
 
-    /// Notes the result of writing a file. If this file is good, returns why the attempt before failed.
+    /// Notes the result of writing a file. If this file is good, returns why the previous attempt failed.
     pub(super) fn end_file(
         &mut self,
         before: Round,
@@ -280,7 +281,8 @@ impl Job {
     pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
         self.life.runs()
             && match self.spec.made.is_below {
-                // In a mesh, the job above is also a job of this hub, and is saved itself.
+                // In a mesh, the job above is also a job of this hub. The stop saves the job above, and so the state of
+                // this job.
                 true => self.spec.made.mesh.is_none() && !self.spec.goes_on(),
                 false => has_files && !self.spec.made.trial,
             }

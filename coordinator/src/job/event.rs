@@ -42,7 +42,7 @@ pub enum Event {
     Attached(u32),
     /// A core has removed a member.
     Removed(u32),
-    /// A core has dropped a member's lost links.
+    /// A core has dropped the lost links of this member.
     Dropped(u32),
     /// A member's link has ended.
     LinkEnded {
@@ -67,7 +67,7 @@ pub enum Event {
         occasion: Occasion,
         /// The round before which the part has the state.
         before: Round,
-        /// The last round of a range for which snapshots were due, if the core has no part for any of them.
+        /// The last round of a range, if the core has no part for any due snapshot of the range.
         through: Option<Round>,
         /// The reason why the core has no part.
         refused: Option<String>,
@@ -94,7 +94,7 @@ pub enum Event {
 pub enum Effect {
     /// The driver must take a step of a cut.
     Cut(CutId, Step),
-    /// The job is paused at this hub for a cut of hub 0. The round is that of the furthest chunk; `None` without chunks.
+    /// The job is paused at this hub for a cut of hub 0. The round is the furthest chunk's round; `None` without chunks.
     CutHeld(CutId, Option<Round>),
     /// A cut is over. The result is the round before which the job was cut, or the reason for a failure.
     CutOver(CutId, Result<Round, NotCut>),

@@ -92,7 +92,7 @@ enum WaitsFor {
     Parts(LastRequest, Option<Saved>),
     /// The answer of hub 0, at another hub.
     Lead,
-    /// The request of hub 0 to write a part, at another hub. The time is that at which the wait began.
+    /// The request of hub 0 to write a part, at another hub. The time is the beginning of the wait.
     Order(Instant),
     /// The write of this hub's own part. The number is the length of the other hubs' parts, in bytes.
     Write(u64),
@@ -125,8 +125,8 @@ impl LastState {
         self.0.is_some()
     }
 
-    /// Answers another hub, at which the job has failed, whether this hub still has the job. The answer waits until this
-    /// hub's cores have paused the job and hub 0 has answered this hub.
+    /// Answers the question of another hub, at which the job has failed: does this hub still have the job? The answer
+    /// waits until this hub's cores have paused the job and hub 0 has answered this hub.
     pub(crate) fn asked_to_hold(&mut self, hubs: &Hubs, now: Instant) -> Vec<Effect> {
         let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
         let Some(last) = &mut self.0 else { return holds(false, None) };
@@ -292,7 +292,7 @@ impl Last {
         last
     }
 
-    /// Returns the error that the state is not saved for this reason. Returns no error if the last checkpoint has the whole
+    /// Returns, as an error, the reason why the state is not saved. Returns no error if the last checkpoint has the whole
     /// state.
     fn unsaved(&self, why: String) -> Saved {
         match self.own.is_none_or(|own| own.highest <= self.saved) {
@@ -321,8 +321,8 @@ impl Last {
     }
 }
 
-/// Returns the effects of the end. Other hubs that wait for an answer learn that this hub no longer has the job, and the
-/// result of its part.
+/// Returns the effects of the end. If other hubs wait for an answer, they learn that this hub no longer has the job.
+/// Hub 0 also gets the result of this hub's part, if it waits for this result.
 fn over(saved: Saved) -> Vec<Effect> {
     let bytes = |saved: &Option<CheckpointReply>| saved.as_ref().map_or(0, |reply| reply.bytes);
     let part = saved.as_ref().map(|saved| LastReply { bytes: bytes(saved) }).map_err(Clone::clone);

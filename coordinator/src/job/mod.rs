@@ -177,7 +177,8 @@ impl Job {
         let (first, former) = (self.first_round, std::mem::replace(&mut self.life, Life::Running));
         self.news.tell(&self.life, |news| {
             if let Life::Gathering(Gathering { reached, .. }) = former {
-                // If workers step alone, each worker keeps its lead over the slowest worker.
+                // If workers step alone (SSP, ASP), each worker keeps its lead. So the round of the slowest worker is
+                // the round that the job had reached.
                 let slowest = reached.into_iter().flatten().min().filter(|_| !ahead.is_empty());
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));

@@ -52,7 +52,7 @@ struct Follow {
 /// The step that follows when every other hub has written its part or failed.
 #[derive(Debug)]
 pub(super) enum Then {
-    /// The job is cut for this request for the state.
+    /// A cut begins, which serves this request for the state.
     Cut(WantId),
     /// The checkpoint is complete or has failed, and the request that it serves, if any, is answered.
     Told(CheckpointReply, Option<WantId>),
@@ -145,7 +145,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes the result of writing a file. If the file is good, also returns why the attempt before failed.
+    /// Notes the result of writing a file. If the file is good, also returns why the previous attempt failed.
     pub fn end_file(
         &mut self,
         occasion: Occasion,

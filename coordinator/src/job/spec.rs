@@ -51,7 +51,7 @@ impl JobSpec {
     }
 
     /// Whether the job's members make their rounds together at this hub. The workers of one machine do, even if machines
-    /// step alone.
+    /// step alone (SSP, ASP).
     pub(crate) fn steps_together(&self) -> bool {
         self.terms.level.consistency == Consistency::Bsp || self.made.is_below
     }

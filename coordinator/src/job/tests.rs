@@ -479,7 +479,8 @@ fn a_leave_that_cannot_be_is_refused_and_the_member_stays() {
     assert_eq!(job.news.now().left, [Left { rank: 1, at }]);
 }
 
-/// A hub below has no session that compares rounds. A worker of an older version names one round for all its keys when it leaves.
+/// A worker may leave while a push of it is awaited. For example, a hub below has no session that compares rounds. A worker
+/// of an older version names only one round for all keys.
 #[test]
 fn a_push_that_waits_for_a_member_that_has_left_fails_the_job_at_the_second_look() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);

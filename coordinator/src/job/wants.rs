@@ -1,16 +1,17 @@
-//! Wants: requests for a job's state within a time limit, for a file or for a client.
+//! Wants: requests for a job's state within a time limit, for a file or for a client. The cores take the
+//! state in a cut, which is a pause of the job between two rounds.
 //!
 //! ```text
 //!   a file's want ------------------v
 //!   clients' want ----> its turn --> parts of other hubs end --> cut --> parts of the cores --> file, or client
 //!                                         ^                                    |
-//!                                         '--- memory went back <--- a core has no part: its memory is out
+//!                                         '--- memory is free <--- a core has no part: its memory is in use
 //! ```
 //!
 //! | a want waits for | when its time is over |
 //! | --- | --- |
 //! | its turn, which comes when the copy for other clients is gone, or when the hub has room for one more copy | it fails: another client reads the state |
-//! | hubs that still write a part of the checkpoint before, and would skip the next | it no longer waits for a hub whose part is not complete |
+//! | hubs that still write a part of the previous checkpoint, and would skip a new part | it no longer waits for a hub whose part is not complete |
 //! | the cut | nothing happens, because a cut waits for no worker |
 //! | the parts of the cores | it fails: a round did not end in time |
 //! | the memory of cores that had none for a part | it fails, with the cores' reason. Exception: a file waits while this hub writes a file |
@@ -41,7 +42,7 @@ pub struct WantId(u64);
 pub enum Use {
     /// A file for the job, at all hubs of the job.
     File,
-    /// Clients, which have a copy of these tensors until all have read it.
+    /// Clients, which share a copy of these tensors. The copy exists until all clients have read it.
     Client(Selection),
 }
 
@@ -135,7 +136,7 @@ impl Wants {
         Some(self.waiting.remove(place))
     }
 
-    /// Returns the want that a cut is for, and its use. The cores now take the snapshot.
+    /// Returns the want for which a cut was made, and the want's use. The cores now take the snapshot.
     pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<(WantId, Use)> {
         let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
         want.waits_for = WaitsFor::Cores(before);
@@ -214,8 +215,8 @@ impl Saving<'_> {
         self.next_client()
     }
 
-    /// Tries to take the wanted state. Other hubs would skip a snapshot while they write their parts of the checkpoint
-    /// before. So hub 0 first waits until they have written these parts.
+    /// Tries to take the wanted state. Other hubs would skip a snapshot while they write their parts of the previous
+    /// checkpoint. So hub 0 first waits until they have written these parts.
     fn tries(&mut self, id: WantId) -> Vec<Effect> {
         let leads = self.job.hubs.leads();
         let Some(want) = self.wants().get(id) else { return Vec::new() };

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   train.safetensors               the newest
-//!   train@110.safetensors           the previous one; the newest and the older ones are --checkpoint-keep files together
+//!   train@110.safetensors           the previous one; --checkpoint-keep counts the newest and the older ones together
 //!   train@100.safetensors
 //!   train@damaged.safetensors       the last newest file that turned out to be damaged
 //!   train@not-finite.safetensors    the last state with NaN or infinity, which replaced nothing
@@ -142,8 +142,8 @@ impl CheckpointStore {
         Ok(rounds)
     }
 
-    /// Gives the newest file a second name with its round, before the state before round `next` replaces it.
-    /// So the job has a newest file at any time.
+    /// Gives the newest file a second name, which has its round. The next file, with the state before round `next`,
+    /// then replaces the first name. So the job has a newest file at any time.
     pub(super) fn keep_newest(&self, job: &str, newest: &Path, next: Round) -> io::Result<()> {
         if self.keep.get() == 1 || !newest.is_file() {
             return Ok(());

@@ -20,8 +20,8 @@ pub(crate) enum NoImage {
     Memory { needed: u64, available: u64 },
 }
 
-/// Returns the file of a job with this name, or of a hub's part of it, with the tensors of the snapshot. In a part, `run` tells
-/// this job from other jobs with the same name.
+/// Returns a file with the tensors of the snapshot, for the job of this name or for a hub's part of the job. In a part, `run`
+/// tells this job from other jobs with the same name.
 pub(crate) fn image(
     job: &str,
     snapshot: &Snapshot,
@@ -54,7 +54,8 @@ mod tests {
     use super::*;
     use crate::checkpoint::CheckpointStore;
 
-    /// Returns a snapshot of 18 weights in two chunks, of their 18 momenta, or of both. In each chunk the values count up.
+    /// Returns a snapshot of 18 weights in two chunks, of their 18 momenta, or of weights and momenta. In each chunk the
+    /// values count up.
     fn snapshot(selection: Selection) -> Snapshot {
         let optimizer = Optimizer::Momentum { learning_rate: 0.5, weight_decay: 0.0, momentum: 0.5 };
         let layout = Arc::new(Layout::new(vec![Key::f32("a", [18])], 64).unwrap());

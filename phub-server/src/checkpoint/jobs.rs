@@ -70,7 +70,7 @@ impl CheckpointStore {
         removed.map_err(|error| self.failed("removing files of an old job", error))
     }
 
-    /// Returns all files of the directory whose names are those of checkpoints, by job.
+    /// Returns, by job, all files of the directory that are named like checkpoints.
     fn by_job(&self) -> io::Result<HashMap<String, Vec<PathBuf>>> {
         let mut jobs: HashMap<String, Vec<PathBuf>> = HashMap::new();
         for entry in std::fs::read_dir(&self.dir)? {

@@ -29,11 +29,11 @@ pub struct PartOf<'a> {
 }
 
 impl CheckpointStore {
-    /// Returns the rounds of the parts, ascending. Returns none for a whole job, which has one file.
+    /// Returns the rounds of the parts, ascending. Returns no rounds for a job over one hub, which has no parts.
     ///
     /// # Errors
-    /// Returns an error if the job has checkpoints here of another share. Otherwise the job would begin anew
-    /// without a warning.
+    /// Returns an error if the directory has checkpoints of the job for another share. Without the error, the job
+    /// would begin anew without a warning.
     pub fn rounds(&self, job: &str, share: Share) -> Result<Vec<Round>, CheckpointError> {
         let own = self.path(job)?;
         if !share.is_whole() && (own.exists() || !self.generations(job)?.is_empty()) {
@@ -100,7 +100,7 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// Returns the file of a job, or of a share's part of a round.
+    /// Returns the path of a job's file or, if the job is over several hubs, of this share's part of the round.
     pub(super) fn file_of(&self, job: &str, share: Share, round: Round) -> Result<PathBuf, CheckpointError> {
         let whole = self.path(job)?; // checks the name
         Ok(if share.is_whole() { whole } else { self.file(&PartName::new(job, round, share).file()) })

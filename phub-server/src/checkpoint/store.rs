@@ -290,8 +290,8 @@ fn take_lock(dir: &Path) -> Result<Lock, CheckpointError> {
     })
 }
 
-/// Syncs the directory and its own name to the disk. A killed hub may have changed both without a sync, and
-/// jobs will continue from the files that are visible now.
+/// Syncs the directory and its own name to the disk. A killed hub may have changed the directory and the name without
+/// a sync, and jobs will continue from the files that are visible now.
 fn bring_to_disk(dir: &Path) -> io::Result<()> {
     disk::sync_dir(dir)?;
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());

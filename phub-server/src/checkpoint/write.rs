@@ -54,9 +54,9 @@ pub(super) struct Names<'a> {
     pub mode: FileMode,
 }
 
-/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path` right after
-/// `keep`. If the disk is full, tries again as long as `make_room` removes a file. Makes no room for a
-/// state that is not finite.
+/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path` right after the call of
+/// `keep`. If the disk is full, tries again as long as `make_room` removes a file. Makes no room for a state that is
+/// not finite.
 pub(super) fn replace(
     names: Names<'_>,
     plan: &Plan,
@@ -180,7 +180,7 @@ pub(super) fn stream(
     pieces.write_all(&plan.header)?;
     for entry in &plan.entries {
         for values in snapshot.tensor(&snapshot.pieces()[entry.piece], entry.tensor) {
-            // f32 in this machine's byte order. The windows and the file have the same order: little endian.
+            // Values are f32 in this machine's byte order: little endian, as in the windows and the file.
             pieces.write_all(values.as_bytes())?;
             // The values that are not finite are counted while the values are in the cache.
             let count = values.iter().filter(|value| !value.is_finite()).count() as u64;

@@ -187,7 +187,8 @@ mod tests {
         ControlLimits { connections, of_an_address, strangers, ..ControlLimits::default() }
     }
 
-    /// Returns the place of a connection that has shown a token, or the name of the client that has too many.
+    /// Returns the place of a connection that has shown a token, or the name of the client that has too many
+    /// connections.
     fn known(crowd: &Crowd, from: &str, limits: &ControlLimits) -> Result<Place, &'static str> {
         let (place, _) = crowd.enter(from.parse().unwrap(), limits)?;
         place.newcomer().is_known();

@@ -22,7 +22,7 @@ use prometheus_client::registry::{Registry, Unit};
 /// The content type of a page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The kernel's name of the counter of sent data, in units of 4 bytes. `RECEIVED` is that of received data.
+/// The kernel's name of the counter of sent data, in units of 4 bytes. `RECEIVED` names the counter of received data.
 const SENT: &str = "port_xmit_data";
 const RECEIVED: &str = "port_rcv_data";
 

@@ -31,7 +31,8 @@ use crate::refusals::Refusals;
 use crate::registry::{Because, Refusal, Registry, random_name};
 
 const PAGE: &str = include_str!("page.html");
-/// The placeholder in the page for a random word. The policy allows only scripts and styles with that word.
+/// The placeholder in the page for a random word. The page's content security policy allows only scripts and styles
+/// with that word.
 const NONCE: &str = "NONCE";
 
 /// The most listeners at the same time. For each listener, the hub makes a description of itself every second.

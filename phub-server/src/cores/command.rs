@@ -52,8 +52,8 @@ pub(crate) enum Command {
     Hold { job: JobId, reply: Reply<Option<Front>> },
     /// Return the round that each worker has reached in a paused job.
     Lines { job: JobId, reply: Reply<Vec<Option<Round>>> },
-    /// End a paused job: let no chunk pass the round `before`. If workers step alone, let no worker pass its own round
-    /// in `lines` instead.
+    /// End a paused job: let no chunk pass the round `before`. If workers step alone (SSP, ASP), let no worker pass
+    /// its own round in `lines` instead.
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
     /// Copy the state that a paused job has before a round.
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
@@ -82,8 +82,8 @@ pub(crate) enum Command {
     Test(fn()),
 }
 
-/// A core's links to the hubs above. A link has the window that the hub above writes, unless the workers read that
-/// window.
+/// A core's links to the hubs above. The link has the window that the hub above writes, unless the workers read that
+/// window themselves.
 pub(crate) type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
 
 /// A core's number, its last events, and the number of earlier events. There are no events without a

@@ -125,8 +125,8 @@ impl CoreHandle {
         self.waker.wake_by_ref();
     }
 
-    /// Returns the time for which the thread has left commands waiting, as of `now`. If no command waits,
-    /// this sends one, so that a later call sees whether the thread took it.
+    /// Returns the time for which the thread has left commands waiting, as of `now`. If no command waits, sends a
+    /// command, so that a later call sees whether the thread took the command.
     pub fn deaf_for(&self, now: Instant) -> Duration {
         let deaf = self.unheard.since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         if self.unheard.since().is_none() {

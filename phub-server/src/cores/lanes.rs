@@ -1,4 +1,4 @@
-//! Lanes. A lane is one core thread, pinned to a cpu. With RDMA it has one NIC, on the node of that cpu.
+//! Lanes. A lane is one core thread, pinned to a cpu. With RDMA it has one NIC, on the NUMA node of that cpu.
 //!
 //! ```text
 //!   plan:   core 0 -- nic 0      core 1 -- nic 1, nic 2       (more NICs than cores)
@@ -7,8 +7,8 @@
 //!
 //! A core that has several NICs in the plan becomes several lanes, so that every NIC carries its share. In
 //! the plan a NIC is a device; the device's cores share its ports. Lanes are chosen once, before any thread
-//! starts. Later this module also decides which lanes a new job can use. Of a transport, it knows only the
-//! NICs.
+//! starts. Later this module also decides which lanes a new job can use. It knows the NICs of transports, and
+//! nothing else of them.
 
 use std::collections::HashMap;
 

@@ -10,7 +10,7 @@ use timeline::Ring;
 
 /// The number of events that are kept, in 5 MB. With four workers they cover 13,000 chunks.
 const EVENTS: usize = 1 << 16;
-/// The shortest wait of a polling core that is recorded.
+/// The shortest wait that is recorded, if the core polls.
 const WAIT: Duration = Duration::from_micros(1);
 
 /// An event of a core.

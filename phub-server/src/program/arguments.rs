@@ -63,7 +63,8 @@ pub fn parse<T: CommandFactory + FromArgMatches>(
     parsed(&mut command).map_err(|error| unusable(error, &command))
 }
 
-/// Returns a sentence for each flag in a text that comes from the environment or a configuration file.
+/// Returns a sentence for each flag that a text names and whose value comes from the environment or a configuration
+/// file.
 pub fn variables_in(text: &str, command: &Command, arguments: &[OsString]) -> Vec<String> {
     let of_environment = of_environment(command, arguments).into_iter().map(|(flag, variable, value)| {
         (format!("{flag} comes from the environment: {variable} is {value:?}"), flag)

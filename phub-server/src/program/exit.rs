@@ -30,7 +30,7 @@ pub fn succeeds(program: &str, result: anyhow::Result<()>) -> bool {
     false
 }
 
-/// Prints a line to stderr. Rust's own macro would panic if stderr is closed; then nobody reads the line.
+/// Prints a line to stderr. If stderr is closed, does nothing; Rust's own macro would panic.
 pub fn say(text: impl Display) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

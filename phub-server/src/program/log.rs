@@ -9,8 +9,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use super::exit::WrongSetting;
 
-/// Makes this process write its log to stderr from now on, unless it has a log already. `RUST_LOG` sets the
-/// levels, or else `levels`. `format` sets the form, or else `PHUB_LOG_FORMAT`.
+/// Makes this process write its log to stderr from now on, unless it has a log already. The levels come from
+/// `RUST_LOG`; if it is not set, from `levels`. The form comes from `format`; if it is `None`, from
+/// `PHUB_LOG_FORMAT`.
 ///
 /// # Errors
 /// Returns an error if `RUST_LOG` names no levels, or `PHUB_LOG_FORMAT` no format. Nothing is then logged.

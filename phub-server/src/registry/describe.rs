@@ -9,8 +9,8 @@ use super::Registry;
 use crate::cores::{CoreHandle, lanes};
 
 impl Registry {
-    /// Returns the counters of the cores' NICs. Reads files of the kernel, whose driver may have to ask the
-    /// NICs.
+    /// Returns the counters of the cores' NICs. Reads files of the kernel. For their contents, the driver may have to
+    /// ask the NICs.
     pub fn nics(&self) -> Vec<NicReply> {
         let ports = self.cores.iter().filter_map(|core| {
             let nic = core.lane.nic.as_ref()?;

@@ -1,4 +1,4 @@
-//! This hub's own part of a job, beside the part of the coordinator: memory, cores, files and connections.
+//! This hub's own data of a job: memory, cores, files and connections. The coordinator has all other data of the job.
 //!
 //! The registry owns it, under its lock, and publishes the news.
 
@@ -38,7 +38,7 @@ pub(crate) struct Load {
     pub bytes: u64,
 }
 
-/// This hub's own part of a job, beside the part of the coordinator.
+/// This hub's own data of a job. The coordinator has all other data of the job.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub id: JobId,
@@ -59,8 +59,8 @@ pub(crate) struct Job {
     /// The state of the links to the hubs above: lost, or being replaced.
     pub(super) relinks_above: RelinksAbove,
     pub(super) wait_for_last: WaitForLast,
-    /// The round that the cores reported last. A job of one worker has this round, too, although it has no last rounds, because
-    /// nobody waits in such a job.
+    /// The round that the cores reported last. Known also in a job of one worker, whose `last_rounds` stay empty,
+    /// because no core waits for another worker.
     pub round: Round,
     /// The last rounds, as the cores reported them.
     pub last_rounds: LastRounds,

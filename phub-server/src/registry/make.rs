@@ -208,9 +208,9 @@ impl Registry {
         cores.iter().map(|&core| self.cores[core].lane.node).collect::<Vec<_>>().into()
     }
 
-    /// Makes huge pages in the window that these cores step into. Each range of pages is on one NUMA node.
+    /// Makes huge pages in the window into which these cores write weights. Each range of pages is on one NUMA node.
     fn huge_pages(&self, cores: &[usize], specs: &[ShardSpec]) {
-        // If workers have their own frames, no thread touches this window.
+        // If each worker gets its own encoded frames, no thread touches this window.
         let is_used = |spec: &&ShardSpec| spec.wire.framing().is_none() || !spec.wire.has_own_weights();
         let Some(first) = specs.first().filter(is_used) else { return };
         let spans = |weights: &Spans| (0..weights.len()).map(|place| weights.span(place)).collect();

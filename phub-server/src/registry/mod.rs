@@ -71,7 +71,7 @@ pub(crate) use rounds::timeline::Timeline;
 pub(crate) use saved::{Reader, Sent};
 pub(crate) use thread::{NoThread, on_thread};
 
-/// The guard of the registry's lock. When it is dropped, the news for the job's members are published first.
+/// The guard of the registry's lock. It publishes the news for the members of jobs before it releases the lock.
 struct Locked<'a>(MutexGuard<'a, Inner>);
 
 impl Deref for Locked<'_> {
@@ -221,7 +221,7 @@ impl Registry {
         Locked(self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    /// Notes that all workers of a hub below have joined there.
+    /// Notes that all workers of a hub below have joined that hub.
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (member, _) = inner.member(job, token)?;

@@ -17,7 +17,7 @@ pub enum IdleChoice {
 }
 
 impl IdleChoice {
-    /// Returns the policy, and the reason for the log. The hub has `cores` of `cpus`.
+    /// Returns the policy, and the reason for the log. The hub uses `cores` of the machine's `cpus` cpus.
     pub fn policy(self, cores: usize, cpus: usize) -> (IdlePolicy, String) {
         match self {
             IdleChoice::Spin => (IdlePolicy::DEDICATED, "spin, then sleep (as set)".into()),

@@ -18,7 +18,7 @@ const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 /// Returns an error if the setting names no interface with an address.
 pub(crate) fn address(setting: Option<&NicList>) -> Result<Option<IpAddr>, HubError> {
     match setting {
-        // A list that only excludes interfaces leaves the choice to the routes.
+        // A list that only excludes interfaces chooses none, so the routing table decides.
         Some(list) if !list.names_devices() => Ok(None),
         Some(list) => {
             let chosen = choose(list, get_if_addrs()?);

@@ -262,7 +262,7 @@ impl HubSettings {
         program::parse(all).map_err(|unusable| unusable.in_words())
     }
 
-    /// Returns a sentence for each flag in a text that comes from the environment and not from these
+    /// Returns a sentence for each flag that a text names and whose value comes from the environment, not from these
     /// arguments.
     pub fn variables_in(text: &str, arguments: &[OsString]) -> Vec<String> {
         program::variables_in(text, &Self::command(), arguments)
@@ -346,7 +346,7 @@ impl HubSettings {
         self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }
 
-    /// Returns the address of RDMA's handshake: the port after that of TCP.
+    /// Returns the address of RDMA's handshake: the port after the port for TCP.
     pub fn handshake(&self, control: IpAddr) -> SocketAddr {
         let mut address = self.data_path(control);
         if address.port() > 0 {

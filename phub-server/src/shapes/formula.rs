@@ -15,9 +15,9 @@ pub struct RackSpeeds {
 }
 
 impl Shape {
-    /// Returns the loads with a hub on each machine, which owns one of these shares. Each worker sends its
-    /// gradient of the shares of the other machines' hubs, and each hub answers all workers. Each of n
-    /// machines with W workers carries 2 W (n-1)/n of the model, each way.
+    /// Returns the loads with a hub on each machine, which owns one of these shares. Each worker sends the parts of
+    /// its gradient that the hubs of other machines own, and each hub answers all workers. Each of n machines with W
+    /// workers carries 2 W (n-1)/n of the model, each way.
     pub fn flat(shares: &[Volume], workers: u32, gbps: Option<f64>) -> Self {
         let workers = u64::from(workers);
         Self::on_machines(Kind::Flat, shares, gbps, |own, others, beside| {
@@ -53,7 +53,8 @@ impl Shape {
 
     /// Returns the loads of racks with one hub for all workers, in one of the racks (PHub's full paper,
     /// SoCC'18, section 3.4). There are R racks of W workers, a rack for each share. The hub owns all shares,
-    /// of M bytes together. The time is the largest of M/worker, R W M/hub and W M/uplink.
+    /// of M bytes together. The time is the largest of M/worker, R W M/hub and W M/uplink, with
+    /// the speeds of these links.
     pub fn flat_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
         let model = Volume::over(shares);
         let racks = shares.len() as u64;
@@ -64,7 +65,7 @@ impl Shape {
 
     /// Returns the loads of R racks of W workers whose hubs form a mesh. Each rack has one hub, which owns one of
     /// these shares, of M bytes together. The time is the largest of M/worker, W M/hub and
-    /// 2 (R-1)/R M/min(hub, uplink).
+    /// 2 (R-1)/R M/min(hub, uplink), with the speeds of these links.
     pub fn mesh_of_racks(shares: &[Volume], workers: u32, speeds: RackSpeeds) -> Self {
         let between = Self::mesh(shares, Some(speeds.hub.min(speeds.uplink))).bottleneck();
         let loads = Self::in_a_rack(workers.into(), Volume::over(shares), speeds);

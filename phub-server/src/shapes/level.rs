@@ -1,10 +1,10 @@
-//! The hubs of a level, the share of each, and its bytes on the wire.
+//! The hubs of a level, the share of each hub, and the bytes of each share on the wire.
 
 use pbox_core::{Above, ChunkId, JobTerms, MAX_WORKERS, Members, Placement, Wire};
 
 use super::Shape;
 
-/// The bytes that a transport sends before each chunk; TCP's frames have 16 bytes.
+/// The bytes that a transport sends before each chunk. The header of a TCP frame has 16 bytes.
 const FRAME_BYTES: u64 = 16;
 
 /// The hubs that the machines' hubs push sums to, with a share each. In a mesh they are the machines' hubs

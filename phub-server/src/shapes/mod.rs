@@ -13,7 +13,7 @@
 //! links.
 //!
 //! `docs/figures/levels.md` has measured rates: 0.98 to 1.00 of the rates that these formulas give. `tests.rs`
-//! has the rows.
+//! compares these rates with the formulas.
 
 mod formula;
 mod level;
@@ -36,7 +36,7 @@ const ALIKE: f64 = 1.02;
 /// A link that a round crosses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// The link of a machine with workers and, unless its hubs are dedicated, a hub.
+    /// The link of a machine with workers, which may also have a hub.
     Machine(u32),
     /// The link of a dedicated upper hub.
     HubAbove(u32),

@@ -90,8 +90,9 @@ fn hubs_apart_carry_the_sums_of_all_machines() {
     assert_eq!((shape.bottleneck().link, shape.bottleneck().bytes()), (Link::HubAbove(0), 300 * MB));
 }
 
-/// Four racks of eight workers, 100 MB without headers. A worker has 10 Gb/s, a hub 100, an uplink 40. By hand:
-/// flat max(0.08, 3.2/12.5, 2.4/5) = 0.48 s; with a hub a rack max(0.08, 0.8/12.5, 0.15/5) = 0.08 s.
+/// Four racks of eight workers, 100 MB without headers. A worker has 10 Gb/s, a hub 100, an uplink 40. By hand, one hub
+/// for all racks takes max(0.08, 3.2/12.5, 2.4/5) = 0.48 s. With a hub in each rack, it is max(0.08, 0.8/12.5, 0.15/5)
+/// = 0.08 s.
 #[test]
 fn racks_take_what_the_papers_formula_says() {
     let speeds = RackSpeeds { worker: 10.0, hub: 100.0, uplink: 40.0 };

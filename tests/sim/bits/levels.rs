@@ -2,9 +2,9 @@
 //! the oracle, which sums on each machine first. Every run ends with all its rounds, or with an error that
 //! names the cause.
 //!
-//! A seed decides everything: the tree of two or three levels, or the mesh; the model, cores, optimizer,
-//! schedules and credit. It also decides the codec between the hubs of two levels, the network's faults, and
-//! when workers and hubs die and come back. A failure prints its seed. For machines that step alone see
+//! A seed decides everything: the tree of two or three levels, or the mesh; the model, cores, optimizer, schedules
+//! and credit. It also decides the codec between the hubs of two levels, the network's faults, and when workers and
+//! hubs die and come back. A failure prints its seed. For machines that step alone (SSP, ASP) see
 //! `staleness::levels`.
 
 use std::collections::BTreeMap;
@@ -110,7 +110,7 @@ impl Tree {
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let mut faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
-        // This draw has its own dice, so that a seed still gives the same other draws.
+        // This draw has its own random numbers, so that all other draws of a seed stay the same.
         if mix(seed ^ 0x1a25).is_multiple_of(4) {
             job.optimizer = optimizer_by_key(&mut Dice::new(seed));
         }
@@ -203,8 +203,8 @@ impl Tree {
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
     }
 
-    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Of other workers,
-    /// checks the weights that they have.
+    /// Checks all weights of a worker that waits for nothing, and pushes its next round. If the worker still waits for
+    /// weights, checks those that have arrived.
     fn work(&mut self, number: usize) -> Result<(), String> {
         let exchange = &mut self.job.workers[number].exchange;
         for (id, key) in (0..).map(KeyId).zip(self.layout.keys()).filter(|(id, _)| exchange.is_ready(*id)) {
@@ -314,8 +314,8 @@ fn write(
     }
 }
 
-/// Whole numbers. Each equals the mean of copies of itself in f32, and sums of up to 18 of them are exact in
-/// bf16.
+/// Whole numbers. In f32, the mean of several copies of one such number equals the number. In bf16, sums of up to 18
+/// such numbers are exact.
 const EXACT: [f32; 5] = [1.0, 2.0, 4.0, 8.0, 9.0];
 
 /// Codecs that keep every number of [`EXACT`].
@@ -334,7 +334,7 @@ fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize
     ((mixed % 255) as f32 - 127.0) / 37.0
 }
 
-/// Returns, by round, whether all workers skip the round, if it has these norms.
+/// Returns, by round, whether all workers skip the round, if the rounds have these norms.
 fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
     let mut counted = Vec::new();
     let is_skipped = |norm: &Option<f32>| {
@@ -347,7 +347,8 @@ fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
     norms.iter().map(is_skipped).collect()
 }
 
-/// Works like [`value`]. If rounds are skipped, one of four rounds has an infinite value, or long gradients.
+/// Works like [`value`]. If rounds are skipped, one of four rounds has an infinite value, or gradients with a large
+/// norm.
 fn pushed(trouble: Trouble, job: &JobTerms, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let is_chosen = |salt: u64| round > Round(0) && mix(u64::from(round.0) ^ salt).is_multiple_of(4);
     if job.skip_nonfinite && (key.0, element) == (0, 0) && is_chosen(0x5c1b) {
@@ -357,8 +358,8 @@ fn pushed(trouble: Trouble, job: &JobTerms, worker: u32, round: Round, key: KeyI
     value(trouble, worker, round, key, element) * if is_long { 4.0 } else { 1.0 }
 }
 
-/// Returns the oracle's weights after each round, and its norm if steps wait for the norm. Each hub sums its
-/// workers and the hubs below it, in order, in the type of the key.
+/// Returns the oracle's weights after each round. Also returns the norm of each round, if steps wait for the norm.
+/// Each hub sums its workers and the hubs below it, in order, in the type of the key.
 fn expected(
     layout: &Layout,
     terms: &JobTerms,
@@ -491,8 +492,8 @@ fn expected_coded(
     by_round.unzip()
 }
 
-/// Returns the sum below a hub, if a worker there has a gradient. `next` is the number of the first worker
-/// there.
+/// Returns the sum of the gradients below a hub, if a worker below the hub has a gradient. `next` is the number of the
+/// first worker below the hub.
 fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, gradient: &impl Fn(u32) -> Option<f32>) -> Option<f32> {
     let pushed: Vec<f32> = below
         .iter()

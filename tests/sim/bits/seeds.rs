@@ -157,8 +157,8 @@ impl Cluster {
         }
     }
 
-    /// Checks all weights of a worker that waits for nothing, and pushes its next round. Of other workers,
-    /// checks the weights that they have.
+    /// Checks all weights of a worker that waits for nothing, and pushes its next round. If the worker still waits for
+    /// weights, checks those that have arrived.
     fn work(&mut self, rank: u32) -> Result<(), String> {
         let worker = &mut self.job.workers[rank as usize];
         for key in (0..self.layout.keys().len() as u32).map(KeyId).filter(|&key| worker.is_ready(key)) {
@@ -321,9 +321,10 @@ fn is_skipped(terms: &Terms, norms: &[Option<f32>], round: u32) -> bool {
     norms[..=round as usize].iter().copied().map(is_skipped).last().expect("norms up to this round")
 }
 
-/// Returns the value that a worker pushes. If workers join and leave, all push the same whole number, so that
-/// the mean does not depend on who takes part. If rounds are skipped, one of four rounds has an infinite
-/// value, or long gradients. If keys are adapted, one of five values is zero.
+/// Returns the value that a worker pushes. If workers join and leave, all push the same whole number, so that the
+/// mean does not depend on who takes part. If rounds are skipped, one of four rounds has an infinite value, or
+/// gradients with a large norm. If the optimizer adapts keys (LARS, LAMB), all values of a key are zero in one of
+/// five rounds.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     if terms.job.skip_nonfinite
         && round > Round(0)
@@ -426,7 +427,7 @@ fn expected(
     (by_round, norms)
 }
 
-/// Returns the mean gradient of a chunk in a round, which is zero without gradients.
+/// Returns the mean gradient of a chunk in a round. The mean is zero if the round has no gradients.
 fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId, chunk: ChunkId) -> Vec<f32> {
     let span = layout.chunk(chunk).span;
     let first = (span.offset - layout.key_span(key).offset) / 4;

@@ -30,7 +30,7 @@ struct Chunk {
     significant: Option<Vec<u64>>,
     /// The weights of each worker.
     local: Vec<Vec<f32>>,
-    /// The content of each worker's gradient after the round.
+    /// The values that stay in each worker's gradient after the push of a round.
     left_out: Vec<Vec<f32>>,
 }
 
@@ -44,8 +44,8 @@ struct Model {
     chunks: Vec<Chunk>,
     /// The set that was selected after the previous round, by chunk.
     selected: Option<Vec<Vec<u64>>>,
-    /// The number of chunks that were pushed as significant set and explorer. `mended` counts the chunks that
-    /// were pushed again.
+    /// The number of chunks that were pushed as the two sets of Slim-DP: significant set and explorer. `mended` counts
+    /// the chunks that were pushed again.
     sets: usize,
     mended: usize,
 }
@@ -248,8 +248,8 @@ fn every_weight_is_the_models() {
     }
 }
 
-/// The part that is left out is the sum of the other workers' pushes. The hub steps as if they had
-/// pushed zeros, and rank 0 gets the same weights.
+/// In this ablation the hub does not sum: it reads only the push of rank 0. It steps as if the other workers had pushed
+/// zeros. So rank 0 gets the same weights as in a full run with such pushes.
 #[test]
 fn without_the_sum_only_the_first_push_counts() {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [200]), Key::f32("b", [40])], 256).unwrap());

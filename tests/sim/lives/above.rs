@@ -20,8 +20,8 @@ use super::tree::{ABANDONED, Tree};
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Tree {
-    /// Kills the hubs at the top. `have_begun`: whether all workers had weights. Workers without
-    /// weights have still reached the same rounds as before.
+    /// Kills the hubs at the top. `have_begun`: whether all workers have weights since the job began. Otherwise the
+    /// rounds that were noted before are still right.
     pub fn hubs_above_die(&mut self, have_begun: bool) {
         if have_begun {
             self.note_reached();
@@ -60,7 +60,7 @@ impl Tree {
         self.job.kill_hub(0);
     }
 
-    /// Kills a machine with its hub, in a job that stops because of that, and may come back.
+    /// Kills a machine with its hub, in a job that then stops. The job may come back later.
     pub fn machine_dies(&mut self, hub: usize) {
         self.job.kill_machine(hub);
         self.forget();
@@ -105,7 +105,7 @@ impl Tree {
         }
         let end = self.job.nodes[0].control.failure().map(|(_, end)| end);
         assert_eq!(end, Some(End::HubLost), "the hub above: {:?}", self.job.nodes[0].control.failed);
-        // A hub whose last worker is gone may end for that reason, too.
+        // If the last worker of a hub is gone, the hub may end for that reason instead.
         for hub in below.into_iter().filter(|hub| have_workers.contains(hub)) {
             let control = &self.job.nodes[hub].control;
             let end = control.failure().map(|(_, end)| end);

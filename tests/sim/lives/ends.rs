@@ -56,7 +56,7 @@ impl Life {
         }
     }
 
-    /// Checks that all hubs have saved the same last state, or that one of them could not.
+    /// Checks that all hubs have saved the same last state, or that one hub could not save it.
     fn check_last_state(&mut self) {
         let hubs = &self.job.hubs.hubs;
         let written = BTreeSet::from_iter(hubs.iter().filter_map(|hub| hub.last.written));
@@ -157,12 +157,12 @@ impl Life {
         self.reached.clone_from(&reached);
         self.came_back.clear();
         self.compared.fill(0);
-        // Workers that step alone begin with the lead that they had.
+        // Workers that step alone (SSP, ASP) begin with the lead that they had.
         let are_apart = matches!(self.ledger, Ledger::Alone(_)) && from.is_some();
         let known = || reached.iter().flatten();
         let furthest = if are_apart { known().min() } else { known().max() };
         let furthest = furthest.map_or(0, |reached| reached.0);
-        // A worker that steps alone and dies may have been the slowest.
+        // The round of a dead worker is unknown. If workers step alone, this round may be the lowest.
         let is_all_saved = is_all_saved && (!are_apart || reached.iter().all(Option::is_some));
         assert!(!is_all_saved || furthest <= first.0, "the stop lost rounds {} to {furthest}", first.0);
         count("jobs gone on from a checkpoint", usize::from(restored.is_some()));

@@ -29,7 +29,7 @@ const AHEAD: u32 = 3;
 /// The longest time that a session waits for a hub.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The number of steps in which living workers push, and pushes arrive.
+/// The number of steps within which living workers push and their pushes arrive.
 const STANDS: u32 = 60;
 
 /// A time that no life reaches.
@@ -91,10 +91,10 @@ pub struct Life {
     pub reached: Vec<Option<Round>>,
     /// The last round before which each worker has compared its weights with those of other workers, by rank.
     pub compared: Vec<u32>,
-    /// The last look at the cores, the stages at that time, and the first step with this look and these stages.
+    /// The last check of the cores, the workers' stages at that time, and the step since which both have not changed.
     looked: Option<(Look, Vec<Stage>, u32)>,
     steps: u32,
-    /// The step in which living members were silent last.
+    /// The last step in which living members were silent.
     silent: u32,
     /// The number of notices that were read.
     pub read: usize,
@@ -274,8 +274,8 @@ impl Life {
         }
     }
 
-    /// Makes an event for a worker. At least one other worker always takes part, because the job would end
-    /// without workers, unless its end is allowed.
+    /// Makes an event for a worker. Unless the job may end, at least one other worker takes part, because without
+    /// workers the job would end.
     fn happens(&mut self, rank: u32) {
         let takes_part = |&other: &u32| other != rank && self.stages[other as usize] == Stage::TakesPart;
         let is_last = !(0..WORKERS).any(|other| takes_part(&other));
@@ -544,8 +544,8 @@ impl Life {
     }
 }
 
-/// An optimizer whose steps wait for their key. The steps equal those of SGD, because a key without decay is
-/// not adapted.
+/// An optimizer whose steps wait for the norms of their whole key. The steps equal those of SGD, because it does not
+/// adapt a key without decay.
 pub const BY_KEY: Optimizer =
     Optimizer::Lars { learning_rate: 1.0, weight_decay: 0.0, momentum: 0.0, trust: 1.0 };
 

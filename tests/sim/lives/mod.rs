@@ -20,10 +20,10 @@
 //! | no event is lost: each waiting task is woken, and gets news by their version | simulated members, which use nothing else |
 //! | every wait ends | [`Life::until`], at any moment of a life |
 //! | a job that fails at a hub fails at all hubs, closes all links, and leaves nothing on a core | [`Life::end`] |
-//! | a lost member is one that the test has harmed in this way, and a job fails in the words of this loss | `blame` of the control |
+//! | the test has harmed each lost member in the way that the hub reports, and a job fails in the words of this loss | `blame` of the control |
 //! | an incomplete checkpoint names the hub whose disk has failed | [`disks::Disks`] |
 //! | a worker that only sends heartbeats is lost when all other workers wait for it, and no other worker is lost | [`Life::is_held_up`] |
-//! | a hub that was suspended blames nobody for that | the control of a hub |
+//! | a hub that was suspended blames no member for its own silence | the control of a hub |
 //! | a new learning rate is used from its round on, also in a job that comes back and below other hubs | [`ledger::Together`] |
 //! | a job begins with the state that rank 0 brings | [`ledger`], [`Life::come_back`] |
 //! | a link has the bytes that its core has measured last, and a new link has none | the control of a hub |

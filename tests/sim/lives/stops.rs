@@ -63,7 +63,7 @@ impl Life {
         }
         count("jobs saved at a stop", saved);
         count("jobs not saved at a stop", not_saved);
-        // With several hubs, workers that step alone continue as if the hub had been killed after the cut.
+        // With several hubs, workers that step alone make more rounds after the cut, and these rounds are lost.
         saved > 0 && (self.terms.job.hubs == 1 || !self.terms.job.level.consistency.steps_alone())
     }
 }

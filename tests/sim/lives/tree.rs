@@ -2,9 +2,8 @@
 //! at any moment, also before they take part again. The hubs at the top take snapshots, and may also be
 //! [lost](super::above).
 //!
-//! All workers push the same number, as in [`Life`](super::life::Life). A hub sends up a sum with its
-//! count, so the mean is that number for any set of workers. Machines that step alone push ones in their own
-//! elements.
+//! All workers push the same number, as in [`Life`](super::life::Life). A hub sends up a sum with its count, so the
+//! mean is that number for any set of workers. Machines that step alone (SSP, ASP) push ones in their own elements.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +28,7 @@ use super::life::BY_KEY;
 const STEPS: u32 = 300;
 /// Codecs that keep the pushed numbers and their sums exactly.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
-/// The words of a hub that ends because nobody is left who could push a round that went up.
+/// The words of a hub that ends because no worker is left who could push a round that this hub has already sent up.
 pub const ABANDONED: &str = "was the last that could push";
 /// A time that no life reaches.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
@@ -45,7 +44,7 @@ pub struct Tree {
     pub faults: Faults,
     pub job: Levels,
     pub ledger: Ledger,
-    /// The disks of the hubs at the top, which count as one.
+    /// The disks of the hubs at the top. These hubs count as one hub.
     pub disks: Disks,
     /// The round that each worker had reached when the hubs above were lost.
     pub reached: Vec<Option<Round>>,
@@ -328,8 +327,8 @@ impl Tree {
         workers.flat_map(of_worker).collect()
     }
 
-    /// Checks the end of a hub. If a worker below takes part, there are two allowed causes. The hub above has
-    /// ended, or no worker is left who could push a round that went up.
+    /// Checks the end of a hub. If a worker below takes part, there are two allowed causes. The hub above has ended,
+    /// or no worker is left who could push a round that this hub has already sent up.
     fn check_end(&mut self, hub: usize) {
         let why = self.job.nodes[hub].control.failed.as_deref().unwrap_or_default();
         let is_abandoned = why.contains(ABANDONED);
@@ -345,7 +344,8 @@ impl Tree {
         job.is_hub_alive(hub) && job.nodes[0].control.job().members.takes_part(rank)
     }
 
-    /// Notes which machines that step alone have begun or ended to take part since the last call.
+    /// Notes which machines that step alone have begun to take part since the last call, and which no longer take
+    /// part.
     pub fn look_at_machines(&mut self) {
         let Tree { job, ledger: Ledger::Alone(alone), shape, .. } = self else { return };
         for rank in 0..shape.len() as u32 {
@@ -408,7 +408,7 @@ impl Tree {
         }
     }
 
-    /// Ends the links of all hubs at once. A part of the norm that a hub has passed on then helps no other hub.
+    /// Ends the links of all hubs at once. Then no hub gets a part of the norm that another hub has passed on.
     fn loses_network(&mut self) {
         let linked = (1..self.job.nodes.len()).filter(|&hub| self.is_linked_above(hub));
         linked.collect::<Vec<_>>().into_iter().for_each(|hub| self.loses_links(hub));

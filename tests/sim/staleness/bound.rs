@@ -1,5 +1,5 @@
 //! SSP and ASP over the simulated network: the number of rounds that a worker makes alone, and the result of
-//! one push too many. The lives of jobs in `lives` keep the bound, and count each push once. A failure prints
+//! one push too many. The tests in `lives` also check the bound, and that each push counts once. A failure prints
 //! its seed.
 
 use std::sync::Arc;

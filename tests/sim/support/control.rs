@@ -1,5 +1,5 @@
-//! The control of a job at a simulated hub. It has the coordinator's job, cores that carry out commands late,
-//! and late reports.
+//! The control of a job at a simulated hub. It has the coordinator's job, cores that carry out commands late, and
+//! late reports. A cut is a pause of the job between two rounds.
 //!
 //! ```text
 //!   event -> job -> effects -> commands, a queue for each core -> core -> reports, one queue -> event
@@ -72,16 +72,16 @@ pub struct Control {
     hub: Hub,
     id: JobId,
     pub name: String,
-    /// The commands that each core has and has not yet carried out.
+    /// The commands that each core has received and not yet carried out.
     commands: Vec<VecDeque<Command>>,
-    /// The actions of the cores that the job does not yet know.
+    /// The reports of the cores that the job has not yet taken in.
     reports: VecDeque<Event>,
     /// The number of cores that have not yet answered the step of a cut.
     answers: usize,
-    /// The answers of the cores to the step of a cut. They are the highest round of any chunk, and the furthest of each
-    /// worker that steps alone.
+    /// The cores' answers to the step of a cut: the highest round of any chunk, and the furthest round of each worker
+    /// that steps alone.
     fronts: (Option<Round>, Vec<Option<Round>>),
-    /// The state that rank 0 brings, and the layout, until the job begins with it.
+    /// The state that rank 0 brings, and its layout, until the job begins with this state.
     brings: Option<(Arc<Layout>, Arc<Restored>)>,
     /// The ranks that have begun to take part since the last call of `begun`, each with its first round.
     begun: Vec<(u32, Round)>,
@@ -101,13 +101,13 @@ pub struct Control {
     crossed: CrossedHere,
     /// The cut that lets the members begin, while it waits for the hubs above.
     waits_above: Option<CutId>,
-    /// The number of cores that have lost links to the hubs above, until there are new links.
+    /// The number of cores whose links to the hubs above are lost; `None` if no links are lost.
     unlinked_above: Option<usize>,
     pub failed: Option<String>,
     /// Whether cores forget a failed job, as the cores of a real hub do. Otherwise the caller can look at the failed job's
     /// state on the cores.
     pub forgets: bool,
-    /// Whether the hub checks the time now and then, as a real hub does. Otherwise the caller makes it check.
+    /// Whether the hub checks the time now and then, as a real hub does. Otherwise only the caller starts such a check.
     pub is_swept: bool,
     is_dead: bool,
     now: Instant,
@@ -431,8 +431,8 @@ impl Control {
         true
     }
 
-    /// Publishes the news, if there are any. Members get them by their version. Notes who has begun to take
-    /// part.
+    /// Publishes the news, if there are any. Members see from the version that the news have changed. Notes who has
+    /// begun to take part.
     fn publish(&mut self) {
         let news = self.job().news.now();
         if news.version == self.heard.version {

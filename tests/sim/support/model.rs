@@ -22,11 +22,11 @@ pub struct Model {
     optimizer: Optimizer,
     /// The bound on the norm of a round's mean, if steps wait for it.
     pub clip_norm: Option<f32>,
-    /// The bound on the norm in the previous round.
+    /// The bound on the norm of the previous round, if that norm scales steps.
     pub clip_norm_last: Option<f32>,
     /// Whether the job skips rounds that are not finite.
     pub skips: bool,
-    /// The factor over the mean of the norms that makes a norm a spike, whose round is skipped.
+    /// The factor of a spike: a round is skipped if its norm is more than this factor times the mean of the norms.
     pub skip_spikes: Option<f32>,
     /// The norms of the rounds that were not skipped, if the job looks for spikes.
     norms: Vec<f32>,
@@ -40,7 +40,7 @@ pub struct Model {
 }
 
 struct Chunk {
-    /// The hub's weights. If the optimizer keeps none, the part of the mean that the answer left out.
+    /// The hub's weights. If the optimizer keeps no weights, the field has the part of the mean that the last answer left out.
     weights: Vec<f32>,
     /// The number of steps that the hub has made.
     steps: u32,
@@ -143,7 +143,7 @@ impl Model {
         self.advance_as(numbers, |_, _| Content::Gradient, value);
     }
 
-    /// Makes one round in which the ranks may push other contents.
+    /// Makes one round in which the ranks may push other contents than gradients.
     pub fn advance_as(
         &mut self,
         numbers: &Numbers,

@@ -23,7 +23,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Creates a plan. For half of the seeds, workers push more than gradients.
+    /// Creates a plan. For half of the seeds, workers also push other contents than gradients.
     pub fn new(seed: u64, broadcasts: bool) -> Self {
         let seed = mix(seed ^ 0x706c_616e);
         Plan { seed, plain: seed.is_multiple_of(2), alike: false, broadcasts }
@@ -82,7 +82,7 @@ impl Plan {
 pub struct Drafts(BTreeMap<KeyId, bool>);
 
 impl Drafts {
-    /// Sends a key's gradient ahead, or does not. `write` writes the gradient, or other values.
+    /// Sends a key's gradient ahead, if the dice say so. `write` then writes the gradient, or other values.
     pub fn perhaps<P: Port>(
         &mut self,
         dice: &mut Dice,

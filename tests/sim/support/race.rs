@@ -27,7 +27,7 @@ pub trait Job {
     fn is_alive(&self, worker: usize) -> bool;
     /// Lets every core and every living worker work once. Returns true if anything happened.
     fn step(&mut self) -> Result<bool, ExchangeError>;
-    /// Returns the member of the hub that steps, by worker: the worker or its machine.
+    /// Returns the member of the hub that steps for each worker: the worker itself, or its machine.
     fn members(&self) -> Vec<usize>;
 }
 

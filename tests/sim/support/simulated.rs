@@ -28,15 +28,15 @@ pub struct Terms {
     pub job: JobTerms,
     /// The number of cores of each hub. A cut of several hubs is a cut of all their cores.
     pub cores: usize,
-    /// The number of shards on each core to which the job's keys are dealt.
+    /// The number of shards of each core. The keys of the job are dealt to the shards.
     pub shards: usize,
     /// The number of keys that rank 0 pulls in a batch, from the last key on. Each rank pulls one key more than
     /// the previous rank.
     pub batch_keys: Option<usize>,
-    /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
+    /// The credit of each link at a worker, in bytes. The terms of the job set the credit at the hub.
     pub worker_credit: Option<usize>,
-    /// Whether the network keeps the order of posts, and loses and repeats none, as real transports do. If it
-    /// does, gradients may leave ahead, and both ends of a link check arrivals.
+    /// Whether the network keeps the order of posts, and loses and repeats none, as real transports do. In such a
+    /// network, gradients may be sent ahead, and both ends of a link check arrivals.
     pub is_orderly: bool,
     /// The seed by which cores carry out the control's commands late, and the control takes in reports late.
     /// Without a seed, both happen at once.
@@ -61,8 +61,8 @@ pub struct Again {
 }
 
 impl Terms {
-    /// Creates the terms of a job in BSP that stops when a worker is lost. The hub leaves nothing out, each
-    /// chunk is a slice, and links have no limit.
+    /// Creates the terms of a job in BSP that stops when a worker is lost. The hub leaves no part of its work out, each
+    /// chunk is one slice, and links have no limit of credit.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };
@@ -363,7 +363,7 @@ impl Simulated {
         self.notices[from..].iter().for_each(|notice| hub.hear(core, notice));
     }
 
-    /// Lets each worker begin that takes part at all hubs. A session also waits for the news of all its hubs.
+    /// Lets a worker begin once it takes part at all hubs. A real session also waits for the news of all its hubs.
     fn begin(&mut self) -> Result<()> {
         self.begins.extend(self.hubs.lead().begun());
         for (rank, from) in self.begins.extract_if(.., |(rank, _)| self.hubs.takes_part(*rank)) {
@@ -490,8 +490,8 @@ impl Simulated {
         Ok(())
     }
 
-    /// Inverts a byte of the significant set's signature in a worker's next push of a chunk, with Slim-DP. A
-    /// push of the whole chunk has no such set, and the hub reads it in spite of the byte.
+    /// Inverts a byte of the significant set's signature in a worker's next push of a chunk, with Slim-DP. A push of
+    /// the whole chunk has no such set, so the hub can read the push in spite of the byte.
     pub fn corrupt_signature(&self, rank: u32, chunk: ChunkId) {
         let end = self.ends[rank as usize][self.placement.owner(chunk)];
         self.net.flip_next(end, self.wire.weights_span(chunk).offset + HEADER_BYTES);

@@ -102,8 +102,8 @@ impl Trouble {
             Trouble::Death => (alive == workers && dice.below(40) == 0).then_some(Strike::Kill(victim)),
             Trouble::ComingAndGoing if dice.below(15) > 0 => None,
             Trouble::ComingAndGoing if !job.is_alive(victim) => Some(Strike::Rejoin(victim)),
-            // A loss would end the job before all workers have the weights. The loss of the last worker would
-            // also end it.
+            // Before all workers have the weights, the loss of any worker would end the job. Later, the loss of the
+            // last worker would end it.
             Trouble::ComingAndGoing => (alive > 1 && begun).then_some(Strike::Kill(victim)),
         }
     }

@@ -67,7 +67,7 @@ pub struct Reference {
     machines: Vec<u32>,
     optimizer: Optimizer,
     clip_norm: Option<f32>,
-    /// The bound on the norm in the previous round.
+    /// The bound on the norm of the previous round, if that norm scales steps.
     pub clip_norm_last: Option<f32>,
     /// The rounds in which rank 1 pushes a [large value](SPIKE).
     pub spikes: Vec<u32>,
@@ -301,8 +301,8 @@ pub fn flip_a_bit<E>(values: &[E]) {
 /// The state of a job, with all its keys.
 pub struct Saved {
     pub before: Round,
-    /// The number of steps of each key. A job that fails in a round may have stepped only some of the keys in
-    /// it.
+    /// The number of steps of each key. A job that fails in the middle of a round may have stepped only some of the
+    /// keys.
     pub steps: Vec<u32>,
     /// The values in the form in which a session brings them.
     pub values: Vec<u8>,

@@ -1,4 +1,4 @@
-//! A hub with its jobs and names, for events in any order.
+//! Tests of a hub with its jobs and names, by events in any order.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -79,14 +79,15 @@ fn event() -> impl Strategy<Value = Event> {
 /// A job that is being made, with its owner and its promise.
 type Making = (JobId, Option<IpAddr>, u64);
 
-/// A hub, and its driver's knowledge of the hub.
+/// A hub of the test, and what its driver knows about it.
 struct Driven {
     hub: Hub,
     begun: Instant,
     now: Instant,
     /// The record of all inputs.
     record: Vec<String>,
-    /// The reserved names, each with the job that is being made. Without such a job, a failed job's last state is being saved.
+    /// The reserved names, each with the job that is being made. `None` means that the last state of a failed job with
+    /// this name is being saved.
     reserved: BTreeMap<&'static str, Option<Making>>,
     /// All tokens, each with the name of its job, and its member.
     given: Vec<(Token, &'static str, MemberOf)>,
@@ -243,7 +244,7 @@ impl Driven {
         }
     }
 
-    /// Frees a reserved name. If the name belongs to a failed job, saving the last state of that job fails first.
+    /// Frees a reserved name. If a failed job still has the name, first makes the saving of its last state fail.
     fn release(&mut self, name: &'static str) {
         if self.reserved.remove(name) == Some(None) {
             let saved = self

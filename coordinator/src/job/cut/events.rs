@@ -1,4 +1,5 @@
-//! The events of a cut: its request, the results of its steps, its release by hub 0, and a timeout.
+//! The events of a cut, which is a pause between two rounds. They are its request, the results of its steps, its
+//! release by hub 0, and a timeout.
 
 use std::time::{Duration, Instant};
 

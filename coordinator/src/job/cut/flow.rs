@@ -1,4 +1,4 @@
-//! The path of a cut from step to step.
+//! The path of a cut, which is a pause between two rounds, from step to step.
 //!
 //! ```text
 //!   next -> hold -> held here -> held everywhere -> snapshot -> release of other hubs -> release here -> over -> next

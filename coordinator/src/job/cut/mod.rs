@@ -42,8 +42,8 @@ pub struct CutId(u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Purpose {
-    /// Workers take part from the cut on. They are given by their numbers at all hubs, because a rank may have another
-    /// worker by then.
+    /// Workers take part from the cut on. Each is given by its number at all hubs, because by then another worker may
+    /// have its rank.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),
@@ -80,7 +80,8 @@ pub enum Step {
     HoldOthers(HoldRequest),
     /// Ask all cores for each worker's line: the first round for which no chunk has a stepped push of the worker.
     Lines,
-    /// Let no chunk pass this round. If workers step alone, let no worker pass its own round in the list instead.
+    /// Let no chunk pass this round. If workers step alone (SSP, ASP), let no worker pass its own round in the list
+    /// instead.
     EndBefore(Round, Arc<[Option<Round>]>),
     /// Let all cores take a snapshot before this round.
     TakeSnapshot(Occasion, Round),
@@ -105,7 +106,7 @@ pub enum Stepped {
     Above(Result<Option<Round>, String>),
     /// All cores begin with the round of the hubs above.
     Below,
-    /// All cores have paused the job. The round is that of the furthest chunk; `None` without chunks.
+    /// All cores have paused the job. The round is the furthest chunk's round; `None` without chunks.
     Held(Option<Round>),
     /// The other hubs have paused the job. Each reports the round of its furthest chunk.
     OthersHeld(Result<Vec<Option<Round>>, String>),

@@ -108,8 +108,8 @@ fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Lat
     late.collect()
 }
 
-/// Names the worker for which a rank's round waits. If the rank is a hub below that reports a late worker, names that
-/// worker.
+/// Names the worker for which rounds wait. It is the worker of this rank. If the rank is a hub below, it is the late
+/// worker that the hub has reported.
 fn awaited(rank: u32, members: &Ranks, spec: &JobSpec) -> String {
     let latest = members.get(rank).and_then(|member| member.latest.as_ref());
     match latest.filter(|latest| latest.waited_us > 0) {

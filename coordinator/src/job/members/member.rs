@@ -230,8 +230,8 @@ impl Standing {
         matches!(self, Standing::Left)
     }
 
-    /// Notes that a member has lost its links: all `cores` drop them. Returns the token of the connection that is lost,
-    /// too, if the member had reconnected.
+    /// Notes that a member has lost its links: all `cores` drop them. If the member had reconnected, returns the token
+    /// of the new connection, which is also lost.
     pub(crate) fn unlink(&mut self, cores: usize, why: &str, now: Instant) -> Option<Token> {
         let token = match self {
             Standing::TakesPart { relinked_by } => *relinked_by,

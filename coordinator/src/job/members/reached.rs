@@ -8,7 +8,7 @@ use crate::refused::Refused;
 
 impl Life {
     /// Notes that a worker of some machine had reached this round when it lost a hub. Ignores the round if machines
-    /// step alone, because then there is no common round.
+    /// step alone (SSP, ASP), because then they have no common round.
     pub(crate) fn machines_have_reached(&self, round: Round, spec: &JobSpec, news: &mut News) {
         if spec.terms.level.consistency == Consistency::Bsp {
             news.has_reached(self, round);

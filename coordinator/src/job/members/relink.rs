@@ -9,8 +9,8 @@ use crate::job::{Effect, Job, JobSpec, Life, News};
 use crate::refused::Refused;
 use crate::tokens::Token;
 
-/// The interval at which a hub reports to the hubs above which of its workers is late. The hubs above answer its heartbeats
-/// after this time, even without news.
+/// The interval at which a hub reports to the hubs above which of its workers is late. After this time, the hubs above
+/// answer a heartbeat of the hub even without news.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The answer to a worker that has asked for new links.

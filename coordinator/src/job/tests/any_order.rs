@@ -60,7 +60,7 @@ fn event() -> impl Strategy<Value = Event> {
 struct Hub {
     job: Job,
     cores: Vec<VecDeque<(Command, u32)>>,
-    /// The last token of each rank, and the token of its join.
+    /// The last token of each rank. `joined` has the token of the rank's join.
     tokens: Vec<Token>,
     joined: Vec<Token>,
     served: Tokens,
@@ -221,7 +221,7 @@ impl Hub {
         }
     }
 
-    /// Publishes the news, as the driver does. Members see a change by its version.
+    /// Publishes the news, as the driver does. Members see from the version that there is a change.
     fn publish(&mut self) {
         let (news, edition) = (self.job.news.now(), self.job.news.edition());
         match std::mem::replace(&mut self.edition, edition) != edition {

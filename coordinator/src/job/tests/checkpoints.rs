@@ -198,7 +198,8 @@ fn a_want_ends_with_its_time_and_says_why() {
     assert_eq!(wanted.happens(crate::Event::Freed(0)), []);
 }
 
-/// A job's last checkpoint once waited only two seconds for the file before. With a slower disk, it was not written.
+/// A job's last checkpoint once waited only two seconds for the previous file. With a slower disk, the last
+/// checkpoint was not written.
 #[test]
 fn a_file_waits_for_the_file_before_it_as_long_as_the_disk_takes() {
     let mut wanted = Wanted::new(1);

@@ -1,5 +1,5 @@
-//! Cuts of a job over two hubs. Steps are taken late. Requests of hub 0 to the other hub are delivered late, or hub 0 gives
-//! them up.
+//! Cuts of a job over two hubs: pauses between two rounds. Steps are taken late. Requests of hub 0 to the other hub are
+//! delivered late, or hub 0 gives them up.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,7 +12,7 @@ use crate::job;
 enum Event {
     /// A hub cuts the job for a snapshot: at all hubs, which hub 0 leads, or at this hub alone.
     Snapshot(usize),
-    /// Hub 0 makes a cut from which on rank 1 takes part.
+    /// Hub 0 makes a cut. Rank 1 takes part from this cut on.
     Admit,
     /// A hub takes its next step. Its chunks have reached this round.
     Step(usize, u32),

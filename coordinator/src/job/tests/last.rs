@@ -23,7 +23,7 @@ enum Event {
     /// A hub gives up a request. The flag says whether the request is lost.
     GiveUp(usize, bool),
     Die(usize),
-    /// Twice the limit passes, and a hub notices it.
+    /// A time of twice the limit passes, and a hub notices this.
     Sweep(usize),
 }
 

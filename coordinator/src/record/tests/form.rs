@@ -1,6 +1,7 @@
-//! The format of records: this program must be able to read the record of a known life.
+//! The format of records: this program must be able to read an older record.
 //!
-//! `life.record` is the record of [`life`](super::life) from the time when it was made. It must not be changed by hand.
+//! This record is `life.record`. It was once made from the fixed requests of [`life`](super::life), and must not be changed
+//! by hand.
 
 use std::fs::{read_to_string, write};
 use std::path::PathBuf;

@@ -3,8 +3,8 @@
 //! | changed since the last sync | after a loss of power |
 //! | --- | --- |
 //! | contents of a file | as synced, as changed, cut short, or with blocks of zeros |
-//! | names in a directory | some of the changes; of each name, the earlier changes before the later ones |
-//! | the directory itself | present, with files as above, or gone, until its parent is synced |
+//! | names in a directory | as after some of the changes; a change is never there without all earlier changes of its name |
+//! | the directory itself | present, with files as above; gone, if its parent was not synced |
 //!
 //! A rename is one change of two names, as on every journaling file system. On ext4 and XFS the order is kept: if
 //! a change of a name is on the disk, all earlier changes are, too. The sync of a file does not sync its name.

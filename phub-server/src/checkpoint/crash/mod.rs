@@ -1,5 +1,5 @@
-//! Simulated crashes of hubs, by seed. Hubs write checkpoints on disks that fill up and fail. They die before
-//! any change of a file, one or several at once. They start again with the files that a loss of power has
+//! Simulated crashes of hubs, by seed. Hubs write checkpoints on disks that fill up and fail. One hub dies, or
+//! several die at once, at an arbitrary change of a file. Dead hubs start again with the files that a loss of power has
 //! left ([`journal`]).
 //!
 //! The following always holds:

@@ -1,5 +1,5 @@
-//! A job below other hubs: the meeting of a mesh, the news from the hubs above, and the beginning of the job
-//! at these hubs.
+//! A job below other hubs. This file has the meeting, in which the hubs of a mesh learn each other's addresses. It
+//! also has the news from the hubs above, and the beginning of the job at these hubs.
 
 use std::pin::pin;
 
@@ -61,8 +61,8 @@ impl Registry {
         (waits && is_same).then_some(names)
     }
 
-    /// Handles the news from the hubs above until the job ends. Also reports to the hubs above which worker
-    /// is late here.
+    /// Handles the news from the hubs above until the job ends. Also reports to the hubs above which worker of this
+    /// hub is late.
     pub(crate) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
         let registry = self.me.clone();
         self.runtime.spawn(async move {

@@ -133,7 +133,7 @@ impl JoinedAbove {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
 
-    /// Reports, with the next heartbeats, to the hubs above which worker is late here.
+    /// Reports to the hubs above which worker of this hub is late. The next heartbeats carry the report.
     pub fn say_latest(&self, latest: Option<Latest>) {
         self.hubs.iter().for_each(|hub| hub.say_latest(latest.clone()));
     }

@@ -1,5 +1,5 @@
-//! The links that carry a job's sums up. They are made when this hub joins at the hubs above, and replaced when they are
-//! lost.
+//! The links that carry a job's sums up, and the windows: memory that links write or read. The links are made when this
+//! hub joins at the hubs above, and replaced when they are lost.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use fabric::{Receive, RecvWindow, SendWindow, any};
 use membership::{LetIn, MemberError, Ports, Way};
 use pbox_core::{LevelTerms, Wire};
 
-/// A job's links to the hubs above, by core of this hub. A link has the window that the hub above writes, if
-/// this hub reads that window.
+/// A job's links to the hubs above, by core of this hub. If this hub reads the window that the hub above writes, the
+/// link has that window.
 pub(crate) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
 
 /// The parts that are needed to make the links to the hubs above.
@@ -22,7 +22,8 @@ pub(super) struct LinksAbove {
     pub sums: Arc<SendWindow>,
     /// The window that the workers read.
     pub shown: Arc<RecvWindow>,
-    /// Whether frames cross these links. If they do, each hub above writes its own window.
+    /// Whether the links carry encoded frames instead of plain values. If so, each hub above writes into a window of
+    /// its own.
     pub is_coded: bool,
     /// The number of this hub among the hubs above, in a mesh.
     pub own: Option<usize>,
@@ -50,7 +51,8 @@ impl LinksAbove {
     pub fn make(&self, hubs: &[LetIn], deadline: Instant) -> Result<Linked, MemberError> {
         let LinksAbove { level, wire, sums, shown, ports, .. } = self;
         let receive = |hub| match self.is_coded || self.own == Some(hub) {
-            // Either frames arrive in this window, or the hub above is this hub itself, and has the same pages.
+            // A new window gets frames, or is for the link to this hub itself. In the second case the weights are
+            // already in the pages that the workers read.
             true => Receive::New(wire.weights_window_bytes()),
             false => Receive::Into(Arc::clone(shown)),
         };

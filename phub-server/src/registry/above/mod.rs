@@ -225,9 +225,9 @@ impl Up {
     }
 
     /// Makes the windows of a job between this hub and its workers, and the links to the hubs above.
-    /// `numbers` are the job's cores here. In a mesh, `share` is the window of this hub's share: the workers
-    /// read it, unless frames cross the links above. `huge_pages` runs before a NIC registers the windows
-    /// that cores step into.
+    /// `numbers` are the job's cores here. In a mesh, `share` is the window of this hub's share. The workers
+    /// read it, unless the links to the hubs above carry encoded frames. `huge_pages` runs before a NIC registers
+    /// the windows into which cores write.
     pub(super) fn link(
         &self,
         let_in: LetInAbove,
@@ -288,7 +288,8 @@ impl LetInAbove {
         self.above.own.is_some()
     }
 
-    /// Returns the wire format of the links to this hub's own members: `wire` with the norm lines of the top hubs.
+    /// Returns the wire format of the links to this hub's own members. It is `wire` with the lines in which the top
+    /// hubs send their parts of the norm.
     pub fn wire(&self, wire: Wire) -> Result<Wire, Refusal> {
         wire.below(&self.placed)
             .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))

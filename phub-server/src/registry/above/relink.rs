@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!   a link to a hub above ended
-//!     -> the hubs above drop this hub's links, and its sums that are not stepped
+//!     -> the hubs above drop this hub's links, and the sums of this hub that no step has used
 //!     -> every core here drops its links -> new links, over any transport that still leads there
-//!     -> the sums that have no answer go up again; a sum that is stepped is answered again
+//!     -> the sums without an answer go up again; if a step has used a sum, the hub above only answers it again
 //! ```
 //!
 //! Meanwhile the workers here wait, as they wait for any late hub. [`Member`](membership::Member) decides on

@@ -44,7 +44,7 @@ impl RelinksAbove {
         answers.awaited += of_core.awaited;
     }
 
-    /// Returns the event that the cores have dropped their links, after the last core has.
+    /// Returns the event that all cores have dropped their links; `None` until the last core has dropped its links.
     pub fn unlinked(&self) -> Option<Event> {
         let (cores, AnswersAbove { came, awaited }) = self.unlinked;
         (cores == 0).then_some(Event::Dropped { came, is_awaited: awaited > 0 })

@@ -3,7 +3,7 @@
 //!
 //! | request | from | to |
 //! | --- | --- | --- |
-//! | hold, release: a cut | hub 0 | other hubs |
+//! | hold, release: a cut, which is a pause between two rounds | hub 0 | other hubs |
 //! | written: is your part of a checkpoint on the disk? | hub 0 | other hubs |
 //! | arrived: a newcomer's links are here | other hubs | hub 0 |
 //! | begins: does the job begin with this round? | other hubs | hub 0 |
@@ -146,8 +146,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Confirms, at hub 0, the round with which a job begins. Returns an error if workers may have written
-    /// since hub 0 chose the round.
+    /// Confirms, at hub 0, the round with which a job begins. Returns an error if the job begins with another round, or
+    /// has already begun.
     pub fn begins(&self, id: JobId, request: BeginsRequest) -> Result<(), Refusal> {
         let first_round = self.of_job(id, |state, _| {
             let begins = state.hubs.leads() && state.life.gathers();

@@ -125,8 +125,8 @@ impl Registry {
                 }
             }
         }
-        // The comparison runs without the lock: there may be a quarter of a million keys, and all requests
-        // would wait.
+        // The comparison runs without the lock: there may be a quarter of a million keys, and under the lock all
+        // other requests would wait.
         let mut compared: Option<(Arc<JobTerms>, Option<Differs>)> = None;
         loop {
             inner.hub().end().check_open(RefusalCode::HubStops)?;
@@ -235,8 +235,8 @@ impl Registry {
         inner.ask(Disconnect { member: MemberOf { job, rank } });
     }
 
-    /// Allocates a worker's window, if it is memory of the hub. Each page is on the node of the core that
-    /// will read it. For this, the handshake's thread moves from node to node.
+    /// Allocates a worker's window, if it is memory of the hub. Each page is on the NUMA node of the core that will
+    /// read the page. For this, the handshake's thread moves from node to node.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
         let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| window.collapse_by_node(nodes, go_to);
         self.by_core(admission, Wire::gradient_span, collapse, |span, _| window.populate(span));

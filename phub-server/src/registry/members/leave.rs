@@ -19,9 +19,9 @@ use crate::registry::{Inner, Refusal, Registry, on_thread};
 const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 impl Registry {
-    /// Lets a worker leave. When the last worker leaves, the hub writes the job's checkpoint, unless the run
-    /// was a trial. If the write fails, the reply gives the reason. The reply to an earlier leave gives the reason
-    /// if the last attempt failed. A second leave changes nothing.
+    /// Lets a worker leave. When the last worker leaves, the hub writes the job's checkpoint, unless the run was a
+    /// trial. If the write fails, the reply gives the reason. A worker that leaves earlier gets the reason why the
+    /// previous checkpoint failed, if it did. A second leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
         let token = request.token.clone();
         let left = self.leave_once(job, request).await;

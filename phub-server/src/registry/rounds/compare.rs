@@ -1,5 +1,5 @@
-//! Comparisons of the members' weights. The [`coordinator`] compares, and a job fails if its members differ.
-//! A hub below other hubs passes the digest of its workers on.
+//! Comparisons of the members' weights. The [`coordinator`] compares, and a job fails if its members differ. If the
+//! workers of a hub below other hubs agree, that hub sends their digest to the hubs above.
 
 use coordinator::Compared;
 use coordinator::input::Compare;

@@ -116,7 +116,8 @@ struct Track<'a> {
 
 impl Track<'_> {
     fn write(&mut self, events: &[Event]) {
-        // An arrival has only six bits of its round. The full round is the nearest one with these bits.
+        // The event of an arrival has only the six low bits of the round. The full round is the nearest round with
+        // these bits.
         let mut rounds: HashMap<JobId, Round> = HashMap::new();
         for event in events.iter().rev() {
             if let Event::Stepped { job, round, .. } = event {

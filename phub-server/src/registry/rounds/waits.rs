@@ -1,4 +1,5 @@
-//! Waits of requests: for a cut of a job, for its state, for its last state, and for the answers of cores.
+//! Waits of requests: for a cut of a job, for its state, for its last state, and for the answers of cores. A cut is a
+//! pause between two rounds.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -68,7 +68,7 @@ impl Coming {
         self.seen += part.len();
         match &mut self.goes {
             Goes::Here(values) => {
-                // f32 in this machine's byte order. The windows and the file have the same order: little endian.
+                // Values are f32 in this machine's byte order: little endian, as in the windows and the file.
                 values.as_mut_slice().as_mut_bytes()[at..][..part.len()].copy_from_slice(&part);
                 Ok(())
             }
@@ -129,7 +129,8 @@ fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
 }
 
 impl Registry {
-    /// Takes rank 0's offer of a state. A job without a state waits for it. Below other hubs, the hubs above decide.
+    /// Takes rank 0's offer of a state. A job without a state waits for the offered state. Below other hubs, the hubs
+    /// above decide.
     pub async fn offer(
         self: &Arc<Self>,
         name: &str,

@@ -25,7 +25,7 @@ impl Registry {
         self.store.is_some() && !job.spec.made.trial
     }
 
-    /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
+    /// Writes a checkpoint of a job now: its state before the round of the furthest chunk.
     pub async fn checkpoint(self: &Arc<Self>, name: &str) -> Result<CheckpointReply, Refusal> {
         let id = self.lock().hub().id(name);
         let above = |id| Some((id, self.of_job(id, |_, job| job.above.clone()).ok()??));

@@ -1,4 +1,4 @@
-//! Copies of a job's state for the clients that wait for it. [`copies`](super::copies) has the picture.
+//! Copies of a job's state for the clients that wait for it. [`copies`](super::copies) has a diagram.
 
 use std::sync::{Arc, PoisonError};
 
@@ -94,12 +94,13 @@ impl Registry {
         Ok(Arc::new(StateFile::new(file, before, turn, gone)))
     }
 
-    /// Makes room for a new copy, if clients wait for one. Without an older copy, the newest copy becomes the older one, and the
-    /// waiting clients have their turn. Otherwise readers of the older copy must be faster. The caller must not hold the lock.
+    /// Makes room for a new copy, if clients wait for one. If there is no older copy, the newest copy becomes the older
+    /// one, and the waiting clients have their turn. If there is an older copy, its readers must read faster from now
+    /// on. The caller must not hold the lock.
     fn make_room(&self, id: JobId) {
         let read = self.of_job(id, |_, job| {
             let copies = &mut job.checkpoints.copies;
-            // The files leave this critical section, because a file that is dropped takes the lock.
+            // The two files are returned and not dropped here: dropping a file takes the lock, which is held here.
             let newest = if copies.waiting.is_empty() { None } else { copies.newest.upgrade() }?;
             let older = copies.older.upgrade();
             if older.is_none() {

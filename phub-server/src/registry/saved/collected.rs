@@ -18,7 +18,7 @@ use crate::seldom::Seldom;
 /// The time that a request waits for the round in flight while workers compute.
 pub(crate) const ROUND_LIMIT: Duration = Duration::from_secs(30);
 
-/// This hub's own part of one job's checkpoints, which the coordinator does not have.
+/// This hub's own data of one job's checkpoints. The coordinator has all other data of the checkpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
     /// The snapshots that wait for parts.

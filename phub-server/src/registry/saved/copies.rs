@@ -6,12 +6,13 @@
 //!   client d, while all read --> want ------------------------------------------------------ its turn <----'--> cut --> ...
 //! ```
 //!
-//! So one slow client delays no other client. While a client waits for memory, the clients of the older copy must be faster.
+//! So one slow client delays no other client. While a client waits for room for a copy, the clients of the older copy must
+//! read faster.
 //!
 //! This module does not depend on the registry: `clients` makes the copies.
 //!
-//! A client never gets a state that is older than its request. So no client joins a want, which is a request for the state, after
-//! its cut is taken, unless both requests name the same round.
+//! A client never gets a state that is older than its request. A want is a request for the state. Its cut is the pause of the job
+//! in which the cores take the state. So no client joins a want after its cut, unless both requests name the same round.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,7 +31,7 @@ pub(super) struct What {
     pub at: CutAt,
     /// The hub's share.
     pub share: Share,
-    /// The name that distinguishes jobs of one name, if the share is a part.
+    /// The name by which clients distinguish jobs with the same name, if the share is only a part.
     pub run: Option<String>,
 }
 
@@ -43,9 +44,10 @@ pub(super) struct StateFile {
     pub before: Round,
     /// Whether other clients wait until this file is dropped.
     pub is_in_the_way: watch::Sender<bool>,
-    /// The call after the bytes are dropped. It is below `bytes`, because fields are dropped in their order.
+    /// The call that is made after the bytes are dropped. This field is below `bytes`, because fields are dropped in
+    /// their order.
     _gone: AtEnd,
-    /// The turn, while this file is the newest.
+    /// The turn to get a copy. The newest file has it, so that other clients wait.
     pub turn: Mutex<Option<AtEnd>>,
 }
 
@@ -65,7 +67,7 @@ pub(super) type Copied = Result<Arc<StateFile>, Refusal>;
 pub(crate) struct Copies {
     /// The clients that wait, by their want.
     pub(super) waiting: HashMap<WantId, (What, Vec<oneshot::Sender<Copied>>)>,
-    /// The newest copy, which has the turn. So the next request for the state waits.
+    /// The newest copy. It has the turn, so the next request for the state waits.
     pub(super) newest: Weak<StateFile>,
     /// The copy before the newest one.
     pub(super) older: Weak<StateFile>,

@@ -107,7 +107,8 @@ impl Registry {
         let (id, name, cores) = (job.id, job.name.clone(), Arc::clone(&job.cores));
         let (writing, file) = (Arc::clone(&job.checkpoints.writing), self.file_of(job));
         self.runtime.spawn(async move {
-            // After this wait, this job writes no more files beside those of a job that continues from its state.
+            // Waits until this job writes no file any more. Only then may a new job continue from its state under its
+            // name.
             let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for &core in &cores.numbers {
                 registry.cores[core].tell(Command::RemoveJob { job: id });

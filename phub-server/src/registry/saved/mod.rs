@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `restore` | a new job continues from its checkpoint |
 //! | `bring` | takes the state that rank 0 brings |
-//! | `collected` | what a job has of checkpoints |
+//! | `collected` | has the parts of snapshots that have arrived, and a job's checkpoint state |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `last` | saves the last state of a job that failed |
 //! | `copies` | the copies of the state, and the clients that wait for them |

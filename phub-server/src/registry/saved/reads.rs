@@ -28,7 +28,7 @@ pub(crate) struct Reader {
 struct Got {
     before: Round,
     at: Instant,
-    /// Whether the reader had got a state before. A process that reads only once follows nothing.
+    /// Whether the reader had got a state before. A process that reads only once does not follow the job.
     follows: bool,
 }
 

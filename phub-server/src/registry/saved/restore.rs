@@ -37,7 +37,7 @@ struct Beginning {
 
 impl Registry {
     /// Returns the state with which a new job continues, if it has a checkpoint. Also returns the hubs of the job, and the
-    /// clients of its other hubs.
+    /// clients for requests to the other hubs.
     pub(crate) fn restore(
         &self,
         name: &str,

@@ -40,7 +40,7 @@ const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_pe
 /// The length of the name by which readers distinguish jobs with the same name.
 const RUN_BYTES: usize = 16;
 
-/// The time that a client has for its bytes.
+/// The time that a client has to take its bytes.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     /// The extra time.

@@ -3,7 +3,7 @@
 //!
 //! Element `e` of a key belongs to rank `e mod W`, and only this rank pushes ones there. So a weight is `-n`
 //! after `n` pushes of its rank. When a worker dies, one push of each chunk may or may not be stepped. The
-//! next worker of its rank sees that in its first weights. From then on the number is exact.
+//! first weights of the next worker of its rank show the number of stepped pushes. From then on the number is exact.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -24,7 +24,7 @@ pub struct Alone {
     begun: usize,
     /// The last weights of a worker's key that were checked: the number of its member, and the round.
     seen: HashMap<(usize, KeyId), (usize, Round)>,
-    /// The number of pushes of former workers that are stepped: at least and at most. By chunk, then by rank.
+    /// The number of pushes of former workers that are stepped, as a range of possible numbers. By chunk, then by rank.
     former: Vec<Vec<RangeInclusive<u32>>>,
     /// Whether the job may have ended at a cut. Answers after the cut wait for nobody.
     pub may_end: bool,
@@ -130,7 +130,8 @@ impl Alone {
                 (of_chunk, weights) = weights.split_at(self.layout.chunk(chunk).span.bytes / 4);
                 let what = format!("rank {rank} before its round {}, {chunk:?}", round.0);
                 self.check_own(of_chunk, chunk, (rank, pushes), &what);
-                // A worker that was slower than the staleness allows has stopped this worker.
+                // In SSP, a worker waits for workers that are slower than the staleness allows. So the weights have all
+                // pushes before `near`.
                 let staleness = self.staleness.filter(|_| !self.may_end);
                 let near = staleness.map(|staleness| round.0.saturating_sub(staleness));
                 self.check_values(of_chunk, chunk, Round(near.unwrap_or(0)), job, &lives, &what);

@@ -1,6 +1,6 @@
 //! The ledger of a job: the pushes that are in its weights, and so the expected value of each weight.
 //!
-//! Workers that step together all push the same number, which equals its own mean. Workers that step alone
+//! Workers that step together all push the same number, which equals its own mean. Workers that step alone (SSP, ASP)
 //! each push ones, in their own elements.
 
 mod alone;
@@ -23,8 +23,8 @@ pub trait Members {
     /// Returns the exchange of a worker.
     fn exchange(&self, worker: usize) -> &Exchange<sim::Port>;
 
-    /// Returns a range of rounds of a key. It begins with the next round of the slowest worker of a member that takes part,
-    /// and ends with that of the member's furthest worker.
+    /// Returns a range of rounds of a key, for a member that takes part. The range begins with the next round of the
+    /// member's slowest worker, and ends with the next round of its furthest worker.
     fn next(&self, rank: u32, key: KeyId) -> RangeInclusive<u32>;
 }
 

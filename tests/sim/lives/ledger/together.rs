@@ -1,8 +1,8 @@
-//! The ledger of workers that step together: the rounds that no chunk has stepped, and so the expected value
-//! of each weight.
+//! The ledger of workers that step together: the rounds that each chunk has left out, and so the expected value of
+//! each weight.
 //!
 //! All workers push the same number, so the mean of a round is this number. The number is 1 if norms have no bound.
-//! If they have one, the number differs from round to round, and the oracle scales the steps of some rounds.
+//! If norms have a bound, the number differs from round to round, and the oracle scales the steps of some rounds.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -40,8 +40,8 @@ pub struct Together {
 }
 
 impl Together {
-    /// Creates the ledger of a job that has left out no round. `most` is the bound of a round's norm,
-    /// `most_of_last` that of the previous round's norm.
+    /// Creates the ledger of a job that has left out no round. `most` bounds the norm of a round, and `most_of_last`
+    /// bounds the norm of the previous round.
     pub fn new(layout: &Arc<Layout>, most: Option<f32>, most_of_last: Option<f32>) -> Self {
         let (chunks, layout) = (layout.chunks().len(), Arc::clone(layout));
         let pushes = NUMBERS.map(|number| match most {
@@ -61,8 +61,8 @@ impl Together {
         }
     }
 
-    /// Draws a bound with which the steps of all rounds are scaled, or of two in three, or of none. With
-    /// codecs, all scales are powers of 2.
+    /// Draws a bound. It scales the steps of all rounds, of two rounds in three, or of no round. With codecs, all
+    /// scales are powers of 2.
     pub fn bound(layout: &Layout, is_coded: bool, dice: &mut Dice) -> f32 {
         let of_least = if is_coded { [0.25, 1.0, 4.0] } else { [0.3, 1.5, 10.0] };
         norm_of(layout, NUMBERS[0]) * of_least[dice.below(3) as usize]
@@ -203,8 +203,8 @@ impl Together {
         }
     }
 
-    /// Checks a part of the last state before a round. A chunk that was behind ended its round with the pushes that had come. It
-    /// leaves out rounds without pushes, none of which is before `lowest`.
+    /// Checks a part of the last state before a round. A chunk that was behind ended its round with the pushes that had come.
+    /// The chunk leaves out rounds without pushes. None of these rounds is before `lowest`.
     pub fn check_last(&mut self, part: &SnapshotPart, (lowest, Round(before)): (Round, Round)) {
         let layout = Arc::clone(&self.layout);
         for (chunk, of_chunk) in weights_of(&layout, part) {

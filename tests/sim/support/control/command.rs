@@ -30,7 +30,7 @@ pub(super) enum Command {
     BeginBelow(CutId, Round),
     /// Finish no round.
     Hold(CutId),
-    /// Report how far each worker that steps alone has come.
+    /// Report how far each worker that steps alone (SSP, ASP) has come.
     Lines(CutId),
     /// Let no chunk go further than this round. If workers step alone, let no worker go further than its own round in
     /// the list.
@@ -197,7 +197,7 @@ impl Control {
         Ok(())
     }
 
-    /// Notes a core's answer to the step of a cut. Returns the end of the step after the last answer.
+    /// Notes a core's answer to the step of a cut. After the last answer, returns the event that the step is done.
     fn answer(&mut self, cut: CutId, mut stepped: Stepped) -> Option<Event> {
         let (highest, furthest) = &mut self.fronts;
         self.answers -= 1;

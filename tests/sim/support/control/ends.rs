@@ -67,8 +67,8 @@ impl Control {
         self.is_dead
     }
 
-    /// Returns why the job has failed here, with the end of membership that follows. Members learn the
-    /// reason, or see that nothing answers.
+    /// Returns why the job has failed here, and how the membership of its members ends. Members learn the reason, or
+    /// see that nothing answers.
     pub fn failure(&self) -> Option<(&str, End)> {
         match &self.heard.state {
             JobState::Failed { reason, hub_stops: true } => Some((reason, End::HubLost)),
@@ -145,8 +145,8 @@ impl Control {
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Lets some time pass before living members report that they live. Before that, they take the news,
-    /// as heartbeats do at once.
+    /// Lets living members take the news first, as heartbeats do at once. Then some time passes before they report that
+    /// they live.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
         self.heard_of(&lives);
         self.now += LIMIT / 2;

@@ -19,11 +19,11 @@ const WAIT: Duration = Duration::from_millis(30);
 /// The files and clients of one hub.
 #[derive(Debug, Default)]
 pub struct FilesHere {
-    /// The numbers of cores that have their part, by snapshot.
+    /// The cores that have their part of a snapshot: each entry is a snapshot and the number of a core.
     parts: Vec<(Occasion, usize)>,
-    /// The snapshots to write, in the order of their ends.
+    /// The snapshots that must be written, in the order in which they were complete.
     due: Vec<(Occasion, Round)>,
-    /// The clients that want the state and have no answer, each with the end of its time.
+    /// The requests for the state without an answer, each with its purpose and its deadline.
     wants: HashMap<WantId, (Use, Instant)>,
     /// The rounds that clients have named.
     named: HashMap<WantId, Round>,
@@ -57,15 +57,15 @@ pub fn known_to(hub: u32, files: &Files) -> Files {
 }
 
 impl Control {
-    /// Asks for the job's state within a time limit. The state is a file at all hubs, which hub 0 leads, or a copy
-    /// of this hub's part. In a job of one hub, file and copy need the same kind of cut.
+    /// Asks for the job's state within a time limit. The state is a file at all hubs, by a cut that hub 0 leads, or a
+    /// copy of this hub's part. In a job of one hub, file and copy need the same kind of cut.
     pub fn want(&mut self, purpose: Use, limit: Duration) {
         let all = purpose == Use::File || self.job().hubs.share.is_whole();
         let at = if all { CutAt::AllHubs } else { CutAt::ThisHub };
         self.want_at(purpose, at, limit, |_, _| {});
     }
 
-    /// Asks for a copy of these tensors here, before a round that may have passed and may never come.
+    /// Asks for a copy of these tensors here, before a named round. The round may have passed, or may never come.
     pub fn want_before(&mut self, round: Round, selection: Selection, limit: Duration) {
         self.want_at(Use::Client(selection), CutAt::Before(round), limit, |control, want| {
             control.files.named.insert(want, round);
@@ -164,7 +164,7 @@ impl Control {
         self.give_back(occasion);
     }
 
-    /// Returns the memory of their parts to the cores.
+    /// Gives the memory of a snapshot's parts back to the cores.
     fn give_back(&mut self, occasion: Occasion) {
         for (_, core) in self.files.parts.extract_if(.., |(of, _)| *of == occasion) {
             self.commands[core].push_back(Command::GiveBack);
@@ -176,8 +176,8 @@ impl Control {
         !self.files.due.is_empty()
     }
 
-    /// Writes the next file, with the known state of other files, or reports that it may not be written.
-    /// `write` returns the rounds of the hub's files.
+    /// Writes the next file, or reports that it may not be written. `write` gets the rounds of complete checkpoints,
+    /// and returns the rounds of the hub's files.
     pub fn write(&mut self, write: impl FnOnce(Occasion, Round, &WholeRounds) -> Result<Vec<Round>, String>) {
         let (occasion, before) = self.files.due.remove(0);
         assert_eq!(occasion.selection(), Selection::All, "a job continues from a file");

@@ -105,7 +105,7 @@ impl Control {
         self.report(Event::Last(LastStepped::Written(written.map(|()| reply))));
     }
 
-    /// Notes, for another hub, that the job has failed there, and answers whether this hub still has the job.
+    /// Notes that the job has failed at another hub. Answers that hub whether this hub still has the job.
     pub fn failed_elsewhere(&mut self, from: usize, request: &FailedRequest) {
         let blame = if request.hub_stops { Blame::Hub } else { Blame::Job };
         self.fails(request.reason.clone(), blame);

@@ -11,7 +11,7 @@ use pbox_core::{JobId, JobTerms, KeyId, NumbersByRound, Piece, Round, Share};
 use super::{SECRET, known_to};
 use crate::counts::count;
 
-/// The time after which a worker is lost that delays a round.
+/// The time after which a worker that delays a round is lost.
 pub(super) const LATE: Duration = Duration::from_secs(100);
 /// The memory that reading a join needs, in bytes.
 const JOIN_BYTES: u64 = 1000;

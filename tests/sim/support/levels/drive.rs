@@ -70,7 +70,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets a node take in the next report. Workers that take part from then on begin.
+    /// Lets a node take in the next report. Workers that take part after this report begin.
     fn work(&mut self, node: usize) -> Result<()> {
         let Some(of_node) = self.nodes.get_mut(node).filter(|node| node.alive) else { return Ok(()) };
         of_node.control.work();
@@ -83,7 +83,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets nodes that wait for the hubs above look whether they take part there, the lowest node first.
+    /// Lets nodes that wait for the hubs above look whether they take part at these hubs, the lowest node first.
     /// Returns whether a node takes part.
     fn look_above(&mut self) -> bool {
         let mut begins = false;
@@ -104,7 +104,7 @@ impl Levels {
         begins
     }
 
-    /// Gives a node's control the notice of its core at a place.
+    /// Gives a node's control a notice of one of the node's cores. `place` is the index of the core.
     pub(super) fn hear(&mut self, node: usize, place: usize, notice: Notice) {
         if self.nodes[node].alive {
             self.nodes[node].control.hear(place, &notice);
@@ -139,7 +139,7 @@ impl Levels {
             self.nodes[node].control.told_above();
             self.end_failed(parent);
         }
-        // The hubs below a hub at the top that stops see that their links end.
+        // If a hub at the top stops, the hubs below it see that their links end.
         let is_lost_root = node == 0 && self.nodes[0].control.is_closed();
         if self.terms.job.on_loss == OnLoss::Continue && !is_lost_root {
             // Workers of this hub could not continue anywhere else.

@@ -1,4 +1,5 @@
-//! Makes the hubs of a tree, and the windows and links between them, as the registries of hubs do.
+//! Makes the hubs of a tree, the links between them, and the windows (memory that links write or read), as the
+//! registries of hubs do.
 
 use std::sync::Arc;
 

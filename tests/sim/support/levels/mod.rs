@@ -25,7 +25,8 @@ use crate::trouble::Dice;
 pub use losses::Losses;
 pub use strike::{ENDS, Strike};
 
-/// The job at every hub. At the top of a mesh it has another number, because both jobs are on the same cores.
+/// The number of the job at every hub. In a mesh, the job at the top has the number `ABOVE`, because both jobs are on
+/// the same cores.
 const JOB: JobId = JobId(0);
 const ABOVE: JobId = JobId(1);
 
@@ -39,7 +40,7 @@ pub enum Shape {
 /// The terms of a tree.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// The job's terms at the root. Their number of hubs is that of the root. Their model, members and level
+    /// The terms of the job. Their number of hubs is the number of hubs at the root. Their model, members and level
     /// are not used.
     pub job: JobTerms,
     /// The terms of each level, those of the root first. Levels below the root step together and have no
@@ -68,7 +69,7 @@ pub struct Node {
     /// The places of the chunks that each hub owns.
     shares: Vec<Placement>,
     placement: Placement,
-    /// The window that the hub's members read, one for each hub. In a mesh, members read the windows of their
+    /// The windows that the members read: one for each hub of this node. In a mesh, members read the windows of their
     /// own machine.
     weights: Vec<Arc<SendWindow>>,
     job: JobId,
@@ -236,7 +237,7 @@ impl Levels {
         self.nodes[node].control.hangs_up(rank, Harm::Killed);
     }
 
-    /// Unlinks a living worker, which asks for new links. The worker counts as dead until it has made them.
+    /// Unlinks a living worker, which asks for new links. The worker counts as dead until it has made the new links.
     pub fn unlink(&mut self, worker: usize) {
         let Worker { node, rank, .. } = self.workers[worker];
         self.nodes[node].control.unlink(rank);
@@ -358,8 +359,8 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets a killed hub and all its workers join again if the hub above lives and its rank there is free.
-    /// Hubs below it join by themselves. Returns whether the hub joins.
+    /// Lets a killed hub and all its workers join again if the hub above lives and its rank there is free. The hubs
+    /// below this hub join by themselves. Returns whether the hub joins.
     pub fn hub_comes_back(&mut self, node: usize) -> Result<bool> {
         let Node { above, cores_of_a_hub, depth, .. } = self.nodes[node];
         let (parent, rank) = above.expect("the root does not come back");
@@ -378,12 +379,12 @@ impl Levels {
         Ok(true)
     }
 
-    /// Whether a hub lives and the rank there is free.
+    /// Whether a hub lives and this rank of its job is free.
     fn is_free(&self, node: usize, rank: u32) -> bool {
         self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
 
-    /// Loses a member, because a hub may see only now that a returning member was gone.
+    /// Loses a member that comes back. The hub may not have seen before that the member was gone.
     fn lose(&mut self, node: usize, rank: u32) -> Result<()> {
         self.nodes[node].control.lose(rank, "it comes back");
         self.end_failed(node);

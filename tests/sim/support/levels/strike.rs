@@ -78,7 +78,8 @@ impl Levels {
         };
         let above_gone = || self.notices.iter().any(|(_, notice)| matches!(notice, Notice::AboveGone { .. }));
         if !matches!(trouble, Trouble::Posts) {
-            // A refused machine counts as lost, and the other machines would continue without it.
+            // If a hub refused a machine, the machine would count as lost, and the other machines would continue
+            // without it.
             assert!(!said("pushed chunk"), "{trouble:?}: a hub blames another: {:?}", self.notices);
         }
         match (trouble, ended) {
