@@ -36,7 +36,7 @@ waiting:
 		--exclude fabric-loom --exclude phub-python
 
 # The crates on the path of a chunk, and those around it. The server is left out, because its build with assertions takes minutes.
-ASSERTED = authority topology timeline fabric pbox-core membership coordinator worker-shim sim-tests
+ASSERTED = authority topology timeline fabric pbox-core membership coordinator hub-threads worker-shim sim-tests
 assertions: setup  # test units and simulated clusters with debug assertions and overflow checks
 	$(CARGO) test --lib --test seeds $(ASSERTED:%=-p %)
 

@@ -15,6 +15,8 @@ use coordinator::{LateLimits, Settings};
 use fabric::any::{self, ConnectError, Listener, Transport};
 use fabric::tcp::{self, Frames};
 use fabric::{shm, verbs};
+use hub_threads::alarm::{Alarm, Rung, guarded, guards_threads};
+use hub_threads::{CoreHandle, Report, free};
 use pbox_core::control::TransportAddress;
 use pbox_core::kernels::Kernels;
 use timeline::TraceFile;
@@ -24,12 +26,10 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, timeout_at};
 use topology::Host;
 
-use crate::alarm::{Alarm, Rung, guarded, guards_threads};
 use crate::checkpoint::CheckpointStore;
 use crate::control::{self, ControlLimits, Encryption, Guard};
-use crate::cores::lanes::{self, Lanes};
-use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
+use crate::lanes::{self, Lanes};
 use crate::needs;
 use crate::registry::{HubsAbove, Parts, Recorder, Registry, Timeline, Up, random_name};
 use crate::rendezvous;
@@ -525,10 +525,15 @@ fn run_control(
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::task::{Context, Wake, Waker};
+
     use super::*;
-    use crate::cores::Command;
     use crate::registry::on_thread;
     use crate::settings::{CoreSelection, IdleChoice};
+    use hub_threads::{Command, Reply};
+    use pbox_core::JobId;
 
     fn settings() -> HubSettings {
         HubSettings {
@@ -552,6 +557,15 @@ mod tests {
         what
     }
 
+    /// A waker that panics on the thread that sends an answer.
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("as it should")
+        }
+    }
+
     #[test]
     fn a_panic_anywhere_is_named_and_ends_the_hub_in_order() {
         let says = |what: String, thread: &str| {
@@ -560,10 +574,13 @@ mod tests {
                 "{what}"
             );
         };
-        says(
-            broken_by(|registry| registry.cores[0].tell(Command::Test(|| panic!("as it should")))),
-            "thread phub-core-",
-        );
+        let core = |registry: &Registry| {
+            let (reply, mut answer) = Reply::new();
+            let waker = Waker::from(Arc::new(Panics));
+            assert!(Pin::new(&mut answer).poll(&mut Context::from_waker(&waker)).is_pending());
+            registry.cores[0].tell(Command::Look { job: JobId(0), reply });
+        };
+        says(broken_by(core), "thread phub-core-");
         let task = async { panic!("as it should") };
         says(broken_by(|registry| drop(registry.runtime.spawn(task))), "thread phub-control");
         let file = on_thread("phub-checkpoint", || panic!("as it should"));

@@ -13,14 +13,13 @@
 
 #![forbid(unsafe_code)]
 
-mod alarm;
 pub mod checkpoint;
 pub mod client;
 mod control;
-mod cores;
 mod error;
 mod hub;
 pub mod job_memory;
+pub mod lanes;
 pub mod needs;
 pub mod open_files;
 mod pieces;
@@ -34,7 +33,6 @@ pub mod shapes;
 mod waiting_room;
 
 pub use control::ControlLimits;
-pub use cores::lanes;
 pub use error::HubError;
 pub use hub::Hub;
 pub use open_files::raise_open_files;

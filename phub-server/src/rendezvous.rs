@@ -17,12 +17,13 @@ use std::time::Duration;
 use coordinator::Token;
 use fabric::FrameRule;
 use fabric::any::{Accepted, Gathered, Group, Hello, Listener};
+use hub_threads::Report;
+use hub_threads::alarm::guarded;
 use pbox_core::Expected;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use crate::alarm::guarded;
-use crate::cores::{Report, lanes};
+use crate::lanes;
 use crate::registry::{Registry, STOPS};
 use crate::seldom::Seldom;
 use crate::waiting_room::{Place, WaitingRoom};

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use fabric::verbs::NicOptions;
+use hub_threads::CoreHandle;
 use pbox_core::control::{CoreReply, HubReply, NicReply, PROTOCOL, PROTOCOL_LOWEST};
 
 use super::Registry;
-use crate::cores::{CoreHandle, lanes};
+use crate::lanes;
 
 impl Registry {
     /// Returns the counters of the cores' NICs. Reads files of the kernel. For their contents, the driver may have to

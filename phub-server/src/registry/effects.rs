@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use coordinator::input::Happened;
 use coordinator::{Blame, Effect, Event};
+use hub_threads::{Command, Report};
 use pbox_core::JobId;
 
 use super::hubs::held_too_long;
 use super::{Inner, Registry};
-use crate::cores::{Command, Report};
 use crate::registry::members::loss::say_lost;
 use crate::registry::rounds::late::say_held_up;
 use crate::registry::saved::collected::Met;

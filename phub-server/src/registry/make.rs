@@ -12,6 +12,9 @@ use std::sync::Arc;
 use coordinator::input::{Begin, Reserve};
 use coordinator::{JobSpec, Promise};
 use fabric::{PortId, Ranges, SendWindow, Spans};
+use hub_threads::alarm::guarded;
+use hub_threads::near::Near;
+use hub_threads::{Carried, Command, CoreHandle};
 use pbox_core::control::{JoinRequest, RefusalCode};
 use pbox_core::{
     Below, CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound,
@@ -22,11 +25,8 @@ use super::above::{JoinedAbove, LetInAbove, MadeAbove, WaysUp, name_above};
 use super::hubs::Peers;
 use super::job::{Cores, Job, Load};
 use super::{Because, Inner, Refusal, Registry};
-use crate::alarm::guarded;
-use crate::cores::lanes::{self, Lane};
-use crate::cores::near::Near;
-use crate::cores::{Carried, Command, CoreHandle};
 use crate::job_memory::{self, JobMemory};
+use crate::lanes::{self, Lane};
 
 fn listed(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
@@ -221,7 +221,7 @@ impl Registry {
         // pages stay small.
         let thread = std::thread::Builder::new().name("phub-memory".into());
         std::thread::scope(|scope| {
-            thread.spawn_scoped(scope, guarded(|| Near::new().huge_pages(owned, collapse))).is_ok()
+            thread.spawn_scoped(scope, guarded(|| Near::begin().huge_pages(owned, collapse))).is_ok()
         });
     }
 
@@ -233,7 +233,7 @@ impl Registry {
                 let thread = std::thread::Builder::new().name("phub-memory".into());
                 let (cpu, waker) = (lane.cpu, waker.clone());
                 let made = guarded(move || {
-                    Near::new().go_to(cpu);
+                    Near::begin().go_to(cpu);
                     MadeShard::new(spec, waker)
                 });
                 thread.spawn_scoped(scope, made)

@@ -51,6 +51,7 @@ use std::time::{Duration, Instant};
 use authority::{hex, random};
 use coordinator::input::{Heard, Ready};
 use coordinator::{LateLimits, Settings};
+use hub_threads::{Command, CoreHandle};
 use pbox_core::control::{HeartbeatReply, Latest, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, Round};
@@ -58,7 +59,6 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use crate::checkpoint::CheckpointStore;
-use crate::cores::{Command, CoreHandle};
 use above::Meetings;
 use inner::{Both, Inner};
 use job::Job;

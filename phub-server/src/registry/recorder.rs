@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use coordinator::{Input, Settings, record};
 
-use crate::alarm::guarded;
+use hub_threads::alarm::guarded;
 
 /// The most bytes of lines that wait for the disk. One line may be longer if no other line waits.
 const WAITING_BYTES: usize = 64 << 20;

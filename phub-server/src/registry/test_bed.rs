@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use coordinator::{LateLimits, Quotas, Settings};
 use fabric::any;
+use hub_threads::{CoreThread, Lane};
 use pbox_core::control::JoinRequest;
 use pbox_core::kernels::Kernels;
 use pbox_core::{JobTerms, Key, Optimizer};
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::{Parts, Registry, Up};
-use crate::cores::{CoreThread, Lane};
 
 /// The most jobs of this registry.
 pub const JOBS_LIMIT: usize = 4;

@@ -1,10 +1,10 @@
 //! A thread of its own for work that waits for the disk or for other hubs. Must not depend on the work.
 
+use hub_threads::alarm::guarded;
 use pbox_core::control::RefusalCode;
 use tokio::sync::oneshot;
 
 use super::{Because, Refusal};
-use crate::alarm::guarded;
 
 /// Runs work that may wait long on a thread of its own, and returns the result.
 pub(crate) async fn on_thread<T: Send + 'static>(

@@ -14,12 +14,12 @@
 use std::sync::Arc;
 
 use coordinator::Blame;
+use hub_threads::Command;
 use membership::{Event, Failure, LetIn, Step};
 use pbox_core::JobId;
 
 use super::JoinedAbove;
 use super::links::Linked;
-use crate::cores::Command;
 use crate::registry::job::Job;
 use crate::registry::{Registry, on_thread};
 

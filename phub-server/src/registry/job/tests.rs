@@ -9,10 +9,10 @@ use std::task::{Context, Poll, Waker};
 use coordinator::input::{Attach, Comes, Connect, Disconnect, Happened, Offer};
 use coordinator::{Effect, Event, MemberOf, Request, Step, Stepped, Token};
 use fabric::any::Transport;
+use hub_threads::{CoreThread, Report};
 use pbox_core::control::{BeginsRequest, JobState, JoinReply, RefusalCode, RelinkRequest};
 use pbox_core::{Consistency, JobId, Members, OnLoss, Round};
 
-use crate::cores::{CoreThread, Report};
 use crate::registry::{Refusal, Registry, test_bed};
 
 const JOB: JobId = JobId(0);

@@ -6,13 +6,13 @@ use authority::{hex, random};
 use coordinator::input::{Attach, Connect, CountJoin, Disconnect, Find};
 use coordinator::{Asker, Cause, Differs, Found, Join, MemberOf, Secret, Token, Unserved};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
+use hub_threads::near::Near;
+use hub_threads::{Carried, Command};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, PROTOCOL, RefusalCode, Versions, check_address, check_job_name,
 };
 use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
 
-use crate::cores::near::Near;
-use crate::cores::{Carried, Command};
 use crate::registry::above::MAX_DEPTH;
 use crate::registry::job::{Cores, Job};
 use crate::registry::members::links::links_by;
@@ -273,7 +273,7 @@ impl Registry {
         collapse: impl FnOnce(&[Ranges], &mut dyn FnMut(usize)) -> usize,
         mut work: impl FnMut(Span, (usize, usize)),
     ) {
-        let near = Near::new();
+        let near = Near::begin();
         let Cores { numbers, placement, .. } = &*admission.cores;
         let by_core = placement.spans_by_core(|chunk| span(&admission.wire, chunk));
         let cpus = numbers.iter().map(|&number| self.cores[number].lane.cpu);

@@ -6,11 +6,11 @@ use std::time::Duration;
 use authority::unhex;
 use coordinator::input::{self, End, Ended};
 use coordinator::{Cause, Leave, Member, MemberOf, NoState, Token, Unserved};
+use hub_threads::Command;
 use membership::MemberError;
 use pbox_core::control::{LeaveReply, LeaveRequest, LeftAt, reason};
 use pbox_core::{Discarded, JobId, Members};
 
-use crate::cores::Command;
 use crate::registry::above::JoinedAbove;
 use crate::registry::{Inner, Refusal, Registry, on_thread};
 

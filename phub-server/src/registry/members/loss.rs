@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use coordinator::input::{Fail, Forgotten, Lose, StoodStill, Sweep, TellAbove, ToldAbove};
 use coordinator::{Blame, Cause, Event, Member, MemberOf};
+use hub_threads::Command;
+use hub_threads::alarm::guarded;
 use pbox_core::{Discarded, JobId, Wire};
 
-use crate::alarm::guarded;
-use crate::cores::Command;
 use crate::registry::above::JoinedAbove;
 use crate::registry::{Inner, Registry};
 

@@ -18,9 +18,9 @@ use std::sync::Arc;
 use coordinator::input::{AskForLinks, GrantLinks};
 use coordinator::{Event, MemberOf, Token};
 use fabric::any::Transport;
+use hub_threads::Command;
 use pbox_core::control::{JoinReply, PROTOCOL, RefusalCode, RelinkRequest};
 
-use crate::cores::Command;
 use crate::registry::job::Job;
 use crate::registry::members::join::new_token;
 use crate::registry::{Because, Refusal, Registry};

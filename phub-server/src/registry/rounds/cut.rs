@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use coordinator::input::HeldByLead;
 use coordinator::{CutId, Event, JobEnded, Step, Stepped};
+use hub_threads::{Command, Reply};
 use pbox_core::control::HoldReply;
 use pbox_core::{JobId, further};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use crate::cores::{Command, Reply};
 use crate::registry::Registry;
 use crate::registry::job::Job;
 use crate::registry::rounds::waits::{Came, answers};

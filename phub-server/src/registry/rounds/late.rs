@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use coordinator::input::Judge;
+use hub_threads::Command;
 use pbox_core::{JobId, Look};
 
-use crate::cores::Command;
 use crate::registry::Registry;
 
 impl Registry {

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use coordinator::Change;
 use coordinator::input::{ChangeNumbers, ForgetNumbers};
+use hub_threads::Command;
 use pbox_core::control::{LearningRateRequest, OptimizerRequest};
 use pbox_core::{KeyId, Numbers, Round};
 
-use crate::cores::Command;
 use crate::registry::rounds::waits::answers;
 use crate::registry::{Refusal, Registry, on_thread};
 

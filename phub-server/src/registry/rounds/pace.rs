@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coordinator::input::Crossed;
+use hub_threads::{Command, Measured};
 use pbox_core::{Gauged, JobId, Round, Watched};
 
-use crate::cores::{Command, Measured};
 use crate::registry::{Both, Registry};
 
 /// The time limit of the cores' answers. If a core hangs, its job is described without these figures.

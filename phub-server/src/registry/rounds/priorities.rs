@@ -8,9 +8,9 @@
 
 use std::sync::Arc;
 
+use hub_threads::Command;
 use pbox_core::control::PrioritiesRequest;
 
-use crate::cores::Command;
 use crate::registry::rounds::waits::answers;
 use crate::registry::{Refusal, Registry, on_thread};
 

@@ -8,11 +8,11 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use hub_threads::{Carried, Command, Event, LastEvents};
 use pbox_core::control::RefusalCode;
 use pbox_core::{ChunkId, Immediate, JobId, Layout, Round};
 use timeline::{Clock, Process, Span};
 
-use crate::cores::{Carried, Command, Event, LastEvents};
 use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 

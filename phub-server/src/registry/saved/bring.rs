@@ -16,6 +16,7 @@ use axum::body::Bytes;
 use coordinator::MemberOf;
 use coordinator::input::{BeginWith, Comes, Offer, Wanted};
 use fabric::Slab;
+use hub_threads::{Carried, Command};
 use membership::MemberError;
 use pbox_core::control::{OfferReply, OfferRequest, RefusalCode, StateReply};
 use pbox_core::{JobId, Layout, Numbers, Piece, Restored, RestoredKey, Round};
@@ -23,7 +24,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zerocopy::IntoBytes;
 
-use crate::cores::{Carried, Command};
 use crate::registry::above::{JoinedAbove, not_joined};
 use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use coordinator::{AskedId, JobEnded, NoState, WantId};
+use hub_threads::{Command, CoreHandle};
 use pbox_core::control::{CheckpointReply, WrittenReply};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart};
 
 use super::copies::Copies;
 use super::reads::Reads;
-use crate::cores::{Command, CoreHandle};
 use crate::registry::rounds::waits::Waiting;
 use crate::seldom::Seldom;
 

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use coordinator::{Event, LastStep, LastStepped, SAVED_WITHIN, Saved, is_needed};
+use hub_threads::Command;
 use pbox_core::control::{CheckpointReply, LastRequest};
 use pbox_core::{JobId, Selection, Snapshot, SnapshotPart};
 
-use crate::cores::Command;
 use crate::registry::hubs::Peers;
 use crate::registry::job::Job;
 use crate::registry::rounds::waits::answers;

@@ -105,8 +105,9 @@ mod tests {
     use pbox_core::control::CheckpointReply;
     use pbox_core::{Notice, Selection, SnapshotPart};
 
+    use hub_threads::CoreThread;
+
     use super::*;
-    use crate::cores::CoreThread;
     use crate::registry::test_bed;
 
     /// Returns a hub without a directory for checkpoints, with one job.

@@ -5,7 +5,8 @@ use pbox_core::{AnswersAbove, JobId, Taken};
 /// A report of a core thread. Each worker and each job causes only a few reports, so the length of the
 /// channel has a bound.
 #[derive(Debug)]
-pub(crate) enum Report {
+#[allow(missing_docs)] // each variant says what its fields are for
+pub enum Report {
     /// This core has the worker's link.
     Attached { job: JobId, rank: u32 },
     /// This core has dropped the worker, and reports nothing more about it.

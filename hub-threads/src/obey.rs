@@ -5,8 +5,8 @@ use std::sync::Arc;
 use fabric::{RecvWindow, Spans, any};
 use pbox_core::{Discarded, JobId, LevelTerms};
 
-use super::timeline::CoreTimeline;
-use super::{Command, CoreThread, Report, WaysOfCore};
+use crate::timeline::CoreTimeline;
+use crate::{Command, CoreThread, Report, WaysOfCore};
 
 impl CoreThread {
     /// Carries out the waiting commands.
@@ -75,8 +75,6 @@ impl CoreThread {
                 let memory = core.remove_job(job);
                 self.free(memory);
             }
-            #[cfg(test)]
-            Command::Test(run) => run(),
         }
     }
 

@@ -11,20 +11,20 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 const NICE: i32 = 5;
 
 /// Lowers the priority of the calling thread from now on.
-pub(crate) fn give_way() {
+pub fn give_way() {
     // A thread may always raise its niceness.
     let _ = setpriority_process(None, NICE);
 }
 
 /// The state of a thread that touches memory for one core after another.
-pub(crate) struct Near {
+pub struct Near {
     /// The cpus on which the thread may run.
     allowed: Option<CpuSet>,
 }
 
 impl Near {
     /// Lowers the priority of the calling thread from now on.
-    pub fn new() -> Self {
+    pub fn begin() -> Self {
         give_way();
         Near { allowed: sched_getaffinity(None).ok() }
     }
@@ -117,7 +117,7 @@ mod tests {
     fn the_thread_stays_on_cpus_that_it_may_use() {
         std::thread::spawn(|| {
             let before = sched_getaffinity(None).unwrap();
-            let near = Near::new();
+            let near = Near::begin();
             for cpu in 0..4 {
                 near.go_to(cpu);
                 let now = sched_getaffinity(None).unwrap();

@@ -15,7 +15,8 @@ const WAIT: Duration = Duration::from_micros(1);
 
 /// An event of a core.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Event {
+#[allow(missing_docs)] // each variant says what its fields are for
+pub enum Event {
     /// The core waited, and nothing arrived before the wait ended.
     Waited { begin: Instant, end: Instant },
     /// A post of a worker, or of a hub above, arrived.
@@ -28,7 +29,7 @@ pub(crate) enum Event {
 
 /// The recorder of a core's events.
 #[derive(Debug)]
-pub(crate) struct CoreTimeline {
+pub struct CoreTimeline {
     ring: Ring<Event>,
     /// The time up to which events are recorded.
     since: Instant,

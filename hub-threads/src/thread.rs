@@ -12,29 +12,30 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{Core, Discarded, JobId, Notice};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::handle::{CoreHandle, Meters, Unheard};
-use super::timeline::CoreTimeline;
-use super::{Command, Lane, Measured, Report};
+use crate::handle::{CoreHandle, Meters, Unheard};
+use crate::timeline::CoreTimeline;
+use crate::{Command, Lane, Measured, Report};
 
 /// The number of turns between two publications of the meters, while there is always work.
 const TURNS_PER_PUBLICATION: u32 = 1024;
 
 /// The state of a core thread. Commands change it between two turns.
-pub(crate) struct CoreThread {
+pub struct CoreThread {
+    /// The core, for tests that look at it between two turns.
     pub core: Core<any::Port>,
     /// Notices that are not reported to the hub yet.
     pub notices: Vec<Notice>,
-    pub(super) number: usize,
-    pub(super) inbox: Receiver<Command>,
+    pub(crate) number: usize,
+    pub(crate) inbox: Receiver<Command>,
     mail: Arc<AtomicBool>,
-    pub(super) unheard: Arc<Unheard>,
+    pub(crate) unheard: Arc<Unheard>,
     meters: Arc<Meters>,
     reports: UnboundedSender<Report>,
     /// The channel to the thread that frees memory.
-    pub(super) discard: Sender<Discarded>,
+    pub(crate) discard: Sender<Discarded>,
     clock: Clock,
-    pub(super) timeline: Option<CoreTimeline>,
-    pub(super) stops: bool,
+    pub(crate) timeline: Option<CoreTimeline>,
+    pub(crate) stops: bool,
 }
 
 impl CoreThread {
@@ -78,7 +79,7 @@ impl CoreThread {
     }
 
     /// Runs the loop of turns. It is compiled twice, so that the timeline costs nothing if it is off.
-    pub(super) fn run(self, policy: IdlePolicy) {
+    pub(crate) fn run(self, policy: IdlePolicy) {
         match self.timeline.is_some() {
             false => self.run_with(policy, |thread| thread.core.turn(&mut thread.notices)),
             true => self.run_with(policy, |CoreThread { core, notices, timeline, .. }| {
@@ -117,7 +118,7 @@ impl CoreThread {
         }
     }
 
-    pub(super) fn report_notices(&mut self) {
+    pub(crate) fn report_notices(&mut self) {
         let mut skipped: Option<(JobId, u64)> = None;
         for notice in self.notices.drain(..) {
             let report = match notice {
@@ -142,7 +143,7 @@ impl CoreThread {
         }
     }
 
-    pub(super) fn report(&self, report: Report) {
+    pub(crate) fn report(&self, report: Report) {
         let _ = self.reports.send(report);
     }
 
@@ -155,7 +156,7 @@ impl CoreThread {
     }
 
     /// Returns this core's measurements of a job's last rounds up to now.
-    pub(super) fn measured(&mut self, job: JobId) -> Measured {
+    pub(crate) fn measured(&mut self, job: JobId) -> Measured {
         if !self.clock.working {
             self.core.begin_wait(self.clock.at(Instant::now()));
         }

@@ -15,11 +15,12 @@ use pbox_core::{
 };
 use tokio::sync::oneshot;
 
-use super::Event;
+use crate::Event;
 
 /// Work for a core thread between two turns.
 #[derive(Debug)]
-pub(crate) enum Command {
+#[allow(missing_docs)] // each variant says what its fields are for
+pub enum Command {
     /// Do nothing. A thread that takes this command does not hang.
     Nothing,
     /// End the thread.
@@ -77,22 +78,19 @@ pub(crate) enum Command {
     LastState { job: JobId, before: Round, reply: Reply<Option<Result<SnapshotPart, String>>> },
     /// End a job.
     RemoveJob { job: JobId },
-    /// Run a test's function.
-    #[cfg(test)]
-    Test(fn()),
 }
 
 /// A core's links to the hubs above. The link has the window that the hub above writes, unless the workers read that
 /// window themselves.
-pub(crate) type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
+pub type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
 
 /// A core's number, its last events, and the number of earlier events. There are no events without a
 /// timeline.
-pub(crate) type LastEvents = (usize, (Vec<Event>, u64));
+pub type LastEvents = (usize, (Vec<Event>, u64));
 
 /// The measurements of a core in a job's last rounds.
 #[derive(Debug)]
-pub(crate) struct Measured {
+pub struct Measured {
     /// The round of the chunk that the core checked last.
     pub round: Round,
     /// The time for which the core waited for each worker.
@@ -104,7 +102,7 @@ pub(crate) struct Measured {
 }
 
 /// The channel for a core's answer. If the core ends, the channel closes without an answer.
-pub(crate) struct Reply<T>(oneshot::Sender<T>);
+pub struct Reply<T>(oneshot::Sender<T>);
 
 impl<T> Reply<T> {
     /// Creates the sender for the core and the receiver for the thread that asks.
@@ -126,7 +124,7 @@ impl<T> fmt::Debug for Reply<T> {
 }
 
 /// A value that has no number, such as a window. It may be as large as a model, so only its type is printed.
-pub(crate) struct Carried<T>(pub T);
+pub struct Carried<T>(pub T);
 
 impl<T> fmt::Debug for Carried<T> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

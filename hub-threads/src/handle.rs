@@ -13,25 +13,31 @@ use pbox_core::Discarded;
 use pbox_core::kernels::Kernels;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::near::give_way;
-use super::timeline::CoreTimeline;
-use super::{Command, CoreThread, Lane, Report};
 use crate::alarm::guarded;
+use crate::near::give_way;
+use crate::timeline::CoreTimeline;
+use crate::{Command, CoreThread, Lane, Report};
 
 /// The counters of a core's work. Other threads may read them at any time.
 #[derive(Debug, Default)]
-pub(crate) struct Meters {
+pub struct Meters {
+    /// The chunks that were stepped.
     pub chunks: AtomicU64,
+    /// The bytes of the stepped chunks.
     pub chunk_bytes: AtomicU64,
+    /// The time of turns with work, in nanoseconds.
     pub busy_ns: AtomicU64,
+    /// The time of waits, in nanoseconds.
     pub waiting_ns: AtomicU64,
+    /// The part of `waiting_ns` for which the thread slept.
     pub asleep_ns: AtomicU64,
+    /// The answers that had to wait for room in a link.
     pub held_back: AtomicU64,
 }
 
 /// The time since which a core thread has commands that it has not taken.
 #[derive(Debug)]
-pub(crate) struct Unheard {
+pub struct Unheard {
     begun: Instant,
     /// The time from `begun` to the first waiting command, in nanoseconds, plus one; 0 if no command waits.
     since: AtomicU64,
@@ -63,19 +69,21 @@ impl Unheard {
 
 /// The hub's handle of a core thread.
 #[derive(Debug)]
-pub(crate) struct CoreHandle {
+pub struct CoreHandle {
+    /// The cpu and NIC of the core.
     pub lane: Lane,
+    /// The counters of the core's work.
     pub meters: Arc<Meters>,
-    pub(super) commands: Sender<Command>,
-    pub(super) mail: Arc<AtomicBool>,
-    pub(super) unheard: Arc<Unheard>,
+    pub(crate) commands: Sender<Command>,
+    pub(crate) mail: Arc<AtomicBool>,
+    pub(crate) unheard: Arc<Unheard>,
     /// Wakes the thread.
     pub waker: Waker,
-    pub(super) thread: Mutex<Option<JoinHandle<()>>>,
+    pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Starts the thread that frees discarded memory. The thread ends when all senders are dropped.
-pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
+pub fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
     let (discard, discarded) = channel();
     let free = move || {
         give_way();

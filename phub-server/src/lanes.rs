@@ -14,21 +14,11 @@ use std::collections::HashMap;
 
 use fabric::any::{self, Transport};
 use fabric::verbs::{self, Device, Fitness, GroupOptions, Nccl, Nic, NicList, NicOptions, VerbsError};
+pub use hub_threads::Lane;
 use topology::{Host, NicChoice, NicId, Plan, Request};
 
 use crate::error::HubError;
 use crate::settings::{CoreSelection, HubSettings};
-
-/// The cpu and NIC that a core thread is pinned to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lane {
-    /// The number of the cpu in the operating system.
-    pub cpu: u32,
-    /// The cpu's NUMA node.
-    pub node: u32,
-    /// The NIC of the lane, with RDMA.
-    pub nic: Option<NicOptions>,
-}
 
 /// The lanes of a hub, and its RDMA devices if there are any.
 pub(crate) struct Lanes {

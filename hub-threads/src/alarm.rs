@@ -24,7 +24,7 @@ static ALL: Mutex<Vec<Weak<Sender<Rung>>>> = Mutex::new(Vec::new());
 
 /// A message of an alarm.
 #[derive(Debug)]
-pub(crate) enum Rung {
+pub enum Rung {
     /// A thread panicked: its name, the source line and the reason.
     Panicked(String),
     /// The hub stops by itself, so there is nothing more to wait for.
@@ -33,7 +33,7 @@ pub(crate) enum Rung {
 
 /// The alarm of a hub.
 #[derive(Clone, Debug)]
-pub(crate) struct Alarm(Arc<Sender<Rung>>);
+pub struct Alarm(Arc<Sender<Rung>>);
 
 impl Alarm {
     /// Makes an alarm, and the receiver of its messages.
@@ -72,7 +72,7 @@ impl Alarm {
 /// A guard: the thread belongs to a hub. Dropping it assigns the thread to the hub that it belonged to
 /// before.
 #[derive(Debug)]
-pub(crate) struct Entered(Option<Alarm>);
+pub struct Entered(Option<Alarm>);
 
 impl Drop for Entered {
     fn drop(&mut self) {
@@ -81,7 +81,7 @@ impl Drop for Entered {
 }
 
 /// Wraps work for another thread, which then belongs to the hub of the calling thread.
-pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+pub fn guarded<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     let alarm = OF_THREAD.with_borrow(Clone::clone);
     move || {
         let _entered = alarm.as_ref().map(Alarm::enter);
@@ -91,7 +91,7 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
 
 /// Returns a function that a runtime calls at the start of each thread. The function assigns the thread to the hub of
 /// the calling thread.
-pub(crate) fn guards_threads() -> impl Fn() + Send + Sync {
+pub fn guards_threads() -> impl Fn() + Send + Sync {
     let alarm = Mutex::new(OF_THREAD.with_borrow(Clone::clone));
     move || {
         let alarm = alarm.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
