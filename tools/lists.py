@@ -17,7 +17,7 @@ PAGE = "docs/adding.md"
 FREE = re.compile(r"^docs/|^[^/]*\.md$|(^|/)(tests|examples|tools)/|/tests\.rs$")
 SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.M | re.S)
 PATTERN = re.compile(r"^The pattern is `([^`]+)`", re.M)
-USERS = re.compile(r"^Only use it: (.*)\.$", re.M)
+USERS = re.compile(r"^These files only use the example: (.*)\.$", re.M)
 ROW = re.compile(r"^- (`.*?`): ", re.M)
 QUOTED = re.compile(r"`([^`]+)`")
 
