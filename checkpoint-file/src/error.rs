@@ -73,10 +73,12 @@ pub enum DecodeError {
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message
 pub enum Mismatch {
-    #[error("the file's optimizer is {file}, and the job asks for {job}; ask for the file's")]
+    #[error("the file's optimizer is {file}, and the job asks for {job}; ask for the optimizer of the file")]
     Optimizer { file: String, job: String },
 
-    #[error("the file's average of weights (ema) is {file}, and the job asks for {job}; ask for the file's")]
+    #[error(
+        "the file's average of weights (ema) is {file}, and the job asks for {job}; ask for the ema of the file"
+    )]
     Ema { file: String, job: String },
 
     #[error("the file has no tensor {name:?}, which the job has; train the same model")]

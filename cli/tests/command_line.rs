@@ -333,7 +333,7 @@ fn topology_of_several_machines_says_which_shape_to_use() {
         "PHUB_LEVELS=machine PHUB_MESH=N/2@FIRST-HOST:7077, N from 0",
         "4 workers: 408.9 MB of gradients, 102.2 MB of sums, 102.2 MB of weights",
         "the job above: 102.4 MB of the hubs' sums, 51.1 MB of weights, 51.1 MB of the optimizer's state",
-        "pinned with RDMA: 204.7 MB on all NICs together",
+        "with RDMA, 204.7 MB count against RLIMIT_MEMLOCK, on all NICs together",
     ];
     says(&text, &words);
     // The hubs of the machines own all chunks.

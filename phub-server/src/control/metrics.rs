@@ -373,7 +373,7 @@ impl Collector for Lateness {
     fn encode(&self, mut encoder: DescriptorEncoder) -> std::fmt::Result {
         let mut family = encoder.encode_descriptor(
             "worker_round_lateness",
-            "Rounds by how long the hub waited for the worker in them",
+            "Rounds, by the time for which the hub waited for the worker",
             Some(&Unit::Seconds),
             MetricType::Histogram,
         )?;

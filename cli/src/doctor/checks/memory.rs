@@ -56,7 +56,7 @@ pub(crate) fn window_pages(job: &Job, nodes: &[u32], facts: &HugePages) -> Check
         false => {
             let name = &job.name;
             format!(
-                "; {huge} of {bytes} bytes of each window of {name}, where neighbouring chunks are on one NUMA node"
+                "; {huge} of {bytes} bytes of each window of {name} get them, because neighbouring chunks there are on one NUMA node"
             )
         }
     };
