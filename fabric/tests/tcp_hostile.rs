@@ -290,7 +290,7 @@ fn half_of_a_worker_is_no_worker() {
     let (_again, told) = say(hello_bytes(0, 3, 4096));
     assert!(told.unwrap_err().to_string().contains("link 0 of the same worker has a connection already"));
     let (_other, told) = say(hello_bytes(1, 2, 4096));
-    assert!(told.unwrap_err().to_string().contains("differs from another connection"));
+    assert!(told.unwrap_err().to_string().contains("does not fit the hello"));
     let (_second, told) = say(hello_bytes(1, 3, 4096));
     assert!(told.unwrap().is_none());
     let (_third, told) = say(hello_bytes(2, 3, 4096));

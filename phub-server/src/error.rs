@@ -24,7 +24,7 @@ pub enum HubError {
     Settings(String),
     /// The system does not give the hub its threads.
     #[error(
-        "this hub needs {needed} threads, and {made} can be made: {error}; allow more (ulimit -u, TasksMax= of a unit, pids.max of \
+        "this hub needs {needed} threads, but only {made} can be made: {error}; allow more (ulimit -u, TasksMax= of a unit, pids.max of \
          a container), or use fewer --cores"
     )]
     Threads {

@@ -153,7 +153,7 @@ impl Page {
         self.counter(
             "core_waiting",
             Some(Unit::Seconds),
-            "Time of waiting for work, asleep or not",
+            "Time in which the core's thread waited for work, polling or asleep",
             of(|core| seconds(core.waiting_ns)),
         );
         self.counter(
