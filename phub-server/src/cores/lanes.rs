@@ -92,7 +92,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
         }
         tracing::warn!(
             %nic,
-            "RDMA: cannot open the NIC; jobs do not use its cores until it opens; the hub tries again for each job: {error}"
+            "RDMA: cannot open the NIC; jobs do not use the NIC's cores until the NIC opens; the hub tries again for each job: {error}"
         );
     }
     for (port, lane) in lanes.iter_mut().enumerate() {

@@ -167,7 +167,7 @@ pub(crate) fn port(candidate: &Candidate) -> Check {
     let mtu = port.mtu.map_or(0, |mtu| mtu.bytes());
     if port.link_layer == LinkLayer::Ethernet && mtu < 4096 {
         let fix = format!(
-            "ip link set {} mtu 4200 on this machine, at the other ends, and on the switch: RDMA packets of 4096 bytes instead of {mtu}",
+            "ip link set {} mtu 4200 on this machine, at the other ends, and on the switch: then RDMA packets have 4096 bytes instead of {mtu}",
             candidate.netdev(port)
         );
         let verdict = if mtu < 1024 { Verdict::Warn } else { Verdict::Note };
