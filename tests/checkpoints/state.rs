@@ -324,7 +324,7 @@ fn a_job_ends_before_its_rounds_have_no_numbers() {
             break error;
         }
     };
-    says(ended, &["the job has reached round 4026", "before round 4026531839", "save its weights"]);
+    says(ended, &["the job has reached round 4026", "before round 4026531839", "save the job's weights"]);
 }
 
 #[test]
