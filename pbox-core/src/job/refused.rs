@@ -120,7 +120,7 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::LastNorm,
         Term::WholeGradient,
-        "the hub then waits for the norm of the round itself; use clip_norm alone",
+        "the hub would wait for the norm of the same round anyway; use clip_norm alone",
     ),
     (
         Term::LastNorm,

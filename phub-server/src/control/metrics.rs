@@ -141,7 +141,7 @@ impl Page {
         self.counter(
             "core_chunk",
             Some(Unit::Bytes),
-            "Bytes of the chunks that were summed, stepped and sent back, once for all workers",
+            "Bytes of the chunks that were summed, stepped and sent back; a chunk counts once for all its workers",
             of(|core| core.chunk_bytes as f64),
         );
         self.counter(
@@ -283,7 +283,7 @@ impl Page {
         self.counter(
             "job_rounds_left_out",
             None,
-            "Rounds that changed nothing, because their mean gradient was not finite or a spike, with skip_nonfinite or skip_spikes",
+            "Rounds that changed nothing, because their mean gradient was not finite (skip_nonfinite) or was a spike (skip_spikes)",
             of(|job| Some(job.gradients.as_ref()?.skipped? as f64)),
         );
         self.of_readers(&alive);

@@ -71,7 +71,7 @@ pub(crate) fn balancing(nodes: usize, facts: &Balancing) -> Check {
     Check::warn(
         NAME,
         format!(
-            "{seen}, and this process may not give memory a policy (mbind): the kernel moves pages between nodes, while cores sum them"
+            "{seen}, and this process may not give memory a policy (mbind): the kernel moves pages between nodes while cores sum their bytes"
         ),
         "as root on the host: sysctl -w kernel.numa_balancing=0, and the same line in /etc/sysctl.d\n\
          docker run --cap-add SYS_NICE lets the hub keep its pages",

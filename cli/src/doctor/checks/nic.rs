@@ -43,7 +43,7 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
         .map(|(nic, kind)| format!("{} ({kind})", nic.name))
         .collect();
     if translated.is_empty() {
-        return Some(Check::pass(NAME, "NICs use the addresses of memory without a translation"));
+        return Some(Check::pass(NAME, "no IOMMU translates the addresses that NICs use"));
     }
     let seen = format!("every address is translated for {}", translated.join(", "));
     let fix = "iommu=pt on the kernel's command line: a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
@@ -67,7 +67,7 @@ pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
         );
         let set = on.iter().map(|name| format!("setpci -s {name} ECAP_ACS+6.w=0000"));
         let fix = format!(
-            "{}\nor ACS off in the firmware's settings; virtual machines with devices of their own need ACS",
+            "{}\nor turn ACS off in the firmware's settings; virtual machines that own a device need ACS",
             set.collect::<Vec<_>>().join("\n")
         );
         return Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) });

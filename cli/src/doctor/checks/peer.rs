@@ -79,7 +79,10 @@ fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
 
 fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check {
     if tried.is_empty() {
-        return Check::note(name, "the peer's hub names no address: its workers must be on its machine");
+        return Check::note(
+            name,
+            "the peer's hub offers no address for data, so its workers must be on its machine",
+        );
     }
     let open: Vec<String> =
         tried.iter().filter(|(_, error)| error.is_none()).map(|(to, _)| to.to_string()).collect();
@@ -170,7 +173,12 @@ fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
             ),
             "set one MTU on all interfaces and switches of the path, or a smaller MTU on this machine (ip link set DEV mtu N)",
         ),
-        _ => Check::note(name, format!("{mtu} bytes as far as is known: the peer answers no UDP packets")),
+        _ => Check::note(
+            name,
+            format!(
+                "the interface's MTU is {mtu} bytes; the path's is unknown, because the peer answers no UDP packets"
+            ),
+        ),
     }
 }
 

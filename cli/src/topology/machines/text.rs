@@ -38,7 +38,11 @@ impl MachinesJob {
         let ways = Below::new(&self.mesh.hubs, self.cores).ways;
         let ways = ways.iter().map(Vec::len).max().unwrap_or(0);
         writeln!(out, "  each machine: {}", self.host)?;
-        writeln!(out, "  each hub: cores: {}; links up from each core, in a mesh: {ways}", self.cores)?;
+        writeln!(
+            out,
+            "  each hub: cores: {}; links of each core to other hubs, in a mesh: {ways}",
+            self.cores
+        )?;
         writeln!(out, "  each link: {}", self.link)
     }
 
