@@ -87,11 +87,11 @@ pub fn explain(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {
         Error::InvalidMessage(_) => format!(
-            "the hub does not speak TLS; start it with --tls-cert and --tls-key, or unset {AUTHORITY} and \
+            "the hub does not speak TLS; start the hub with --tls-cert and --tls-key, or unset {AUTHORITY} and \
              {FINGERPRINT} in this process"
         ),
         Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
-            "the hub's certificate has expired; give the hub a new one, and send it SIGHUP".into()
+            "the hub's certificate has expired; replace the certificate, and send the hub SIGHUP".into()
         }
         Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
             format!(

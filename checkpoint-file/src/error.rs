@@ -14,7 +14,7 @@ use crate::format::FORMAT;
 pub enum UnusableKeys {
     #[error(
         "a key is called {name:?}; in checkpoints __metadata__ and names that begin with optimizer/ mean something \
-         else: rename it"
+         else: rename the key"
     )]
     Reserved { name: String },
 
@@ -73,10 +73,12 @@ pub enum DecodeError {
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message
 pub enum Mismatch {
-    #[error("the file's optimizer is {file}, and the job asks for {job}; ask for the file's")]
+    #[error("the file's optimizer is {file}, and the job asks for {job}; ask for the optimizer of the file")]
     Optimizer { file: String, job: String },
 
-    #[error("the file's average of weights (ema) is {file}, and the job asks for {job}; ask for the file's")]
+    #[error(
+        "the file's average of weights (ema) is {file}, and the job asks for {job}; ask for the ema of the file"
+    )]
     Ema { file: String, job: String },
 
     #[error("the file has no tensor {name:?}, which the job has; train the same model")]
@@ -102,7 +104,7 @@ pub enum Mismatch {
     Numbers { round: u32, error: InvalidNumbers },
 
     #[error(
-        "key {name:?} has lr_mult and wd_mult {file:?} in the file, and the job asks for {job:?}; ask for those of \
+        "key {name:?} has lr_mult and wd_mult {file:?} in the file, and the job asks for {job:?}; ask for the multipliers of \
          the file"
     )]
     Multipliers { name: String, file: [f32; 2], job: [f32; 2] },

@@ -102,7 +102,7 @@ impl DrainArgs {
     pub fn run(&self) -> anyhow::Result<()> {
         let DrainReply { jobs } = ask(&self.hub, Some(()), "/v1/drain", Right::Operate, ALL_JOBS, PATIENCE)?;
         match jobs.as_slice() {
-            [] => line("the hub takes no more jobs; it has none, and ends now"),
+            [] => line("the hub takes no more jobs; it has no job, and ends now"),
             jobs => line(format_args!(
                 "the hub takes no more jobs, and ends when these jobs have ended: {}",
                 jobs.join(", ")

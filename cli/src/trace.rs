@@ -41,8 +41,8 @@ impl TraceArgs {
         TraceFile::create(&self.to)?.write(&processes)?;
         for name in apart {
             say(format_args!(
-                "phub-server: the clock of {name} does not follow from the other files, so its times stay uncorrected. Add the \
-                 file of a worker on its machine; if it is a hub, of one of its workers"
+                "phub-server: the times of {name} stay uncorrected, because no file says how its clock differs. Add the file of a worker \
+                 on the same machine; for a hub, the file of one of its workers"
             ));
         }
         Ok(())

@@ -20,7 +20,10 @@ fn said(machine: &str, more: &[&str]) -> String {
 fn the_box_of_the_paper_is_limited_by_its_memory() {
     let pbox = said(PBOX, &["--memory-gb-s", "125"]);
     says(&pbox, &["A worker pushes 0.607 GB/s", "NICs         67.9 GB/s      111 workers"]);
-    says(&pbox, &["At most 100 workers. The first limit: memory.", "the next limit: NICs, at 111 workers"]);
+    says(
+        &pbox,
+        &["At most 100 workers. The first limit: memory.", "the next limit would be NICs, at 111 workers"],
+    );
     let twice = said(PBOX, &["--memory-gb-s", "125", "--batch", "64"]);
     says(twice, &["A worker pushes 0.303 GB/s", "At most 203 workers"]);
 }

@@ -325,7 +325,7 @@ fn topology_of_several_machines_says_which_shape_to_use() {
     let text = of_machines("cores:2 nics:2 nic_gbps:1", &TWO_BY_FOUR);
     let words = [
         "2 machines x 4 workers, resnet50: 161 keys, 3223 chunks",
-        "each hub: cores: 2; links up from each core, in a mesh: 2",
+        "each hub: cores: 2; links of each core to other hubs, in a mesh: 2",
         "each link: 1 Gb/s each way, the speed of nic0",
         "flat:  a round waits for the link of machine 0, 409.1 MB one way: 3297.1 ms, 0.303 rounds a second",
         "mesh:  a round waits for the link of machine 0, 102.4 MB one way: 825.1 ms, 1.212 rounds a second",
@@ -333,7 +333,7 @@ fn topology_of_several_machines_says_which_shape_to_use() {
         "PHUB_LEVELS=machine PHUB_MESH=N/2@FIRST-HOST:7077, N from 0",
         "4 workers: 408.9 MB of gradients, 102.2 MB of sums, 102.2 MB of weights",
         "the job above: 102.4 MB of the hubs' sums, 51.1 MB of weights, 51.1 MB of the optimizer's state",
-        "pinned with RDMA: 204.7 MB on all NICs together",
+        "with RDMA, 204.7 MB count against RLIMIT_MEMLOCK, on all NICs together",
     ];
     says(&text, &words);
     // The hubs of the machines own all chunks.

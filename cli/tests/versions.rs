@@ -113,7 +113,7 @@ fn versions_have_the_bits_of_their_rounds() {
         says(output(&publish), &[&format!("version 00000{id}, {kind}, before round")]);
     }
     says(output(&["versions", "list", &to_text]), &["delta on 000002", "whole"]);
-    says(output(&["versions", "verify", &to_text]), &["3 versions, each as it was published"]);
+    says(output(&["versions", "verify", &to_text]), &["3 versions, each with its published checksums"]);
     for (id, steps) in [("1", 1), ("2", 3), ("3", 7)] {
         output(&["versions", "export", &to_text, "--version", id, "--to", &file_text]);
         check(&file, ["a", "decoder.weight"], safetensors::Dtype::BF16, steps);
@@ -162,7 +162,7 @@ fn deltas_of_changed_bytes_and_types_of_single_tensors_are_read_back() {
     );
     // After two steps each weight is 0.
     assert!([of("a"), of("decoder.weight")].iter().all(|tensor| tensor.data().iter().all(|&byte| byte == 0)));
-    says(output(&["versions", "verify", to_text]), &["3 versions, each as it was published"]);
+    says(output(&["versions", "verify", to_text]), &["3 versions, each with its published checksums"]);
     says(
         failure(&[&publish[..], &["--delta", "add"]].concat()),
         &["[possible values: xor, overwrite, smaller]"],

@@ -76,7 +76,7 @@ impl Digests {
         let round = compared.round.0;
         Err(match compared.written {
             false => format!(
-                "weights differ before round {round}: those of {who} {} are not the same (compare_every); a network, \
+                "weights differ before round {round}: the weights of {who} {} are not equal (compare_every); a network, \
                  memory or a program has altered weights on some machine: look at the machines, and continue from a \
                  checkpoint before that round",
                 equal.join(" and of ")

@@ -290,7 +290,7 @@ fn half_of_a_worker_is_no_worker() {
     let (_again, told) = say(hello_bytes(0, 3, 4096));
     assert!(told.unwrap_err().to_string().contains("link 0 of the same worker has a connection already"));
     let (_other, told) = say(hello_bytes(1, 2, 4096));
-    assert!(told.unwrap_err().to_string().contains("differs from another connection"));
+    assert!(told.unwrap_err().to_string().contains("does not fit the hello"));
     let (_second, told) = say(hello_bytes(1, 3, 4096));
     assert!(told.unwrap().is_none());
     let (_third, told) = say(hello_bytes(2, 3, 4096));
@@ -317,7 +317,7 @@ fn a_worker_that_does_not_come_whole_is_ended_after_a_time() {
     let (mut second, gathered) = say(3);
     assert!(matches!(gathered, Gathered::Waits(None)), "one waits for all: {gathered:?}");
     let error = pending.wait(SHORT).unwrap_err().to_string();
-    let expected = "20 TCP connections, one for each link, those of links 3, 18 arrived, and those of links 0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, \
+    let expected = "20 TCP connections, one for each link, the connections of links 3, 18 arrived, but those of links 0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, \
                     13, 14, 15, 16 and 2 more did not arrive within 30ms";
     assert!(error.contains(expected), "{error}");
     for peer in [&mut first, &mut second] {

@@ -156,6 +156,6 @@ fn pin(cpu: u32) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu as usize);
     if let Err(errno) = rustix::thread::sched_setaffinity(None, &set) {
-        tracing::warn!(cpu, %errno, "cannot pin a core thread; it runs wherever the kernel puts it");
+        tracing::warn!(cpu, %errno, "cannot pin a core thread; the thread runs wherever the kernel puts it");
     }
 }

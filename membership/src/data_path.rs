@@ -363,7 +363,9 @@ impl<'a> Route<'a> {
             TransportAddress::Tcp { addresses } => {
                 let (seen, ports) = (addresses.len(), self.hub.reply.ports);
                 if seen != ports as usize {
-                    return Err(format!("the hub gives {seen} addresses for its {ports} ports"));
+                    return Err(format!(
+                        "the hub gives {seen} TCP addresses for its {ports} ports; expected one for each port"
+                    ));
                 }
                 let addresses = addresses.iter().map(|&address| self.reached_at(address));
                 Ok((Address::Tcp(addresses.collect::<Result<_, _>>()?), "TCP works over any network"))

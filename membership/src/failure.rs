@@ -89,8 +89,8 @@ impl Failure {
     pub fn of_first_request(mut self) -> Self {
         if let (Cause::Cut, MemberError::Unreachable { cause, .. }) = (self.cause, &mut self.error) {
             *cause = format!(
-                "the server at this address does not speak HTTP, or has ended ({cause}): it may be another program, or the port of a hub's data path (7078, where \
-                 the control port is 7077)"
+                "the server at this address does not speak HTTP, or has ended ({cause}): the server may be another program, or a hub's data \
+                 path (port 7078, if the control port is 7077)"
             );
         }
         self

@@ -163,7 +163,7 @@ impl Address {
         let ErrorReply { error, .. } = serde_json::from_slice(&body).map_err(|error| match self.named.is_outside() {
             true => unread(error),
             false => format!(
-                "the server answers {status}, and not as a hub: check that the address is that of a control port, and that no proxy is in between"
+                "the server answers {status}, and not as a hub: check that the address is a hub's control port, and that no proxy is in between"
             ),
         })?;
         Err(format!("the hub refuses: {}", printable(&error)))

@@ -24,7 +24,7 @@ pub enum HubError {
     Settings(String),
     /// The system does not give the hub its threads.
     #[error(
-        "this hub needs {needed} threads, and {made} can be made: {error}; allow more (ulimit -u, TasksMax= of a unit, pids.max of \
+        "this hub needs {needed} threads, but only {made} can be made: {error}; allow more (ulimit -u, TasksMax= of a unit, pids.max of \
          a container), or use fewer --cores"
     )]
     Threads {
@@ -89,7 +89,7 @@ pub enum HubError {
     #[error("RDMA: {0}")]
     Rdma(#[from] VerbsError),
     /// NCCL's variable turns RDMA off, and no setting of this hub asks for RDMA.
-    #[error("NCCL_IB_DISABLE turns RDMA off; --transports or --nics turns it on again")]
+    #[error("NCCL_IB_DISABLE turns RDMA off; --transports or --nics turns RDMA on again")]
     Disabled,
     /// The hub's own list names NICs that this machine does not have.
     #[error(

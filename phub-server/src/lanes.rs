@@ -71,7 +71,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
     let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
     let rails = settings.rails.clone().unwrap_or_default();
     if !rails.is_empty() {
-        tracing::info!(%rails, "for links to hubs above, a map of rails pairs the NICs");
+        tracing::info!(%rails, "the NICs of links to hubs above are paired by --rails");
     }
     let options = GroupOptions { rails, first_vector: 0, paths: settings.paths.0.clone() };
     let (group, ports) = verbs::group(&nics, options)?;
@@ -82,7 +82,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
         }
         tracing::warn!(
             %nic,
-            "RDMA: cannot open the NIC; jobs do not use its cores until it opens; the hub tries again for each job: {error}"
+            "RDMA: cannot open the NIC; jobs do not use the NIC's cores until the NIC opens; the hub tries again for each job: {error}"
         );
     }
     for (port, lane) in lanes.iter_mut().enumerate() {

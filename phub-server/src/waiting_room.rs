@@ -65,8 +65,8 @@ impl WaitingRoom {
                 if let Some(times) = self.sent_away.count() {
                     tracing::warn!(
                         times,
-                        "data path: {PLACES} connections have not identified themselves, the maximum; the oldest are \
-                         closed for new ones"
+                        "data path: {PLACES} connections have shown no token yet, the maximum; the hub closes the oldest for \
+                         new ones"
                     );
                 }
             }

@@ -205,7 +205,7 @@ impl Hubs {
             };
             let Some(&ahead) = MARGINS.get(margin) else {
                 return Err(NoWeights::NotYet(format!(
-                    "the hubs of job {:?} did not all give the state of one round in {} tries, the last one {} rounds ahead; try again",
+                    "the hubs of job {:?} did not all give the state of one round in {} tries, in the last of which the round was {} rounds ahead; try again",
                     ask.job,
                     MARGINS.len() + 1,
                     MARGINS[MARGINS.len() - 1]

@@ -97,7 +97,7 @@ impl OfHubs {
             }
             Ok(Fetched::Ahead) => {
                 self.is_known = true;
-                Step::Later("the job has not come near the next wanted round".to_owned())
+                Step::Later("the next wanted round is too far ahead of the job".to_owned())
             }
             Ok(Fetched::Passed { before, front }) => {
                 self.is_known = true;

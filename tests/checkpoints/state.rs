@@ -273,7 +273,7 @@ fn a_bad_state_is_refused() {
     says(offered(&second.token, 3).unwrap_err(), &["400: worker 1 offers a state", "rank 0"]);
     says(
         offered(&first.token, 0).unwrap_err(),
-        &["400: the state is before round 0", "expected a round from 1"],
+        &["400: the state is before round 0", "expected a round of at least 1"],
     );
     says(offered(&first.token, u32::MAX).unwrap_err(), &["400", "is not a round"]);
     says(offered(&first.token, Round::LIMIT.0).unwrap_err(), &["400", "below 4026531839"]);
@@ -325,7 +325,7 @@ fn a_job_ends_before_its_rounds_have_no_numbers() {
             break error;
         }
     };
-    says(ended, &["the job has reached round 4026", "before round 4026531839", "save its weights"]);
+    says(ended, &["the job has reached round 4026", "before round 4026531839", "save the job's weights"]);
 }
 
 #[test]

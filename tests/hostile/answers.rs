@@ -95,7 +95,7 @@ fn a_port_that_speaks_no_http_is_said_to_be_a_data_port_perhaps() {
         TransportAddress::Tcp { addresses } => Some(addresses[0].to_string()),
         _ => None,
     });
-    let words = ["does not speak HTTP", "the port of a hub's data path (7078"];
+    let words = ["does not speak HTTP", "a hub's data path (port 7078"];
     says(refused(config_at(&data.unwrap(), "job", 0, 1)), &words);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();

@@ -219,7 +219,7 @@ fn one_address_has_a_share_of_the_connections() {
         crowd.push(client);
         assert!(crowd.len() <= share);
     };
-    says(refusal, &["Unavailable", "your address has all the connections", "try again"]);
+    says(refusal, &["Unavailable", "your address has the maximum number of connections", "try again"]);
     for _ in 0..20 {
         sessions.iter_mut().for_each(|session| push_all(session).unwrap());
         sessions.iter_mut().for_each(|session| session.wait_all().unwrap());

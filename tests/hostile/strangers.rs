@@ -118,7 +118,7 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
     let reply = join_by_hand(&hub, "job", &join_request(0, 2));
     let token = authority::unhex(&reply.token).unwrap();
     let port = tcp_address(&reply);
-    let links = "those of links 0, 3 arrived, and those of links 1, 2 did not arrive within";
+    let links = "the connections of links 0, 3 arrived, but those of links 1, 2 did not arrive within";
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             let mut session = Session::join(config(&hub, "job", 1, 2))?;

@@ -154,23 +154,23 @@ fn who_passes_on_a_lie_is_dropped_and_named_and_nobody_else() {
         (&[(0, part(1, 4.0), Round(1), 1), (1, part(1, 4.0), Round(1), 1)], ""),
         (
             &[(0, part(1, 4.0), Round(1), 1), (1, part(1, 5.0), Round(1), 1)],
-            "1: passed on the part of hub 1 in a round whose number ends in 1, but another worker has passed on another sum",
+            "1: passed on hub 1's part of a norm in a round whose number ends in 1, but another worker has passed on another sum",
         ),
         (
             &[(1, part(2, 4.0), Round(2), 1)],
-            "1: passed on the part of hub 1 in a round whose number ends in 2, but no hub",
+            "1: passed on hub 1's part of a norm in a round whose number ends in 2, but no hub",
         ),
         (
             &[(1, part(5, 4.0), Round(1), 1)],
-            "1: passed on the part of hub 1 in a round whose number ends in 1, but the part",
+            "1: passed on hub 1's part of a norm in a round whose number ends in 1, but the part",
         ),
         (
             &[(1, part(0, 4.0), Round(0), 0)],
-            "1: passed on the part of hub 0 in a round whose number ends in 0, but no other",
+            "1: passed on hub 0's part of a norm in a round whose number ends in 0, but no other",
         ),
         (
             &[(1, part(0, 4.0), Round(0), 7)],
-            "1: passed on the part of hub 7 in a round whose number ends in 0, but no other",
+            "1: passed on hub 7's part of a norm in a round whose number ends in 0, but no other",
         ),
     ];
     for (parts, expected) in cases {

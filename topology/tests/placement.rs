@@ -287,7 +287,7 @@ fn nics_without_rdma_are_left_out_beside_others_that_have_it() {
     host.nics[1].kind = topology::NicKind::Infiniband;
     let plan = place(&host, &Request::new(&[1; 6])).unwrap();
     assert_eq!(plan.nics().iter().map(|nic| nic.name.as_str()).collect::<Vec<_>>(), ["nic1"]);
-    assert!(has_reason(&plan, "nic0 has no RDMA, as nic1 has") && has_reason(&plan, "nic2 has no RDMA"));
+    assert!(has_reason(&plan, "nic0 has no RDMA, but nic1 has") && has_reason(&plan, "nic2 has no RDMA"));
     let named = NicChoice { only: Some(vec!["nic0".to_owned(), "nic1".to_owned()]), except: vec![] };
     let plan = place(&host, &Request { nics: named, ..Request::new(&[1; 6]) }).unwrap();
     assert_eq!(plan.nics().len(), 2);

@@ -57,7 +57,7 @@ mod with_hwloc {
         let mlx = host.nic_named("mlx5_0").unwrap();
         assert!(plan.cores().iter().all(|core| core.nic() == Some(mlx)));
         for name in ["enp130s0f0", "enp130s0f1"] {
-            let words = format!("{name} has no RDMA, as mlx5_0 has");
+            let words = format!("{name} has no RDMA, but mlx5_0 has");
             assert!(plan.reasons().iter().any(|reason| reason.contains(&words)), "{:?}", plan.reasons());
         }
     }
@@ -134,7 +134,7 @@ mod with_hwloc {
                 .iter()
                 .any(|reason| reason.contains("No NIC on node 1: its cores use mlx4_0 of node 0"))
         );
-        assert!(plan.reasons().iter().any(|reason| reason.contains("eth0 has no RDMA, as mlx4_0 has")));
+        assert!(plan.reasons().iter().any(|reason| reason.contains("eth0 has no RDMA, but mlx4_0 has")));
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Index {
         if is_delta != expected || checksum_format != "xxh3-128" {
             return Err(format!(
                 "delta_encoding {delta_encoding:?}, compression_format {compression_format:?} and checksum_format \
-                 {checksum_format:?}: expected for a {}; and the checksum format xxh3-128",
+                 {checksum_format:?}: expected for a {}, and always the checksum format xxh3-128",
                 base.map_or("whole version: none", |_| "delta: xor or overwrite, zstd")
             ));
         }

@@ -155,7 +155,7 @@ fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, nccl: &N
     if nccl.disabled && !asked {
         report.add(Check::note(
             "RDMA",
-            "NCCL_IB_DISABLE turns RDMA off; --transports or --nics turns it on again",
+            "NCCL_IB_DISABLE turns RDMA off; --transports or --nics turns RDMA on again",
         ));
         return nothing;
     }

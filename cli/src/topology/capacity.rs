@@ -87,14 +87,14 @@ impl CapacityArgs {
         }
         limits.sort_by(|a, b| a.workers.total_cmp(&b.workers));
         let next = match limits.as_slice() {
-            [] => "No limit is known: NICs have no speeds here. Give --memory-gb-s.".to_owned(),
+            [] => "No limit is known, because no speed of a NIC is known. Give --memory-gb-s.".to_owned(),
             [only] => format!(
                 "At most {} workers. The first limit: {}. The speed of the other resource (NICs or memory) is not known.",
                 only.workers.floor(),
                 only.name
             ),
             [first, next, ..] => format!(
-                "At most {} workers. The first limit: {}. If it were {:.2} times as high, the next limit: {}, at {} workers.",
+                "At most {} workers. The first limit: {}. If this limit were {:.2} times as high, the next limit would be {}, at {} workers.",
                 first.workers.floor(),
                 first.name,
                 next.workers / first.workers,

@@ -93,7 +93,7 @@ fn verify(directory: &Path) -> anyhow::Result<()> {
             spoken(at.weights.bytes())
         ))?;
     }
-    line(format_args!("{} versions, each as it was published", all.len()))?;
+    line(format_args!("{} versions, each with its published checksums", all.len()))?;
     without_index.into_iter().next().map_or(Ok(()), |fault| Err(fault.into()))
 }
 

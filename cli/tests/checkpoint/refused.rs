@@ -204,12 +204,12 @@ fn keys_that_collide_with_the_files_own_names_are_refused() {
     for name in ["__metadata__", "optimizer/momentum_buffer/a", "optimizer/"] {
         let job = Job::new(vec![Key::f32("a", [1]), Key::f32(name, [1])], SGD);
         let saved = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap_err();
-        says(saved, &["job \"job\"", name, "rename it"]);
-        says(job.refusal(&store, "job"), &["job \"job\"", name, "rename it"]);
+        says(saved, &["job \"job\"", name, "rename the key"]);
+        says(job.refusal(&store, "job"), &["job \"job\"", name, "rename the key"]);
     }
     // The name is short enough for a key, but too long with the prefix of an optimizer's tensor.
     let job = Job::new(vec![Key::f32("x".repeat(1010), [1])], ADAM);
-    says(job.refusal(&store, "job"), &["optimizer's state", "shorten it"]);
+    says(job.refusal(&store, "job"), &["optimizer's state", "shorten the name"]);
     let job = Job::new(vec![Key::f32("optimizer.exp_avg", [1])], ADAM);
     store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap();
     job.check(&job.load(&store, "job").unwrap(), Round(1));

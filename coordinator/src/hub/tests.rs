@@ -224,7 +224,7 @@ fn the_promises_are_as_before_when_a_job_is_refused_fails_or_ends() {
     assert_eq!(hub.promised(), GB, "a refused job has no promise");
     let second = make(&mut hub, "second", None, GB).unwrap();
     promise_join(&mut hub, 5).unwrap();
-    refused(promise_join(&mut hub, 100 * GB), RefusalCode::NoMemory, &["reading this join needs"]);
+    refused(promise_join(&mut hub, 100 * GB), RefusalCode::NoMemory, &["cannot read this join"]);
     assert_eq!(hub.promised(), 2 * GB + 5);
     hub.ask(input::EndJoin { bytes: 5 }, Instant::now());
     fail(&mut hub, second, Instant::now());

@@ -88,7 +88,7 @@ impl Request for PromiseJoin {
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
         hub.check_room(self.bytes, self.memory).map_err(|why| {
-            let why = format!("reading this join needs {why}; try again later");
+            let why = format!("the hub cannot read this join, which needs {why}; try again later");
             Refused::new(RefusalCode::NoMemory, why)
         })?;
         hub.joins_bytes += self.bytes;

@@ -126,7 +126,10 @@ impl Checkpoints {
                 parts.values().find(is_under_way).cloned().unwrap_or(PartState::Written(0))
             }
             Some((newest, _)) if *newest >= before => parts.get(&before).cloned().unwrap_or_else(|| {
-                PartState::Failed(format!("its newest part is already before round {}", newest.0))
+                PartState::Failed(format!(
+                    "this hub already has a newer part of the checkpoint, before round {}",
+                    newest.0
+                ))
             }),
             _ => PartState::Collecting,
         }

@@ -520,7 +520,9 @@ fn where_nobody_is_late_the_hubs_above_say_who_is() {
 fn a_job_ends_before_the_last_round_that_there_is() {
     let last = Look { round: Round::LIMIT, ..Look::default() };
     let effects = judge(&mut running(), &[(0, &last)], None, &[]).concat();
-    assert!(matches!(&effects[..], [Effect::Fail(why, Blame::Job)] if why.contains("save its weights")));
+    assert!(
+        matches!(&effects[..], [Effect::Fail(why, Blame::Job)] if why.contains("save the job's weights"))
+    );
     let gathering = judge(&mut of_two(OnLoss::Stop, Members::Workers), &[(0, &last)], None, &[]);
     assert_eq!(gathering, [vec![]]);
 }

@@ -236,7 +236,7 @@ impl Hello {
         let fds = offered(fds, 2)?;
         if HelloMessage::decode(&bytes).as_ref() != Ok(&self.message) {
             discard(fds);
-            return Err("the hello changed while it was read".into());
+            return Err("the peer changed its hello while this end read the hello".into());
         }
         // Closing a memfd never blocks.
         if let Some(why) = fds.iter().find_map(|fd| fcntl_get_seals(fd).err()) {

@@ -36,7 +36,7 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Returns advice about a socket that failed. If a hub cannot listen, the advice does not mention a peer.
 fn advice(doing: &str) -> &'static str {
     match doing {
-        "listening at" => "; give another address, or stop the program that listens at it",
+        "listening at" => "; give another address, or stop the program that listens at this address",
         "accepting at" => "",
         _ => "; is the hub alive, and is this port open between the machines?",
     }
@@ -63,8 +63,8 @@ pub enum ConnectError {
     Nonsense(String),
     /// Some of the worker's connections did not arrive.
     #[error(
-        "of the worker's {links} TCP connections, one for each link, those of links {came} arrived, and those of links \
-         {lack} did not arrive within {limit:?}; is the worker alive, and does each connection get through?"
+        "of the worker's {links} TCP connections, one for each link, the connections of links {came} arrived, but those of \
+         links {lack} did not arrive within {limit:?}; is the worker alive, and does each connection get through?"
     )]
     Incomplete {
         /// The number of the worker's links.

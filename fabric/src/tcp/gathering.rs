@@ -66,9 +66,11 @@ impl Gathering {
         let mut partials = self.lock();
         let known = partials.get(&token);
         let why = if known.is_none() && partials.len() >= MAX_GATHERING {
-            format!("{MAX_GATHERING} other workers, the maximum, still miss connections; try again")
+            format!(
+                "{MAX_GATHERING} other workers, the maximum, do not have all their connections yet; try again"
+            )
         } else if known.is_some_and(|known| !known.message.is_of_the_same_worker(&message)) {
-            "this connection differs from another connection of the same worker".into()
+            "the hello of this connection does not fit the hello of the worker's other connections".into()
         } else if known.is_some_and(|known| known.links[link].is_some()) {
             format!("link {link} of the same worker has a connection already")
         } else {

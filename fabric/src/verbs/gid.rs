@@ -131,7 +131,7 @@ pub(super) fn choose(
     }
     if link_layer == LinkLayer::InfiniBand {
         let entry = entries.first().ok_or_else(|| {
-            fail("there is no GID; a subnet manager gives them: is one running (sminfo)?".into())
+            fail("there is no GID; a subnet manager gives GIDs: is one running (sminfo)?".into())
         })?;
         return Ok(Chosen { entry: entry.clone(), reason: "the port's own on InfiniBand".into() });
     }

@@ -137,7 +137,7 @@ impl Latest {
                 Err(format!("the path {path:?}: expected ranks below {MAX_WORKERS}"))
             }
             () if *window == 0 || last > window => Err(format!(
-                "last in {last} of {window} rounds: expected 1 round or more, and last in at most all of them"
+                "last in {last} of {window} rounds: expected 1 round or more, and the first number not above the second"
             )),
             () => Ok(()),
         }

@@ -112,11 +112,15 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::FiniteFrames,
         "the codec sends a value that is not finite as zero, so that no round would be skipped; use f16 or bf16",
     ),
-    (Term::WholeGradient, Term::Ablate, "work that is left out has no norm"),
+    (
+        Term::WholeGradient,
+        Term::Ablate,
+        "the hub computes no norm of work that ablate leaves out; leave ablate out",
+    ),
     (
         Term::LastNorm,
         Term::WholeGradient,
-        "the hub then waits for the norm of the round itself; use clip_norm alone",
+        "the hub would wait for the norm of the same round anyway; use clip_norm alone",
     ),
     (
         Term::LastNorm,
@@ -124,7 +128,11 @@ const TABLE: &[(Term, Term, &str)] = &[
         "each push is a separate step, and no round has the gradients of all keys; use bsp",
     ),
     (Term::LastNorm, Term::SlimDp, "values that are not sent are in no norm; use a codec"),
-    (Term::LastNorm, Term::Ablate, "work that is left out has no norm"),
+    (
+        Term::LastNorm,
+        Term::Ablate,
+        "the hub computes no norm of work that ablate leaves out; leave ablate out",
+    ),
     (Term::LastNorm, Term::ByKey, "lars and lamb use the norms of this round; leave clip_norm_last out"),
     (
         Term::ByKey,
@@ -138,7 +146,7 @@ const TABLE: &[(Term, Term, &str)] = &[
          and skip_spikes out",
     ),
     (Term::ByKey, Term::SlimDp, "values that are not sent are in no norm; use a codec"),
-    (Term::ByKey, Term::Ablate, "work that is left out has no norm"),
+    (Term::ByKey, Term::Ablate, "the hub computes no norm of work that ablate leaves out; leave ablate out"),
     (Term::Maximize, Term::Average, "there is no step that could go up or down; leave maximize out"),
     (Term::Maximize, Term::Ablate, "there is no step that could go up or down; leave maximize out"),
     (
@@ -146,7 +154,11 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::Average,
         "the hub keeps no weights that it could average; average weights at the workers",
     ),
-    (Term::Ema, Term::Ablate, "steps that are left out change no weights; leave the average out"),
+    (
+        Term::Ema,
+        Term::Ablate,
+        "steps that ablate leaves out change no weights, so their average is useless; leave the average out",
+    ),
     (Term::HubsBelow, Term::SlimDp, "Slim-DP needs each worker's own steps; use a level without Slim-DP"),
     (
         Term::HubsBelow,

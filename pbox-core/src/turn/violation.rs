@@ -119,7 +119,7 @@ impl fmt::Display for Violation {
             Violation::Line { hub, round, why } => {
                 write!(
                     f,
-                    "passed on the part of hub {hub} in a round whose number ends in {round}, but {why}"
+                    "passed on hub {hub}'s part of a norm in a round whose number ends in {round}, but {why}"
                 )
             }
             Violation::RingFull => {

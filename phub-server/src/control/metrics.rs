@@ -141,7 +141,7 @@ impl Page {
         self.counter(
             "core_chunk",
             Some(Unit::Bytes),
-            "Bytes of the chunks that were summed, stepped and sent back, once for all workers",
+            "Bytes of the chunks that were summed, stepped and sent back; a chunk counts once for all its workers",
             of(|core| core.chunk_bytes as f64),
         );
         self.counter(
@@ -153,7 +153,7 @@ impl Page {
         self.counter(
             "core_waiting",
             Some(Unit::Seconds),
-            "Time of waiting for work, asleep or not",
+            "Time in which the core's thread waited for work, polling or asleep",
             of(|core| seconds(core.waiting_ns)),
         );
         self.counter(
@@ -283,7 +283,7 @@ impl Page {
         self.counter(
             "job_rounds_left_out",
             None,
-            "Rounds that changed nothing, because their mean gradient was not finite or a spike, with skip_nonfinite or skip_spikes",
+            "Rounds that changed nothing, because their mean gradient was not finite (skip_nonfinite) or was a spike (skip_spikes)",
             of(|job| Some(job.gradients.as_ref()?.skipped? as f64)),
         );
         self.of_readers(&alive);
@@ -373,7 +373,7 @@ impl Collector for Lateness {
     fn encode(&self, mut encoder: DescriptorEncoder) -> std::fmt::Result {
         let mut family = encoder.encode_descriptor(
             "worker_round_lateness",
-            "Rounds by how long the hub waited for the worker in them",
+            "Rounds, by the time for which the hub waited for the worker",
             Some(&Unit::Seconds),
             MetricType::Histogram,
         )?;

@@ -96,7 +96,7 @@ pub(crate) async fn serve(
                         Err(who) => {
                             // The hub sends only the bytes that the socket takes at once, and does not wait
                             // for a refused client.
-                            let why = turned_away(&format!("{who} has all the connections it can have"));
+                            let why = turned_away(&format!("{who} has the maximum number of connections"));
                             let _ = stream.try_write(why.as_bytes());
                             if let Some(times) = refused.count() {
                                 tracing::warn!(

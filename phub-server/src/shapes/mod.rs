@@ -172,7 +172,7 @@ pub fn choose(shapes: &[Shape]) -> Choice<'_> {
         _ if least == 0.0 => "nothing crosses a link".to_owned(),
         None => "no other shape is possible".to_owned(),
         Some(rival) if rival.cost() < ALIKE * best.cost() => {
-            format!("it is the simplest, and {} is not faster by 2%", rival.kind)
+            format!("it is the simplest, and {} is not faster by 2% or more", rival.kind)
         }
         Some(rival) => format!(
             "it is {:.2} times as fast as {}: a round waits for {}, and with {} for {}",

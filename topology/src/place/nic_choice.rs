@@ -83,7 +83,7 @@ fn drop_unfit_nics(candidates: &mut Vec<(NicId, &Nic)>, reasons: &mut Vec<String
         candidates.retain(|(_, nic)| {
             if !nic.kind.has_verbs() {
                 reasons.push(format!(
-                    "{} has no RDMA, as {rdma} has: left out, because it cannot carry RDMA traffic. Name it to use it \
+                    "{} has no RDMA, but {rdma} has: left out, because it cannot carry RDMA traffic. Name it to use it \
                      anyway.",
                     nic.name
                 ));

@@ -89,7 +89,7 @@ fn assign_own_nics(
     let weights: Vec<u64> = own.iter().map(|&nic| nics[nic].weight).collect();
     if own.len() > slots.len() {
         let (many, few) = (count(own.len(), "NIC"), count(slots.len(), "core"));
-        reasons.push(format!("{many} for {few} on {}: some core has several NICs.", group.node));
+        reasons.push(format!("{many} have only {few} on {}: some core has several NICs.", group.node));
         for (&nic, core) in own.iter().zip(lpt(&weights, slots.len())) {
             nics_of_core[slots[core as usize]].push(nic);
         }
@@ -106,7 +106,7 @@ fn assign_own_nics(
         if even && fewest != most {
             let (cores, over) = (count(slots.len(), "core"), count(own.len(), "NIC"));
             reasons.push(format!(
-                "{cores} on {} cannot be shared evenly by {over}: each NIC has {fewest} or {most}.",
+                "{cores} on {} cannot be shared evenly by {over}: each NIC has {fewest} or {most} cores.",
                 group.node
             ));
         }

@@ -36,7 +36,9 @@ fn survey(allowed: Option<&[u32]>, notes: &mut Vec<String>) -> Result<Survey, Ho
     survey.nics = match sysfs::read_nics(Path::new(SYS), &mut survey.notes) {
         Ok(by_sysfs) => merge(by_sysfs, &by_hwloc),
         Err(error) => {
-            survey.notes.push(format!("NICs are only as hwloc shows them, because sysfs failed: {error}"));
+            survey
+                .notes
+                .push(format!("The only facts about NICs are hwloc's, because sysfs failed: {error}"));
             by_hwloc
         }
     };

@@ -486,7 +486,7 @@ def test_what_is_no_model_of_the_hub():
     for optimizer, names, words in (
         (sgd, [each for _, each in named], r"found \(Parameter\); expected the model"),
         (sgd, sgd, r"found \(SGD\); expected the model"),
-        (model, sgd, "optimizer is a Net: expected an optimizer of torch, and then the model"),
+        (model, sgd, "optimizer is a Net: expected a torch optimizer as first argument, the model as second"),
         (schedule, model, "optimizer is a StepLR"),
     ):
         with pytest.raises(phub.SettingsError, match=words):

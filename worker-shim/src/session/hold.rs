@@ -311,7 +311,7 @@ impl Session {
         let is_lost = |stood: &Stood| stood.under_way && self.counted(stood.round) < reached;
         if !keeps_weights && stood.iter().any(is_lost) {
             return lost(
-                "the hub was restarted, but the mean of a round that other workers have is lost; start the job again",
+                "the hub was restarted, and has lost a round's mean that other workers already have; start the job again",
             );
         }
         Ok(())

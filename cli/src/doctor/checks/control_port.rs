@@ -70,7 +70,10 @@ pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
     match seen {
         Seen::Free if listen.ip().is_loopback() => {
             let others = "workers on other machines need --listen with an address of the network, or 0.0.0.0";
-            Check::pass(NAME, format!("{listen} is free, for workers on this machine ({others})"))
+            Check::pass(
+                NAME,
+                format!("{listen} is free: a hub there serves workers on this machine ({others})"),
+            )
         }
         Seen::Free => Check::pass(NAME, format!("{listen} is free")),
         Seen::Hub(hub) => running(listen, hub),
@@ -83,10 +86,10 @@ pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
                     listen.ip()
                 ),
                 ErrorKind::AddrNotAvailable => format!(
-                    "--listen with an address that this machine has (ip -brief address), or 0.0.0.0:{port}; for a hub on another machine: start the hub, and let TCP port {port} pass"
+                    "give --listen an address that this machine has (ip -brief address), or 0.0.0.0:{port}; for a hub on another machine: start the hub, and let TCP port {port} pass"
                 ),
-                ErrorKind::PermissionDenied => "--listen with a port of 1024 or more".into(),
-                _ => "--listen with another address".into(),
+                ErrorKind::PermissionDenied => "give --listen a port of 1024 or more".into(),
+                _ => "give --listen another address".into(),
             };
             Check::fail(NAME, seen, fix)
         }

@@ -27,9 +27,9 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
         return Check::warn(
             NAME,
             format!(
-                "{cores}; --idle busy-poll never leaves cpus {bare}, but they are not isolated: other work may run there, too"
+                "{cores}; --idle busy-poll never leaves cpus {bare}, but they are not isolated: other programs may run on these cpus, too"
             ),
-            format!("isolcpus={bare} nohz_full={bare} on the kernel's command line, or --idle auto"),
+            format!("put isolcpus={bare} nohz_full={bare} on the kernel's command line, or give --idle auto"),
         );
     }
     let ticking: Vec<u32> = hub.iter().copied().filter(|cpu| !facts.tickless.contains(cpu)).collect();
@@ -37,7 +37,7 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
         let cpus = list(&ticking);
         let note =
             Check::note(NAME, format!("{cores}, isolated; the kernel's tick still interrupts cpus {cpus}"));
-        return Check { fix: Some(format!("nohz_full={cpus} on the kernel's command line")), ..note };
+        return Check { fix: Some(format!("put nohz_full={cpus} on the kernel's command line")), ..note };
     }
     let others = facts.online.iter().filter(|cpu| !hub.contains(cpu)).count();
     let allowed = match facts.allowed.len() {

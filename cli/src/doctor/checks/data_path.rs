@@ -44,7 +44,7 @@ pub(crate) fn shared_memory() -> Check {
             NAME,
             error.to_string(),
             "allow memfd_create, its seals, and abstract Unix sockets (a container's seccomp profile: docker run \
-             --security-opt seccomp=unconfined shows whether the profile is at fault); or --transports tcp",
+             --security-opt seccomp=unconfined shows whether the profile is at fault); or give --transports tcp",
         ),
     }
 }
@@ -124,7 +124,7 @@ fn judge(name: &str, at: &str, control: &Seen, error: Option<std::io::Error>) ->
         _ => Check::fail(
             name,
             format!("cannot listen at {at}: {error}"),
-            "--data-listen with an address of this machine (ip -brief address) and a port that is free; the next higher port must be free, too (ss -ltnp)",
+            "give --data-listen an address of this machine (ip -brief address) and a free port; the next higher port must be free, too (ss -ltnp)",
         ),
     }
 }

@@ -12,7 +12,7 @@ pub(crate) fn open_files(workers: u32, cores: usize, limit: &Rlimit) -> Check {
     let needed = needed(workers, cores);
     let attainable = open_files::attainable(limit);
     let have = if attainable == u64::MAX { "any number".to_owned() } else { format!("{attainable}") };
-    let seen = format!("{workers} workers need up to {needed} descriptors, and the hub may have {have}");
+    let seen = format!("{workers} workers need up to {needed} descriptors, and the hub's limit is {have}");
     if attainable >= needed {
         return Check::pass(NAME, seen);
     }

@@ -19,7 +19,7 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     let left = host.core_count().saturating_sub(plan.cores().len());
     if left > 0 {
         seen.push_str(&format!(
-            "; {left} of the machine's {} are left over",
+            "; the hub leaves {left} of the machine's {} to other programs",
             count(host.core_count(), "core")
         ));
     }
@@ -40,7 +40,7 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
             plan.cores().iter().map(|core| core.cpu.0).filter(|cpu| !far.contains(cpu)).collect();
         fixes.push(match near.is_empty() {
             false => format!(
-                "cpus {} cross between sockets for every byte: --cores {} uses the cores near a NIC, or put a NIC on each node",
+                "cpus {} are on another socket than their NIC, so every byte crosses between sockets: give --cores {}, which are near a NIC, or put a NIC on each node",
                 cpulist::format(far),
                 cpulist::format(near)
             ),
@@ -71,7 +71,7 @@ pub(crate) fn balancing(nodes: usize, facts: &Balancing) -> Check {
     Check::warn(
         NAME,
         format!(
-            "{seen}, and this process may not give memory a policy (mbind): the kernel moves pages between nodes, while cores sum them"
+            "{seen}, and this process may not give memory a policy (mbind): the kernel moves pages between nodes while cores sum their bytes"
         ),
         "as root on the host: sysctl -w kernel.numa_balancing=0, and the same line in /etc/sysctl.d\n\
          docker run --cap-add SYS_NICE lets the hub keep its pages",

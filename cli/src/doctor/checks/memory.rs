@@ -56,7 +56,7 @@ pub(crate) fn window_pages(job: &Job, nodes: &[u32], facts: &HugePages) -> Check
         false => {
             let name = &job.name;
             format!(
-                "; {huge} of {bytes} bytes of each window of {name}, where neighbouring chunks are on one NUMA node"
+                "; {huge} of {bytes} bytes of each window of {name} get them, because neighbouring chunks there are on one NUMA node"
             )
         }
     };
@@ -70,7 +70,7 @@ pub(crate) fn window_pages(job: &Job, nodes: &[u32], facts: &HugePages) -> Check
         (false, false) => Check::warn(
             NAME,
             format!(
-                "none: shmem_enabled is {setting}, and MADV_COLLAPSE (Linux 6.1) makes none here; some percent slower"
+                "none: shmem_enabled is {setting}, and MADV_COLLAPSE (Linux 6.1) makes none here; the hub is some percent slower"
             ),
             format!("as root: echo advise > {}", fabric::SHARED_HUGE_PAGES),
         ),
@@ -86,7 +86,10 @@ pub(crate) fn private_pages(facts: &HugePages) -> Check {
         }
         setting => Check::warn(
             NAME,
-            format!("none: transparent_hugepage is {}; some percent slower", setting.unwrap_or("not there")),
+            format!(
+                "none: transparent_hugepage is {}; the hub is some percent slower",
+                setting.unwrap_or("not there")
+            ),
             "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ),
     }

@@ -39,7 +39,7 @@ fn fix(error: &LoopbackError, device: &str) -> String {
     match error {
         LoopbackError::Verbs(VerbsError::Register(_))
         | LoopbackError::Connect(ConnectError::Verbs(VerbsError::Register(_))) => {
-            "ulimit -l unlimited, or the advice of the check memlock".into()
+            "ulimit -l unlimited, or see the advice of the check memlock".into()
         }
         LoopbackError::Closed { .. } | LoopbackError::Silent { .. } => format!(
             "let packets from this machine to itself pass (RoCE v2: iptables -I INPUT -p udp --dport 4791 -j ACCEPT); compare ibv_rc_pingpong -d {device}"

@@ -21,7 +21,7 @@ pub(crate) fn slot(nic: &NicFacts, port_gbps: Option<f64>) -> Option<Check> {
     let port = port_gbps.unwrap_or(0.0);
     // Headers take about a tenth if packets have 256 bytes.
     if port > 0.9 * now.gbps() {
-        let fix = "another slot with as many lanes as the NIC has, and their speed in the firmware's settings (lspci -vv: LnkSta); the port carries no more than the slot";
+        let fix = "put the NIC into a slot with as many lanes as the NIC has, and set the lanes' full speed in the firmware (lspci -vv: LnkSta); the slot limits the port";
         return Some(Check::warn(name, format!("{seen}; its ports have {port} Gb/s"), fix));
     }
     if now.gbps() < 0.99 * best.gbps() {
@@ -43,7 +43,7 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
         .map(|(nic, kind)| format!("{} ({kind})", nic.name))
         .collect();
     if translated.is_empty() {
-        return Some(Check::pass(NAME, "NICs use the addresses of memory without a translation"));
+        return Some(Check::pass(NAME, "no IOMMU translates the addresses that NICs use"));
     }
     let seen = format!("every address is translated for {}", translated.join(", "));
     let fix = "iommu=pt on the kernel's command line: a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
@@ -67,7 +67,7 @@ pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
         );
         let set = on.iter().map(|name| format!("setpci -s {name} ECAP_ACS+6.w=0000"));
         let fix = format!(
-            "{}\nor ACS off in the firmware's settings; virtual machines with devices of their own need ACS",
+            "{}\nor turn ACS off in the firmware's settings; virtual machines that own a device need ACS",
             set.collect::<Vec<_>>().join("\n")
         );
         return Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) });
@@ -131,7 +131,7 @@ pub(crate) fn flow_control(nic: &NicFacts, traffic_class: u8) -> Option<Check> {
     let netdev = nic.netdev.as_deref().unwrap_or("ITS-INTERFACE");
     if has.is_empty() {
         let fix = format!(
-            "mlnx_qos -i {netdev} --trust dscp --pfc 0,0,0,1,0,0,0,0, the same on the switch, and PHUB_RDMA_TC=106 at both ends; a fabric with ECN alone works, too"
+            "mlnx_qos -i {netdev} --trust dscp --pfc 0,0,0,1,0,0,0,0, the same priority on the switch, and PHUB_RDMA_TC=106 at hub and workers; ECN without PFC also works"
         );
         return Some(Check {
             verdict: Verdict::Note,
@@ -141,8 +141,8 @@ pub(crate) fn flow_control(nic: &NicFacts, traffic_class: u8) -> Option<Check> {
     let seen = format!("PFC on priority {}, by {trust}", has.join(", "));
     match (trust, traffic_class >> 2) {
         ("dscp", 0) => {
-            let fix = "PHUB_RDMA_TC at both ends, or --rdma-tc at the hub; the DSCP is the upper six bits (NCCL_IB_TC counts, too)";
-            let seen = format!("{seen}; this hub's packets have DSCP 0, so they are not in that priority");
+            let fix = "set PHUB_RDMA_TC at hub and workers (or --rdma-tc at the hub); its upper six bits are the DSCP (without PHUB_RDMA_TC, NCCL_IB_TC counts)";
+            let seen = format!("{seen}; this hub's packets have DSCP 0, so PFC does not protect them");
             Some(Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) })
         }
         _ => Some(Check::pass(name, seen)),

@@ -79,7 +79,10 @@ fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
 
 fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check {
     if tried.is_empty() {
-        return Check::note(name, "the peer's hub names no address: its workers must be on its machine");
+        return Check::note(
+            name,
+            "the peer's hub offers no address for data, so its workers must be on its machine",
+        );
     }
     let open: Vec<String> =
         tried.iter().filter(|(_, error)| error.is_none()).map(|(to, _)| to.to_string()).collect();
@@ -155,7 +158,7 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
             return Ok((mtu, large, small));
         }
     }
-    Err(Error::other("the path reports again and again that packets are too large"))
+    Err(Error::other("the path has reported too often that packets are too large"))
 }
 
 fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
@@ -166,11 +169,16 @@ fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
         (_, Echo::Came) => Check::warn(
             name,
             format!(
-                "small packets arrive, and packets of {mtu} bytes, the MTU of the interface, are lost without an error"
+                "small packets arrive, but packets of {mtu} bytes, the MTU of the interface, are lost without an error"
             ),
-            "one MTU on all interfaces and switches of the path, or a smaller MTU on this machine (ip link set DEV mtu N)",
+            "set one MTU on all interfaces and switches of the path, or a smaller MTU on this machine (ip link set DEV mtu N)",
         ),
-        _ => Check::note(name, format!("{mtu} bytes as far as is known: the peer answers no UDP packets")),
+        _ => Check::note(
+            name,
+            format!(
+                "the interface's MTU is {mtu} bytes; the path's is unknown, because the peer answers no UDP packets"
+            ),
+        ),
     }
 }
 
@@ -192,7 +200,7 @@ fn rdma(
     match pairs(address, hub, credential, nics, ready) {
         Ok(rates) => judge_pairs(name, &rates),
         Err(error) => {
-            let fix = "the hub's log may say more; PHUB_RAILS pairs NICs otherwise; ib_write_bw tests the two NICs without a hub";
+            let fix = "see the hub's log; set PHUB_RAILS to pair the NICs in another way, or test the two NICs without a hub by ib_write_bw";
             Check::fail(name, error, fix)
         }
     }

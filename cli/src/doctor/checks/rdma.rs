@@ -160,14 +160,14 @@ pub(crate) fn port(candidate: &Candidate) -> Check {
         }
         return Check::note(
             name,
-            format!("{}; the plan does not use this NIC (see NUMA and NICs)", describe(port)),
+            format!("{}; the hub would not use this NIC (see the check NUMA and NICs)", describe(port)),
         );
     }
     let seen = describe(port);
     let mtu = port.mtu.map_or(0, |mtu| mtu.bytes());
     if port.link_layer == LinkLayer::Ethernet && mtu < 4096 {
         let fix = format!(
-            "ip link set {} mtu 4200 on this machine, at the other ends, and on the switch: RDMA packets of 4096 bytes instead of {mtu}",
+            "ip link set {} mtu 4200 on this machine, at the other ends, and on the switch: then RDMA packets have 4096 bytes instead of {mtu}",
             candidate.netdev(port)
         );
         let verdict = if mtu < 1024 { Verdict::Warn } else { Verdict::Note };
@@ -187,7 +187,10 @@ fn not_active(candidate: &Candidate, name: String, ports: &str, wanted: Option<u
     let first = candidate.device.ports.iter().find(|port| wanted.is_none_or(|wanted| port.number == wanted));
     let fix = match first {
         None => {
-            format!("--nics {} without a port, or with a port that the device has", candidate.device.name)
+            format!(
+                "give --nics {} without a port, or with a port that the device has",
+                candidate.device.name
+            )
         }
         Some(port) if port.link_layer == LinkLayer::Ethernet => {
             format!(
@@ -217,7 +220,11 @@ pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
                 let fix = format!(
                     "ip link set {netdev} netns PID in the namespace that has the interface, with the PID of a process of this namespace; in a container: docker run --network host"
                 );
-                return Check::warn(name, format!("{seen}: connections may not reach the peer"), fix);
+                return Check::warn(
+                    name,
+                    format!("{seen}: the NIC's connections may not reach the peer"),
+                    fix,
+                );
             }
             let local = chosen.entry.gid.ip().is_unicast_link_local();
             if port.link_layer == LinkLayer::Ethernet && local && wanted.is_none() {

@@ -25,16 +25,16 @@ pub(crate) fn needs<'a>(settings: &'a HubSettings, control: &'a Seen) -> impl It
 fn fix(name: &str) -> &'static str {
     match name {
         "secret" => {
-            "PHUB_TOKEN, or --token-file with a file that the hub's user may read (phub-server token --new makes a secret)"
+            "set PHUB_TOKEN, or give --token-file a file that the hub's user may read (phub-server token --new makes a secret)"
         }
         "certificate" => {
             "phub-server certificate makes a pair; both files must be readable by the hub's user"
         }
-        "interface" => "--interface with an interface of `ip -brief address`",
+        "interface" => "give --interface an interface that `ip -brief address` lists",
         "checkpoints" => {
-            "mkdir -p, chown or chmod the directory for the hub's user, or another --checkpoints"
+            "mkdir -p, chown or chmod the directory for the hub's user, or give --checkpoints another directory"
         }
-        "timeline" => "another --trace, in a directory that the hub's user may write",
+        "timeline" => "give --trace a file in a directory that the hub's user may write",
         _ => "do what the message says; phub-server serve refuses these settings, too",
     }
 }
@@ -49,7 +49,7 @@ pub(crate) fn threads(cores: usize) -> Check {
         Err(error) => Check::fail(
             NAME,
             error.to_string(),
-            "ulimit -u, TasksMax= in a systemd unit, pids.max of a container",
+            "raise the limit on threads: ulimit -u, TasksMax= in a systemd unit, pids.max of a container",
         ),
     }
 }
@@ -87,7 +87,7 @@ fn judge_memory(
     let Job { name, workers, .. } = job;
     let seen = format!("{name} with {workers} workers needs {:.2} GB with momentum", gb(needed));
     let verdict = if is_named { Verdict::Fail } else { Verdict::Warn };
-    let fix = "fewer workers, several hubs for one job, or a machine or a control group with more memory; a hub refuses the job";
+    let fix = "use fewer workers, several hubs for the job, or a machine or control group with more memory; this hub would refuse the job";
     if let Some(quota) = quota.filter(|&quota| needed > quota) {
         let seen = format!("{seen}, and --memory-per-job lets a job have {:.2} GB", gb(quota));
         return Check { verdict, ..Check::fail(NAME, seen, fix) };

@@ -43,7 +43,7 @@ pub(super) struct MachinesArgs {
 }
 
 /// The reason for the limit on machines and racks, for errors.
-const EACH_HAS_A_HUB: &str = "each has a hub, and a job has at most that many hubs";
+const EACH_HAS_A_HUB: &str = "each has a hub, and no job may have more hubs";
 
 fn machines(text: &str) -> Result<u32, String> {
     number(text, MAX_HUBS, "machines", EACH_HAS_A_HUB)

@@ -38,7 +38,11 @@ impl MachinesJob {
         let ways = Below::new(&self.mesh.hubs, self.cores).ways;
         let ways = ways.iter().map(Vec::len).max().unwrap_or(0);
         writeln!(out, "  each machine: {}", self.host)?;
-        writeln!(out, "  each hub: cores: {}; links up from each core, in a mesh: {ways}", self.cores)?;
+        writeln!(
+            out,
+            "  each hub: cores: {}; links of each core to other hubs, in a mesh: {ways}",
+            self.cores
+        )?;
         writeln!(out, "  each link: {}", self.link)
     }
 
@@ -128,7 +132,7 @@ impl MachinesJob {
         )?;
         writeln!(
             out,
-            "  together at most {}: for the chunks that the hub owns, sums and weights have one memory in both jobs",
+            "  both jobs together need at most {}, because they share the memory of sums and weights of the chunks that the hub owns",
             mb(below.needed() + own.needed())
         )?;
         // Each hub has two connections to every other hub: as a member of the other hub's job, and in its own
@@ -138,7 +142,7 @@ impl MachinesJob {
         let windows = (wire.gradient_window_bytes() + wire.weights_window_bytes()) as u64;
         writeln!(
             out,
-            "  pinned with RDMA: {} on all NICs together, as memlock counts: a hub's share of both windows, for {connections} connections",
+            "  with RDMA, {} count against RLIMIT_MEMLOCK, on all NICs together: the hub's share of both windows, for {connections} connections",
             mb(connections * own.share(windows))
         )?;
         let Some(above) = self.above.as_ref().map(level) else { return Ok(()) };

@@ -128,7 +128,7 @@ fn highest(fronts: impl Iterator<Item = Option<Round>> + Clone) -> Result<Option
     let (lowest, highest) = (fronts.clone().flatten().min(), fronts.flatten().max());
     match lowest.zip(highest) {
         Some((lowest, highest)) if !highest.is_near(lowest) => Err(format!(
-            "the chunks of one hub are in round {}, those of another in round {}: the chunks of all hubs are at most {} rounds apart",
+            "the chunks of one hub are in round {}, and the chunks of another hub in round {}: the chunks of all hubs are at most {} rounds apart",
             lowest.0,
             highest.0,
             Round::APART

@@ -48,8 +48,8 @@ impl Job {
         }
         if look.round >= Round::LIMIT {
             let reason = format!(
-                "the job has reached round {}, and a job ends before round {}: save its weights, and give them to \
-                 a job of another name",
+                "the job has reached round {}, and a job ends before round {}: save the job's weights, and begin \
+                 a job of another name with these weights",
                 look.round.0,
                 Round::LIMIT.0
             );

@@ -45,7 +45,7 @@ impl Life {
             Some((other, theirs)) => Err(Refused::new(
                 RefusalCode::ReachedDiffers,
                 format!(
-                    "{} says that it has reached round {}, and {} had reached round {}: with {consistency} workers are at most {most} rounds apart",
+                    "{} says that it has reached round {}, but {} had reached round {}; with {consistency} workers are at most {most} rounds apart",
                     spec.spoken(rank),
                     reached.0,
                     spec.spoken(other),

@@ -153,8 +153,8 @@ impl CreateError {
                 "the NIC does not take this size; use larger chunks or more cores, which make smaller queues"
             }
             Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
-                "the NIC's driver has no such function; larger chunks, more cores, or fewer workers on this \
-                 NIC need fewer entries"
+                "the NIC's driver lacks this function; use larger chunks, more cores, or fewer workers on this NIC, \
+                 which need fewer entries"
             }
             Some(libc::EMFILE) => "raise the number of open files (ulimit -n)",
             _ => "dmesg may have the driver's messages",

@@ -51,7 +51,7 @@ fn advice_on_dma_bufs(errno: i32) -> String {
             "this device's driver takes no dma-bufs (mlx5's does from Linux 5.12 on, soft-RoCE's does not): leave the device out of the list of NICs"
         }
         libc::ENOMEM => {
-            "the device that made the dma-buf has no address space left to map it for NICs (for example, the BAR1 of a GPU is full)"
+            "the device that made the dma-buf has no address space left to map the dma-buf for NICs (for example, the BAR1 of a GPU is full)"
         }
         _ => "dmesg may have messages of the NIC's driver, or of the driver that made the dma-buf",
     };

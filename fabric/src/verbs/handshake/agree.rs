@@ -50,7 +50,7 @@ pub(super) fn agree<'a>(
                 let join = |(port, end): &(u16, LinkEnd)| {
                     let (Some(link), Some(nic)) = (on_port(*port), nics.get(usize::from(end.nic))) else {
                         let what = format!(
-                            "the worker tries the hub's port {port} with its NIC {} of {}, and one of them does not exist",
+                            "the worker tries the hub's port {port} with its NIC {} of {}: this port or this NIC does not exist",
                             end.nic,
                             nics.len()
                         );

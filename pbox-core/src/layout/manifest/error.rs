@@ -21,7 +21,9 @@ pub enum ManifestError {
     #[error("key {index} has an empty name; every key needs a name that is unique in its job")]
     EmptyName { index: usize },
 
-    #[error("the name of key {index} has {seen} bytes, at most {MAX_NAME_BYTES} are allowed; shorten it")]
+    #[error(
+        "the name of key {index} has {seen} bytes, at most {MAX_NAME_BYTES} are allowed; shorten the name"
+    )]
     NameTooLong { index: usize, seen: usize },
 
     #[error(
@@ -29,7 +31,7 @@ pub enum ManifestError {
     )]
     DuplicateName { name: String, first: usize, second: usize },
 
-    #[error("key {name:?} has {seen} dimensions, at most {MAX_DIMENSIONS} are allowed; flatten it")]
+    #[error("key {name:?} has {seen} dimensions, at most {MAX_DIMENSIONS} are allowed; flatten the tensor")]
     TooManyDimensions { name: String, seen: usize },
 
     #[error("key {name:?} has the shape {shape:?}, which has no elements; omit the key")]

@@ -175,7 +175,7 @@ impl Registry {
             match store.remove_job(job) {
                 Ok(()) => tracing::info!(
                     job = name,
-                    "removed the checkpoints of this old job, to keep those of newer jobs (--checkpoint-jobs)"
+                    "removed the checkpoints of this old job: the hub keeps only those of newer jobs (--checkpoint-jobs)"
                 ),
                 Err(error) => tracing::warn!(job = name, %error, "cannot remove the files of this old job"),
             }

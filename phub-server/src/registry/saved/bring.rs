@@ -249,7 +249,7 @@ fn check_offer(
     }
     if !(Round(1)..Round::LIMIT).contains(&before) {
         return Err(format!(
-            "the state is before round {}: expected a round from 1, which follows the broadcast, to below {}",
+            "the state is before round {}; expected a round of at least 1 (round 0 is the broadcast) and below {}",
             before.0,
             Round::LIMIT.0
         ));

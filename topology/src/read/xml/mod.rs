@@ -37,7 +37,7 @@ pub enum XmlError {
         path: PathBuf,
     },
     /// The file is too large to be a topology.
-    #[error("topology XML {path}: {bytes} bytes, expected at most {limit}; is it a topology?")]
+    #[error("topology XML {path}: {bytes} bytes, expected at most {limit}; is the file a topology?")]
     TooLarge {
         /// The file asked for.
         path: PathBuf,

@@ -126,7 +126,7 @@ fn check(tag: &str, parent: Option<&mut Object>) -> Result<Object, String> {
     if (kind == "PU" && !(is_own_index(&sets[0]) && is_own_index(&sets[1])))
         || (kind == "NUMANode" && !is_own_index(&sets[3]))
     {
-        return Err(format!("an object {kind} whose set is not its os_index alone"));
+        return Err(format!("an object {kind} whose set has another number than its os_index"));
     }
     Ok(Object { sets: Some(sets), covered: None })
 }

@@ -42,7 +42,7 @@ def key_of(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
         if dtype is None:
             raise _phub.SettingsError(
                 f"key {name!r} is an array of {given.dtype}; a hub takes float32, float16 and bf16 "
-                f"(phub.Key(shape, 'bf16')): convert it first"
+                f"(phub.Key(shape, 'bf16')): convert the array first"
             )
         return Key(given.shape, dtype)
     try:

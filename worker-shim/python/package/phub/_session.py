@@ -382,7 +382,7 @@ class Session:
         why = _phub.refused_below(_given(settings)) if machine.starts else None
         if why is not None:
             if self.rank == 0:
-                warnings.warn(f"one hub at rank 0 instead of one on each machine: {why}", stacklevel=3)
+                warnings.warn(f"this job has one hub, at rank 0, instead of one on each machine: {why}", stacklevel=3)
             return None
         return machine
 

@@ -85,7 +85,7 @@ class _CallUnderWay(_Work):  # type: ignore[misc]
     def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
         limit = timeout.total_seconds() if timeout is not None else 0.0
         if not self._done.wait(limit if limit > 0.0 else None):
-            raise RuntimeError(f"all-reduce: no answer in {limit:.3f} s")
+            raise RuntimeError(f"all-reduce: the hub did not answer in {limit:.3f} s, for example because a worker is late")
         if self._error is not None:
             raise self._error
         self._future.wait()  # `finish` completes the future right after `_done`

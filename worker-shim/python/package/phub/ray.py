@@ -91,7 +91,7 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
             try:
                 ray.get(end, timeout=0.0)
             except Exception as error:
-                _log.error(f"{hub}: it is lost, or did not end in {_STOP_S:.0f} s: {str(error).partition(chr(10))[0]}")
+                _log.error(f"{hub} is lost, or did not end in {_STOP_S:.0f} s: {str(error).partition(chr(10))[0]}")
             ray.kill(hub.actor)
 
 

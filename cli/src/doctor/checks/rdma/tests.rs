@@ -130,7 +130,7 @@ fn a_nic_that_is_left_out_is_noted() {
     says(&port(&excluded), Verdict::Note, "the list of NICs excludes it", "");
     let usable = device("mlx5_0", true, 5, vec![entry(3, "::ffff:10.0.0.1", true)]);
     let slow = Candidate { planned: false, ..candidate(&usable) };
-    says(&port(&slow), Verdict::Note, "the plan does not use this NIC", "");
+    says(&port(&slow), Verdict::Note, "the hub would not use this NIC", "");
 }
 
 #[test]

@@ -45,7 +45,7 @@ class Replicas:
             SettingsError: the model is not sharded, or no hub is named.
         """
         if hub is None and not os.environ.get("PHUB_HUB"):
-            raise SettingsError("the hub of all replicas has no name: say hub='host:port', or set PHUB_HUB")
+            raise SettingsError("no hub is named for the replicas: say hub='host:port', or set PHUB_HUB")
         parts = [each for each in model.modules() if hasattr(each, "set_all_reduce_hook")]
         names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not parts or any(not hasattr(each, "device_mesh") for each in model.parameters()):

@@ -90,7 +90,7 @@ class Means:
                 if self._error is None:
                     session.leave()
             except Error as error:
-                text = f"job {session.job!r}: this worker could not leave it: {error}"
+                text = f"job {session.job!r}: this worker could not leave the job: {error}"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
             finally:
                 session.close()

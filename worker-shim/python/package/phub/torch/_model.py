@@ -29,7 +29,9 @@ class Model:
 
     def __init__(self, optimizer: torch.optim.Optimizer, named: Named) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise SettingsError(f"optimizer is a {type(optimizer).__name__}: expected an optimizer of torch, and then the model")
+            raise SettingsError(
+                f"optimizer is a {type(optimizer).__name__}: expected a torch optimizer as first argument, the model as second"
+            )
         self._module = _module_of(named)
         self._named = None if named is None or self._module is not None else _pairs(named)
         self.trained = {}

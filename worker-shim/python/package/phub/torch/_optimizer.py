@@ -97,8 +97,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     slim = isinstance(session.get("compression"), SlimDP)
     if pull is not None and (slim or not overlap):
         raise SettingsError(
-            f"pull={pull!r} with {'SlimDP' if slim else 'overlap=False'}, which waits for all parameters in step(): "
-            f"batches are for parameters that are pulled while modules compute; leave pull out"
+            f"pull={pull!r} does not work with {'SlimDP' if slim else 'overlap=False'}, which waits for all parameters in "
+            f"step(): batches are for parameters that are pulled while modules compute; leave pull out"
         )
     if "pull_layers" in session:
         raise SettingsError("DistributedOptimizer takes layers from the modules; leave pull_layers out")

@@ -111,8 +111,8 @@ class Settings:
             return None
         if len(seen) != len(self._seen):
             raise UnsupportedOptimizerError(
-                f"{self._kind.__name__}: it had {len(self._seen)} parameter groups at the join and has {len(seen)} now: wrap "
-                f"the optimizer when all its groups are there"
+                f"{self._kind.__name__}: the optimizer had {len(self._seen)} parameter groups at the join and has {len(seen)} "
+                f"now: wrap the optimizer when all its groups are there"
             )
         for number, (former, now) in enumerate(zip(self._seen, seen)):
             for name in _KIND:
