@@ -107,7 +107,7 @@ RUNS = {
     "data": ("data", 10, 1),
     "forward": ("forward", 10, 1),
     "backward": ("backward", 10, 1),
-    "without sync": ("backward", 7, 3),
+    "without sync": ("backward", 10, 3),
     "long": ("backward", 40, 1),
 }
 
@@ -119,7 +119,7 @@ def test_a_slow_rank_is_named_with_its_part_within_ten_steps(hub, tmp_path):
     *_, verdict = results[0]["long"]
     assert f"waiting for rank {SLOW}: last in " in verdict, "the hub's page names it, too"
     found, _, seen, _ = results[0]["without sync"]
-    assert len(seen) == 6, "passes without sync count to the step behind them"
+    assert len(seen) == 9, "passes without sync count to the step behind them"
     assert found[0] == SLOW and found[5] > 3 * SLEEP_S
 
 
@@ -208,7 +208,7 @@ def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
         thread.start()
     for thread in threads:
         thread.join()
-    for _ in range(1001):  # the first row is sent, and is not answered, because rank 1 makes no step
+    for _ in range(1005):  # the first five rows are sent, and are not answered, because rank 1 makes no step
         models[0](torch.ones(1, 2)).backward()
     assert str(observers[0]) == "no verdict yet: 0 of 5 steps"
     models[0](torch.ones(1, 2)).backward()
@@ -216,3 +216,35 @@ def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
     models[0](torch.ones(1, 2)).backward()
     observers[0].leave()
     observers[1].leave()  # it may not know yet that rank 0 has left
+
+
+class Fails(torch.autograd.Function):
+    """The identity, whose backward pass fails."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("it fails")
+
+
+def test_a_step_that_fails_and_one_without_gradients_are_no_steps(hub, caplog):
+    model = torch.nn.Linear(2, 1)
+    observer = phub.torch.observe(model, hub=hub, rank=0, world_size=1)
+    inputs = torch.ones(1, 2)
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="it fails"):
+            model(Fails.apply(inputs.clone().requires_grad_())).backward()
+        with torch.no_grad():
+            model(inputs)
+        for _ in range(2):
+            (model(inputs) + model(inputs)).backward()
+    observer._rows.finish()
+    assert len(observer.times) == 9, "ten steps of two forward passes, without the first step"
+    assert all((each >= 0).all() for each in observer.times)
+    observer.leave()
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    del observer
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "it has left only once"

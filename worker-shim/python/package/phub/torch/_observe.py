@@ -16,9 +16,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import operator
 import time
 import weakref
-from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Deque, List, NamedTuple, Optional, Set, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,7 @@ _NO_TIME = (0.0,) * _COLUMNS
 _STEPS = 50
 """The number of steps from which a verdict is made."""
 _LEAST_STEPS = 5
+_BATCH = 5  # steps whose rows are sent together, because a push and its answer cost three times as much as a step's moments
 _FIRST_LOG = 10
 _LOGS_EVERY = 50
 _BEHIND = 1000  # the largest number of steps without an answer, of 16 bytes each
@@ -55,21 +57,28 @@ Row = Tuple[float, ...]
 Times = npt.NDArray[np.float32]
 
 
-class _HostMark(NamedTuple):
-    """A moment by the host's clock, with the methods of a CUDA event."""
+class _Host:
+    """The host's clock, for a model on the host."""
 
-    at: float
+    now = staticmethod(time.perf_counter)
+    seconds = staticmethod(operator.sub)
+    is_past = wait = staticmethod(bool)  # each of its moments is past, and true
 
-    def elapsed_time(self, later: "_HostMark") -> float:
-        """Returns the milliseconds from this moment to a later one."""
-        return 1e3 * (later.at - self.at)
 
-    def query(self) -> bool:
-        """Returns whether the moment is in the past: always true."""
-        return True
+class _Gpu:
+    """The clock of a GPU's stream, whose moments are events."""
 
-    def synchronize(self) -> None:
-        """Returns at once, because the moment is in the past."""
+    @staticmethod
+    def now() -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @staticmethod
+    def seconds(later: Any, former: Any) -> Any:
+        return former.elapsed_time(later) / 1e3
+
+    is_past, wait = torch.cuda.Event.query, torch.cuda.Event.synchronize
 
 
 class Late(NamedTuple):
@@ -123,68 +132,48 @@ def late(times: Times) -> Optional[Late]:
 def _lower_median(values: Any, axis: int) -> Any:
     """Returns the median; of an even number of values, the lower of the two in the middle. So of two ranks, the slower is compared
     with the faster."""
-    return np.quantile(values, 0.5, axis=axis, method="lower")
-
-
-class _Pass(NamedTuple):
-    """The moments of a forward and a backward pass."""
-
-    began: Optional[Any]
-    """The moment when the summed gradients of the pass before were ready; `None` for the first pass."""
-    forward: Any
-    backward: Any
-    ended: Any
-    """The moment when this rank's own gradients were made."""
-    before: Optional["_Pass"]
-    """The pass before."""
-    ends_step: bool
-
-    def times(self) -> Row:
-        """Returns the seconds of the parts of this pass, and the seconds that this rank waited after the pass before."""
-        begin = self.forward if self.began is None else self.began
-        waited = 0.0 if self.before is None or self.began is None else self.before.ended.elapsed_time(self.began)
-        moments = (begin, self.forward, self.backward, self.ended)
-        milliseconds = (*(former.elapsed_time(later) for former, later in zip(moments, moments[1:])), waited)
-        return tuple(each / 1e3 for each in milliseconds)
+    return np.sort(values, axis).take((values.shape[axis] - 1) // 2, axis)
 
 
 class _Rows:
     """The rows of all ranks. The script's thread sends the rows of this rank and takes the answers, without waiting. A separate
     thread would need the GIL while the script holds it, which would cost more than all work of this class."""
 
-    def __init__(self, session: Session, rank: int, ranks: int) -> None:
-        self.session, self._rank, self._ranks = session, rank, ranks
-        self._mine = session.gradient(_KEY)[rank]
-        self._passes: Deque[_Pass] = collections.deque()
-        """The passes whose times are not known yet, because the GPU may not have reached their moments."""
+    def __init__(self, session: Session, rank: int, ranks: int, clock: Any) -> None:
+        self.session, self._rank, self._ranks, self._clock = session, rank, ranks, clock
+        self._mine, self._all = session.gradient(_KEY)[:, rank], session.weights(_KEY)
+        self.hooks: List[Any] = []
+        """The hooks of the model, which are removed when the observation ends."""
+        self.passes: Deque[Tuple[Any, ...]] = collections.deque()
+        """Passes that are in no row yet. A pass has five moments: the gradients of the pass before were summed, the forward and
+        the backward pass began, this rank's own gradients were made, now and in the pass before. Then: whether a step ends."""
+        self.unsent = 0
+        """The number of steps that were not sent."""
         self._row = _NO_TIME
         """The times of the step to which the next pass belongs."""
-        self._rows: Deque[Row] = collections.deque()
-        """Rows that wait until the answer to an earlier row has arrived."""
-        self._awaits = False
-        """Whether a row has been sent whose answer has not arrived."""
-        self.seen: Deque[Times] = collections.deque(maxlen=_STEPS)
-        self.steps = 0
+        self._rows: List[Row] = []
+        """The rows that were not sent."""
+        self.awaits = False
+        """Whether rows have been sent whose answer has not arrived."""
+        self.seen: Deque[Times] = collections.deque(maxlen=_STEPS // _BATCH)
+        self._steps = 0
         self.error: Optional[Error] = None
         self._named: Set[int] = set()
         """The ranks that were logged as late, since the last time that no rank was late."""
 
-    def put(self, made: _Pass) -> None:
-        """Adds a pass, and sends all rows that can be sent."""
-        self._passes.append(made)
-        self.send()
-
     def send(self) -> None:
-        """Takes an answer and sends a row, if either is possible without waiting. An error ends the observation."""
-        if self.error is not None:
-            return
+        """Sends the rows of `_BATCH` steps, if that is possible without waiting. An error ends the observation."""
         try:
-            while self._passes and self._passes[0].ended.query():
-                self._add(self._passes.popleft())
-            self._take_if(self._awaits and self.session.is_ready(_KEY))
-            if self._rows and not self._awaits:
-                self._push()
-            if len(self._rows) + len(self._passes) > _BEHIND:
+            if self.awaits and self.session.ready(_KEY):
+                self._take()
+            self._add()
+            if len(self._rows) >= _BATCH and not self.awaits:
+                self._mine[:] = self._rows[:_BATCH]
+                del self._rows[:_BATCH]
+                self.session.push(_KEY)
+                self.awaits = True
+                self.unsent -= _BATCH
+            elif self.unsent > _BEHIND:
                 raise StalledError(
                     f"the hub has not answered {_BEHIND} steps: the hub cannot be reached, or steps are shorter than the "
                     f"hub's rounds"
@@ -192,25 +181,31 @@ class _Rows:
         except Error as error:
             self._end(error)
 
-    def _add(self, made: _Pass) -> None:
-        self._row = tuple(former + more for former, more in zip(self._row, made.times()))
-        if made.ends_step:
-            self._rows.append(self._row)
-            self._row = _NO_TIME
+    def _add(self) -> None:
+        """Makes rows of the passes whose times are known."""
+        passes, seconds = self.passes, self._clock.seconds
+        while passes and self._clock.is_past(passes[0][3]):
+            began, forward, backward, ended, before, ends_step = passes.popleft()
+            times = seconds(forward, began), seconds(backward, forward), seconds(ended, backward), seconds(began, before)
+            self._row = tuple(map(operator.add, self._row, times))
+            if ends_step:
+                self._rows.append(self._row)
+                self._row = _NO_TIME
 
-    def _push(self) -> None:
-        self._mine[:] = self._rows.popleft()
-        self.session.push(_KEY)
-        self._awaits = True
+    def take(self) -> None:
+        """Takes an answer if one has arrived. An error ends the observation."""
+        try:
+            if self.session.ready(_KEY):
+                self._take()
+        except Error as error:
+            self._end(error)
 
-    def _take_if(self, is_ready: bool) -> None:
-        if not is_ready:
-            return
-        self._awaits = False
-        self.steps += 1
-        if self.steps > 1:  # the first step is slower, because DDP makes buckets, and no time before it is known
-            self.seen.append(self.session.weights(_KEY).copy())
-        if self._rank == 0 and (self.steps == _FIRST_LOG or self.steps % _LOGS_EVERY == 0):
+    def _take(self) -> None:
+        self.awaits = False
+        # The first step is slower, because DDP makes buckets, and no time before it is known.
+        self.seen.append(self._all[0 if self._steps else 1 :].copy())
+        self._steps += _BATCH
+        if self._rank == 0 and (self._steps == _FIRST_LOG or self._steps % _LOGS_EVERY == 0):
             self._log()
 
     def _log(self) -> None:
@@ -223,40 +218,44 @@ class _Rows:
             _LOG.info("job %s: nobody is late any more", self.session.job)
 
     def _end(self, error: Error) -> None:
-        self.error = error
+        self.error, self.awaits = error, False
+        self._remove_hooks()
         self.session.close()
         _LOG.warning("job %s: nobody is observed any more, and training continues: %s", self.session.job, error)
 
+    def _remove_hooks(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
     def late(self) -> Optional[Late]:
         """Returns the rank that slows down the job most, if one does."""
-        seen = list(self.seen)
+        seen = self.times()
         return late(np.stack(seen)) if len(seen) >= _LEAST_STEPS and self._ranks > 1 else None
 
+    def times(self) -> List[Times]:
+        """Returns the times of the last steps."""
+        return [step for batch in list(self.seen) for step in batch]
+
     def finish(self) -> None:
-        """Sends all rows, and waits for their answers, which have the rows of all ranks."""
-        if self.error is not None:
-            return
+        """Sends all full batches of rows, and waits for their answers, which have the rows of all ranks."""
+        for made in self.passes:
+            self._clock.wait(made[3])
+        self.send()
         try:
-            for made in self._passes:
-                made.ended.synchronize()
-                self._add(made)
-            self._passes.clear()
-            while self._rows or self._awaits:
-                if self._awaits:
-                    self.session.wait(_KEY)
-                    self._take_if(True)
-                if self._rows:
-                    self._push()
+            while self.awaits:
+                self.session.wait(_KEY)
+                self.send()
         except Error as error:
             self._end(error)
 
     def leave(self) -> None:
         """Leaves the job. An error is only logged as a warning, because training itself has succeeded."""
-        self.finish()
-        if self.error is not None:
-            return
+        self._remove_hooks()
         try:
-            self.session.leave()
+            if self.error is None:
+                self.finish()
+            if self.error is None:
+                self.session.leave()
         except Error as error:
             self._end(error)
 
@@ -264,58 +263,69 @@ class _Rows:
 class Observer:
     """An observer of a model's training; `observe` returns it. It does not keep the model alive, and never makes a step fail."""
 
+    __slots__ = ("_rows", "_now", "_began", "_forward", "_backward", "_ended", "_ends_step", "_leave", "__weakref__")
+
     def __init__(self, model: torch.nn.Module, session: Session, rank: int, ranks: int) -> None:
-        self._rows = _Rows(session, rank, ranks)
-        self._model = weakref.ref(model)
         parameter = next(model.parameters(), None)
-        self._is_on_gpu = parameter is not None and parameter.is_cuda
-        self._began: Optional[Any] = None
-        self._forward: Optional[Any] = None
-        self._backward: Optional[Any] = None
-        self._before: Optional[_Pass] = None
+        clock: Any = _Gpu if parameter is not None and parameter.is_cuda else _Host
+        self._rows, self._now = _Rows(session, rank, ranks, clock), clock.now
+        self._began: Any = None
+        self._forward: Any = None
+        self._backward: Any = None
+        self._ended: Any = None
+        self._ends_step = True
         this = weakref.ref(self)
 
         def before(_module: Any, _inputs: Any) -> None:
             observer = this()
-            if observer is not None and observer._forward is None and torch.is_grad_enabled():
-                observer._forward = observer._mark()
+            if observer is not None and torch.is_grad_enabled():
+                if observer._backward is not None:
+                    observer._forget_a_failed_pass()
+                if observer._forward is None:
+                    observer._forward = observer._now()
 
-        def after(_module: Any, _inputs: Any, outputs: Any) -> None:
+        def after(module: Any, _inputs: Any, outputs: Any) -> None:
             observer = this()
             if observer is not None and observer._forward is not None:
+                observer._ends_step = module.__dict__.get("require_backward_grad_sync", True)  # false in DDP's no_sync()
                 for each in _tensors(outputs):
                     if each.requires_grad:
                         each.register_hook(observer._backward_begins)
 
-        self._hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
-        weakref.finalize(self, leave_dropped, session.job, self._rows.leave).atexit = False
+        self._rows.hooks += [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+        self._leave = weakref.finalize(self, leave_dropped, session.job, self._rows.leave)
+        self._leave.atexit = False
 
-    def _mark(self) -> Any:
-        if not self._is_on_gpu:
-            return _HostMark(time.perf_counter())
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def _forget_a_failed_pass(self) -> None:
+        """Ends a backward pass that has begun and not ended: it failed, unless this forward pass is a part of it."""
+        try:
+            _ENGINE.queue_callback(bool)
+        except RuntimeError:  # no backward pass runs
+            self._forward = self._backward = None
 
     def _backward_begins(self, _gradient: Any) -> None:
         if self._backward is None and self._forward is not None:
-            self._backward = self._mark()
+            self._backward = self._now()
             # Torch calls these callbacks in the order in which they were queued. So this one is called before DDP's, which waits
             # for the gradients of all ranks.
             _ENGINE.queue_callback(self._backward_ends)
 
     def _backward_ends(self) -> None:
-        model, began = self._model(), self._began
-        ends_step = getattr(model, "require_backward_grad_sync", True)  # false in DDP's no_sync()
-        made = _Pass(began, self._forward, self._backward, self._mark(), self._before, ends_step)
+        rows, forward, ended = self._rows, self._forward, self._now()
+        began = forward if self._began is None else self._began
+        before = began if self._ended is None else self._ended
+        rows.passes.append((began, forward, self._backward, ended, before, self._ends_step))
+        rows.unsent += self._ends_step
         self._forward = self._backward = None
-        self._before = made._replace(before=None)
-        self._rows.put(made)
+        self._began = self._ended = ended
+        if rows.unsent >= _BATCH:
+            rows.send()
         _ENGINE.queue_callback(self._all_is_there)
 
     def _all_is_there(self) -> None:
-        self._began = self._mark()
-        self._rows.send()  # the answer to the row before may have arrived
+        self._began = self._now()
+        if self._rows.awaits:  # the answer to this row or to the row before may have arrived
+            self._rows.take()
 
     @property
     def late(self) -> Optional[Late]:
@@ -329,7 +339,7 @@ class Observer:
 
         The first three times of a rank are before the forward pass, in the forward pass and in the backward pass. The fourth is
         the time of waiting after the backward pass of the step before."""
-        return list(self._rows.seen)
+        return self._rows.times()
 
     @property
     def session(self) -> Session:
@@ -339,17 +349,14 @@ class Observer:
     def __str__(self) -> str:
         if self._rows.error is not None:
             return f"nobody is observed any more: {self._rows.error}"
-        found, steps = self.late, len(self._rows.seen)
+        found, steps = self.late, len(self.times)
         if found is not None:
             return str(found)
         return f"nobody is late in {steps} steps" if steps >= _LEAST_STEPS else f"no verdict yet: {steps} of {_LEAST_STEPS} steps"
 
     def leave(self) -> None:
         """Leaves the job, and removes the hooks from the model. The end of a script leaves the job, too."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._rows.leave()
+        self._leave()
 
 
 def observe(
@@ -393,20 +400,18 @@ def observe(
         known = place_of(rank is not None and world_size is not None)
         me, ranks = known.rank if rank is None else rank, known.world_size if world_size is None else world_size
     settings = {"job": Helper("observed"), "wait_limit": _WAIT_LIMIT_S, **session}
-    joined = Session(hub, rank, world_size, keys={_KEY: Key((ranks, _COLUMNS))}, optimizer=Sum(), **settings)
+    joined = Session(hub, rank, world_size, keys={_KEY: Key((_BATCH, ranks, _COLUMNS))}, optimizer=Sum(), **settings)
     return Observer(model, joined, me, ranks)
 
 
-def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in a module's outputs. The outputs may be nested, and dataclasses, as in many language models."""
+def _tensors(outputs: Any) -> List[torch.Tensor]:
+    """Returns the tensors in a module's outputs. The outputs may be nested, and dataclasses, as in many language models."""
     if isinstance(outputs, torch.Tensor):
-        yield outputs
-    elif isinstance(outputs, dict):
-        for each in outputs.values():
-            yield from _tensors(each)
-    elif isinstance(outputs, (list, tuple)):
-        for each in outputs:
-            yield from _tensors(each)
+        return [outputs]
+    if isinstance(outputs, dict):
+        outputs = outputs.values()
     elif dataclasses.is_dataclass(outputs):
-        for field in dataclasses.fields(outputs):
-            yield from _tensors(getattr(outputs, field.name))
+        outputs = [getattr(outputs, field.name) for field in dataclasses.fields(outputs)]
+    elif not isinstance(outputs, (list, tuple)):
+        return []
+    return [tensor for each in outputs for tensor in _tensors(each)]
