@@ -233,15 +233,18 @@ class Fails(torch.autograd.Function):
 def test_a_step_that_fails_and_one_without_gradients_are_no_steps(hub, caplog):
     model = torch.nn.Linear(2, 1)
     observer = phub.torch.observe(model, hub=hub, rank=0, world_size=1)
-    inputs = torch.ones(1, 2)
+    inputs, seen = torch.ones(1, 2), []
     for _ in range(5):
         with pytest.raises(RuntimeError, match="it fails"):
             model(Fails.apply(inputs.clone().requires_grad_())).backward()
         with torch.no_grad():
             model(inputs)
         for _ in range(2):
-            (model(inputs) + model(inputs)).backward()
+            output = model(inputs)
+            output.register_hook(seen.append)
+            (output + model(inputs)).backward()
     observer._rows.finish()
+    assert len(seen) == 10, "the script's own hook is called once in its step"
     assert len(observer.times) == 9, "ten steps of two forward passes, without the first step"
     assert all((each >= 0).all() for each in observer.times)
     observer.leave()

@@ -3,12 +3,12 @@
 ```
    |<- before ->|<- forward ->|<- backward ->|<- waiting ->|
    data, step   model(...)    its gradients  those of all  model(...)
-                              ^ a row of four times leaves here
+                                             ^ every fifth time, five rows of four times leave here
 ```
 
 An all-reduce makes the steps of all ranks equally long, because every rank waits for the slowest rank. So a step's length does
-not show the slowest rank. In each step, before a rank waits for gradients, it sends a row with its own times to the hub: a few
-bytes. The answer has the rows of all ranks. The hub's page compares the same ranks by the times at which their rows arrive.
+not show the slowest rank. In every fifth step, before a rank waits for gradients, it sends rows with its own times of five steps
+to the hub. The answer has the rows of all ranks. The hub's page compares the same ranks by the times at which their rows arrive.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import collections
 import dataclasses
 import logging
 import operator
+import struct
 import time
 import weakref
-from typing import Any, Deque, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Callable, Deque, List, NamedTuple, Optional, Set, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -46,14 +47,15 @@ _NO_TIME = (0.0,) * _COLUMNS
 _STEPS = 50
 """The number of steps from which a verdict is made."""
 _LEAST_STEPS = 5
-_BATCH = 5  # steps whose rows are sent together, because a push and its answer cost three times as much as a step's moments
+_BATCH = 5  # steps whose rows are sent together, because a push and its answer cost four times as much as a step's moments
+_COUNT = _BATCH * _COLUMNS
+_PACK = struct.Struct(f"{_COUNT}f")
 _FIRST_LOG = 10
 _LOGS_EVERY = 50
 _BEHIND = 1000  # the largest number of steps without an answer, of 16 bytes each
 _WAIT_LIMIT_S = 600.0  # how long to wait for a rank that makes no step: it may be saving a model
 _LEAST_SHARE = 0.05  # the smallest part of a step's time that makes a rank late, as for the hub's verdict
 
-Row = Tuple[float, ...]
 Times = npt.NDArray[np.float32]
 
 
@@ -141,7 +143,7 @@ class _Rows:
 
     def __init__(self, session: Session, rank: int, ranks: int, clock: Any) -> None:
         self.session, self._rank, self._ranks, self._clock = session, rank, ranks, clock
-        self._mine, self._all = session.gradient(_KEY)[:, rank], session.weights(_KEY)
+        self._mine, self._all = session.gradient(_KEY)[rank].data.cast("B"), session.weights(_KEY).data
         self.hooks: List[Any] = []
         """The hooks of the model, which are removed when the observation ends."""
         self.passes: Deque[Tuple[Any, ...]] = collections.deque()
@@ -151,25 +153,31 @@ class _Rows:
         """The number of steps that were not sent."""
         self._row = _NO_TIME
         """The times of the step to which the next pass belongs."""
-        self._rows: List[Row] = []
-        """The rows that were not sent."""
+        self._rows: List[float] = []
+        """The rows that were not sent, one after the other."""
         self.awaits = False
         """Whether rows have been sent whose answer has not arrived."""
-        self.seen: Deque[Times] = collections.deque(maxlen=_STEPS // _BATCH)
+        self._seen: Deque[bytes] = collections.deque(maxlen=_STEPS // _BATCH)
+        """The last answers. They become arrays only when somebody reads them, because NumPy costs more than all other work here."""
         self._steps = 0
         self.error: Optional[Error] = None
         self._named: Set[int] = set()
         """The ranks that were logged as late, since the last time that no rank was late."""
 
     def send(self) -> None:
-        """Sends the rows of `_BATCH` steps, if that is possible without waiting. An error ends the observation."""
+        """Takes an answer and sends the rows of `_BATCH` steps, if either is possible without waiting. An error ends the
+        observation."""
         try:
             if self.awaits and self.session.ready(_KEY):
-                self._take()
+                self.awaits = False
+                self._seen.append(self._all.tobytes())
+                self._steps += _BATCH
+                if self._rank == 0 and (self._steps == _FIRST_LOG or self._steps % _LOGS_EVERY == 0):
+                    self._log()
             self._add()
-            if len(self._rows) >= _BATCH and not self.awaits:
-                self._mine[:] = self._rows[:_BATCH]
-                del self._rows[:_BATCH]
+            if len(self._rows) >= _COUNT and not self.awaits:
+                _PACK.pack_into(self._mine, 0, *self._rows[:_COUNT])
+                del self._rows[:_COUNT]
                 self.session.push(_KEY)
                 self.awaits = True
                 self.unsent -= _BATCH
@@ -189,24 +197,8 @@ class _Rows:
             times = seconds(forward, began), seconds(backward, forward), seconds(ended, backward), seconds(began, before)
             self._row = tuple(map(operator.add, self._row, times))
             if ends_step:
-                self._rows.append(self._row)
+                self._rows += self._row
                 self._row = _NO_TIME
-
-    def take(self) -> None:
-        """Takes an answer if one has arrived. An error ends the observation."""
-        try:
-            if self.session.ready(_KEY):
-                self._take()
-        except Error as error:
-            self._end(error)
-
-    def _take(self) -> None:
-        self.awaits = False
-        # The first step is slower, because DDP makes buckets, and no time before it is known.
-        self.seen.append(self._all[0 if self._steps else 1 :].copy())
-        self._steps += _BATCH
-        if self._rank == 0 and (self._steps == _FIRST_LOG or self._steps % _LOGS_EVERY == 0):
-            self._log()
 
     def _log(self) -> None:
         found = self.late()
@@ -233,20 +225,19 @@ class _Rows:
         return late(np.stack(seen)) if len(seen) >= _LEAST_STEPS and self._ranks > 1 else None
 
     def times(self) -> List[Times]:
-        """Returns the times of the last steps."""
-        return [step for batch in list(self.seen) for step in batch]
+        """Returns the times of the last steps, without the first of all. DDP makes buckets in it, and no time before it is known."""
+        tables = np.array([np.frombuffer(each, np.float32) for each in list(self._seen)])
+        steps = tables.reshape(-1, self._ranks, _BATCH, _COLUMNS).swapaxes(1, 2).reshape(-1, self._ranks, _COLUMNS)
+        return list(steps[1 if self._steps <= _STEPS else 0 :])
 
     def finish(self) -> None:
         """Sends all full batches of rows, and waits for their answers, which have the rows of all ranks."""
         for made in self.passes:
             self._clock.wait(made[3])
         self.send()
-        try:
-            while self.awaits:
-                self.session.wait(_KEY)
-                self.send()
-        except Error as error:
-            self._end(error)
+        while self.awaits:
+            self.session.wait(_KEY)
+            self.send()
 
     def leave(self) -> None:
         """Leaves the job. An error is only logged as a warning, because training itself has succeeded."""
@@ -269,12 +260,10 @@ class Observer:
         parameter = next(model.parameters(), None)
         clock: Any = _Gpu if parameter is not None and parameter.is_cuda else _Host
         self._rows, self._now = _Rows(session, rank, ranks, clock), clock.now
-        self._began: Any = None
-        self._forward: Any = None
-        self._backward: Any = None
-        self._ended: Any = None
+        unknown: Any = None
+        self._began = self._forward = self._backward = self._ended = unknown
         self._ends_step = True
-        this = weakref.ref(self)
+        this, can_wait = weakref.ref(self), hasattr(model, "require_backward_grad_sync")
 
         def before(_module: Any, _inputs: Any) -> None:
             observer = this()
@@ -287,10 +276,10 @@ class Observer:
         def after(module: Any, _inputs: Any, outputs: Any) -> None:
             observer = this()
             if observer is not None and observer._forward is not None:
-                observer._ends_step = module.__dict__.get("require_backward_grad_sync", True)  # false in DDP's no_sync()
+                observer._ends_step = not can_wait or module.require_backward_grad_sync  # false in DDP's no_sync()
                 for each in _tensors(outputs):
                     if each.requires_grad:
-                        each.register_hook(observer._backward_begins)
+                        _hook(each, observer._backward_begins)
 
         self._rows.hooks += [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
         self._leave = weakref.finalize(self, leave_dropped, session.job, self._rows.leave)
@@ -324,13 +313,13 @@ class Observer:
 
     def _all_is_there(self) -> None:
         self._began = self._now()
-        if self._rows.awaits:  # the answer to this row or to the row before may have arrived
-            self._rows.take()
+        if self._rows.awaits:
+            self._rows.send()  # the answer may have arrived
 
     @property
     def late(self) -> Optional[Late]:
-        """The rank that slows down the job most in the last 50 steps. `None` if the ranks are equally fast, and in the first 6
-        steps."""
+        """The rank that slows down the job most in the last 50 steps. `None` if the ranks are equally fast, and in the first
+        10 steps."""
         return self._rows.late()
 
     @property
@@ -375,8 +364,8 @@ def observe(
         ...
         print(observer)    # rank 2 is late: last in 48 of 50 steps, by 41.2 ms, most of it before its forward pass (...)
 
-    Every rank calls `observe` once, before training. Each step sends a few bytes to the hub, and does not wait for an answer.
-    When a rank becomes late, rank 0 logs a warning by the logger "phub". The hub's page shows the job, too. If the hub is lost,
+    Every rank calls `observe` once, before training. Every fifth step sends a few bytes to the hub, and does not wait for an
+    answer. When a rank becomes late, rank 0 logs a warning by the logger "phub". The hub's page shows the job, too. If the hub is lost,
     the observation ends, and training continues. The time of passes in DDP's `no_sync()` is added to the next step.
 
     With FSDP every layer waits for all ranks, so a rank that is slow in its passes makes the passes of all ranks equally long.
@@ -400,8 +389,17 @@ def observe(
         known = place_of(rank is not None and world_size is not None)
         me, ranks = known.rank if rank is None else rank, known.world_size if world_size is None else world_size
     settings = {"job": Helper("observed"), "wait_limit": _WAIT_LIMIT_S, **session}
-    joined = Session(hub, rank, world_size, keys={_KEY: Key((_BATCH, ranks, _COLUMNS))}, optimizer=Sum(), **settings)
+    joined = Session(hub, rank, world_size, keys={_KEY: Key((ranks, _BATCH, _COLUMNS))}, optimizer=Sum(), **settings)
     return Observer(model, joined, me, ranks)
+
+
+def _hook(tensor: torch.Tensor, hook: Callable[[Any], None]) -> None:
+    """Registers a hook like `tensor.register_hook`, but without a handle, which would be half of all cost of observing."""
+    if type(tensor) is torch.Tensor and tensor.grad_fn is not None and tensor._backward_hooks is None:
+        tensor._backward_hooks = collections.OrderedDict({-1: hook})  # handles count from 0
+        tensor.grad_fn._register_hook_dict(tensor)
+    else:
+        tensor.register_hook(hook)
 
 
 def _tensors(outputs: Any) -> List[torch.Tensor]:
