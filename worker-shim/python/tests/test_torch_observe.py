@@ -1,5 +1,6 @@
 """`phub.torch.observe` names the rank that slows down a job of DDP over gloo, and the part of the step in which it is slow."""
 
+import dataclasses
 import json
 import logging
 import threading
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch")
 from test_torch_optimizer import Net, backward, data  # noqa: E402
 
 import phub.torch  # noqa: E402
-from phub.torch._observe import late  # noqa: E402
+from phub.torch._observe import _hook, late  # noqa: E402
 
 RANKS = 3
 SLOW = 2
@@ -251,3 +252,20 @@ def test_a_step_that_fails_and_one_without_gradients_are_no_steps(hub, caplog):
     assert not model._forward_hooks and not model._forward_pre_hooks
     del observer
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "it has left only once"
+
+
+@dataclasses.dataclass
+class Outputs:
+    loss: object
+
+
+@pytest.mark.parametrize("form", [Outputs, lambda tensor: tensor, lambda tensor: [None, (tensor,)], lambda tensor: {"loss": tensor}])
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+def test_a_tensor_in_outputs_of_any_form_is_hooked(form, kind):
+    leaf, calls = torch.nn.Parameter(torch.ones(2)), []
+    tensor = leaf if kind is torch.nn.Parameter else leaf * 2
+    for _ in range(2):  # the second hook is of a tensor that has a hook
+        _hook(form(tensor), calls.append)
+    _hook(form(torch.ones(2)), calls.append)  # has no gradient
+    tensor.sum().backward()
+    assert len(calls) == 2

@@ -277,9 +277,7 @@ class Observer:
             observer = this()
             if observer is not None and observer._forward is not None:
                 observer._ends_step = not can_wait or module.require_backward_grad_sync  # false in DDP's no_sync()
-                for each in _tensors(outputs):
-                    if each.requires_grad:
-                        _hook(each, observer._backward_begins)
+                _hook(outputs, observer._backward_begins)
 
         self._rows.hooks += [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
         self._leave = weakref.finalize(self, leave_dropped, session.job, self._rows.leave)
@@ -301,8 +299,8 @@ class Observer:
 
     def _backward_ends(self) -> None:
         rows, forward, ended = self._rows, self._forward, self._now()
-        began = forward if self._began is None else self._began
-        before = began if self._ended is None else self._ended
+        began = self._began or forward  # in the first pass, no moment before it is known
+        before = self._ended or began
         rows.passes.append((began, forward, self._backward, ended, before, self._ends_step))
         rows.unsent += self._ends_step
         self._forward = self._backward = None
@@ -393,23 +391,19 @@ def observe(
     return Observer(model, joined, me, ranks)
 
 
-def _hook(tensor: torch.Tensor, hook: Callable[[Any], None]) -> None:
-    """Registers a hook like `tensor.register_hook`, but without a handle, which would be half of all cost of observing."""
-    if type(tensor) is torch.Tensor and tensor.grad_fn is not None and tensor._backward_hooks is None:
-        tensor._backward_hooks = collections.OrderedDict({-1: hook})  # handles count from 0
-        tensor.grad_fn._register_hook_dict(tensor)
-    else:
-        tensor.register_hook(hook)
-
-
-def _tensors(outputs: Any) -> List[torch.Tensor]:
-    """Returns the tensors in a module's outputs. The outputs may be nested, and dataclasses, as in many language models."""
-    if isinstance(outputs, torch.Tensor):
-        return [outputs]
-    if isinstance(outputs, dict):
-        outputs = outputs.values()
+def _hook(outputs: Any, hook: Callable[[Any], None]) -> None:
+    """Registers a hook of all tensors in a module's outputs. The outputs may be nested, and dataclasses, as in many language
+    models."""
+    if type(outputs) is torch.Tensor and outputs._backward_hooks is None and (made_by := outputs.grad_fn) is not None:
+        # These two lines are `register_hook` without a handle, which would be half of the cost of a step.
+        outputs._backward_hooks = collections.OrderedDict({-1: hook})  # handles count from 0
+        made_by._register_hook_dict(outputs)
+    elif isinstance(outputs, torch.Tensor):
+        if outputs.requires_grad:
+            outputs.register_hook(hook)
+    elif isinstance(outputs, (dict, list, tuple)):
+        for each in outputs.values() if isinstance(outputs, dict) else outputs:
+            _hook(each, hook)
     elif dataclasses.is_dataclass(outputs):
-        outputs = [getattr(outputs, field.name) for field in dataclasses.fields(outputs)]
-    elif not isinstance(outputs, (list, tuple)):
-        return []
-    return [tensor for each in outputs for tensor in _tensors(each)]
+        for field in dataclasses.fields(outputs):
+            _hook(getattr(outputs, field.name), hook)
