@@ -47,7 +47,7 @@ _NO_TIME = (0.0,) * _COLUMNS
 _STEPS = 50
 """The number of steps from which a verdict is made."""
 _LEAST_STEPS = 5
-_BATCH = 5  # steps whose rows are sent together, because a push and its answer cost four times as much as a step's moments
+_BATCH = 5  # steps whose rows are sent together, because a push and its answer cost twice as much as a step's moments
 _COUNT = _BATCH * _COLUMNS
 _PACK = struct.Struct(f"{_COUNT}f")
 _FIRST_LOG = 10
@@ -158,7 +158,7 @@ class _Rows:
         self.awaits = False
         """Whether rows have been sent whose answer has not arrived."""
         self._seen: Deque[bytes] = collections.deque(maxlen=_STEPS // _BATCH)
-        """The last answers. They become arrays only when somebody reads them, because NumPy costs more than all other work here."""
+        """The last answers. They become arrays when somebody reads them, because a call of NumPy between long steps costs 0.02 ms."""
         self._steps = 0
         self.error: Optional[Error] = None
         self._named: Set[int] = set()
@@ -395,7 +395,7 @@ def _hook(outputs: Any, hook: Callable[[Any], None]) -> None:
     """Registers a hook of all tensors in a module's outputs. The outputs may be nested, and dataclasses, as in many language
     models."""
     if type(outputs) is torch.Tensor and outputs._backward_hooks is None and (made_by := outputs.grad_fn) is not None:
-        # These two lines are `register_hook` without a handle, which would be half of the cost of a step.
+        # These two lines are `register_hook` without a handle, which would cost 0.02 ms more.
         outputs._backward_hooks = collections.OrderedDict({-1: hook})  # handles count from 0
         made_by._register_hook_dict(outputs)
     elif isinstance(outputs, torch.Tensor):
