@@ -1,5 +1,6 @@
 """`phub.torch.observe` names the rank that slows down a job of DDP over gloo, and in which part of the step the rank is slow."""
 
+import dataclasses
 import json
 import logging
 import threading
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch")
 from test_torch_optimizer import Net, backward, data  # noqa: E402
 
 import phub.torch  # noqa: E402
-from phub.torch._observe import late  # noqa: E402
+from phub.torch._observe import _hook, late  # noqa: E402
 
 RANKS = 3
 SLOW = 2
@@ -107,7 +108,7 @@ RUNS = {
     "data": ("data", 10, 1),
     "forward": ("forward", 10, 1),
     "backward": ("backward", 10, 1),
-    "without sync": ("backward", 7, 3),
+    "without sync": ("backward", 10, 3),
     "long": ("backward", 40, 1),
 }
 
@@ -119,7 +120,7 @@ def test_a_slow_rank_is_named_with_its_part_within_ten_steps(hub, tmp_path):
     *_, verdict = results[0]["long"]
     assert f"waiting for rank {SLOW}: last in " in verdict, "the hub's page names it, too"
     found, _, seen, _ = results[0]["without sync"]
-    assert len(seen) == 6, "passes without sync count to the step behind them"
+    assert len(seen) == 9, "passes without sync count to the step behind them"
     assert found[0] == SLOW and found[5] > 3 * SLEEP_S
 
 
@@ -208,7 +209,7 @@ def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
         thread.start()
     for thread in threads:
         thread.join()
-    for _ in range(1001):  # the first row is sent, and is not answered, because rank 1 makes no step
+    for _ in range(1005):  # the first five rows are sent, and are not answered, because rank 1 makes no step
         models[0](torch.ones(1, 2)).backward()
     assert str(observers[0]) == "no verdict yet: 0 of 5 steps"
     models[0](torch.ones(1, 2)).backward()
@@ -216,3 +217,55 @@ def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
     models[0](torch.ones(1, 2)).backward()
     observers[0].leave()
     observers[1].leave()  # it may not know yet that rank 0 has left
+
+
+class Fails(torch.autograd.Function):
+    """The identity, whose backward pass fails."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("it fails")
+
+
+def test_a_step_that_fails_and_one_without_gradients_are_no_steps(hub, caplog):
+    model = torch.nn.Linear(2, 1)
+    observer = phub.torch.observe(model, hub=hub, rank=0, world_size=1)
+    inputs, seen = torch.ones(1, 2), []
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="it fails"):
+            model(Fails.apply(inputs.clone().requires_grad_())).backward()
+        with torch.no_grad():
+            model(inputs)
+        for _ in range(2):
+            output = model(inputs)
+            output.register_hook(seen.append)
+            (output + model(inputs)).backward()
+    observer._rows.finish()
+    assert len(seen) == 10, "the script's own hook is called once in its step"
+    assert len(observer.times) == 9, "ten steps of two forward passes, without the first step"
+    assert all((each >= 0).all() for each in observer.times)
+    observer.leave()
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    del observer
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "it has left only once"
+
+
+@dataclasses.dataclass
+class Outputs:
+    loss: object
+
+
+@pytest.mark.parametrize("form", [Outputs, lambda tensor: tensor, lambda tensor: [None, (tensor,)], lambda tensor: {"loss": tensor}])
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+def test_a_tensor_in_outputs_of_any_form_is_hooked(form, kind):
+    leaf, calls = torch.nn.Parameter(torch.ones(2)), []
+    tensor = leaf if kind is torch.nn.Parameter else leaf * 2
+    for _ in range(2):  # the second hook is of a tensor that has a hook
+        _hook(form(tensor), calls.append)
+    _hook(form(torch.ones(2)), calls.append)  # has no gradient
+    tensor.sum().backward()
+    assert len(calls) == 2
