@@ -437,7 +437,10 @@ fn topology_of_machines_that_cannot_be() {
     says(error("2", "0", &model), &["--workers-per-machine", "\"0\" workers", "1 to 1024"]);
     says(error("2", "4", &[]), &["--machines", "needs a model", "--model resnet50"]);
     let more = |setting, value| error("2", "4", &[&model[..], &[setting, value]].concat());
-    says(more("--above-hubs", "0"), &["--above-hubs", "\"0\" hubs above", "1 to 256", "leave it out"]);
+    says(
+        more("--above-hubs", "0"),
+        &["--above-hubs", "\"0\" hubs above", "1 to 256", "leave --above-hubs out"],
+    );
     says(more("--link-gbps", "0"), &["--link-gbps", "\"0\" Gb/s", "such as 25"]);
     says(more("--link-gbps", "nan"), &["--link-gbps", "\"nan\" Gb/s"]);
     says(more("--workers", "4"), &["--machines", "cannot be used with", "--workers"]);

@@ -137,7 +137,7 @@ fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     let (status, _) = hub.end();
     let words = log.map_while(Result::ok).find(|line| line.starts_with("phub-server: ")).unwrap();
     assert_eq!(status.code(), Some(1), "{words}");
-    says(&words, &["ended at once by SIGINT", "not written"]);
+    says(&words, &["ended at once by SIGINT", "did not write"]);
     says(words, &names.iter().map(String::as_str).collect::<Vec<_>>());
     drop(sessions);
 }

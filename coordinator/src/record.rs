@@ -2,7 +2,7 @@
 //! inputs to a new hub, and compares the answers.
 //!
 //! ```text
-//!   {"record": "phub-server", "form": 5, "version": "0.1.0", "settings": {..}}
+//!   {"record": "phub-server", "form": 6, "version": "0.1.0", "settings": {..}}
 //!   {"at_ns": 81220417, "input": {"Find": {"name": "job", "owner": null}}, "answer": "Ok(Free(JobId(0)))"}
 //!   ...
 //!   {"ended": "the hub stopped"}
@@ -28,7 +28,7 @@ use crate::job::Event;
 const FORMAT: &str = "phub-server";
 /// The version of the form of inputs and answers. The version goes up with each change after which this program cannot
 /// read older records. `tests/form.rs` finds such a change, because it replays an older record.
-const FORM: u32 = 5;
+const FORM: u32 = 6;
 /// The number of hexadecimal digits of a token or a secret.
 const SECRET_DIGITS: usize = 32;
 /// The length limit of an answer in a record, in bytes. A longer answer is recorded by its beginning, length and digest.

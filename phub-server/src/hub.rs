@@ -574,12 +574,11 @@ mod tests {
                 "{what}"
             );
         };
-        let core = |registry: &Registry| {
-            let (reply, mut answer) = Reply::new();
-            let waker = Waker::from(Arc::new(Panics));
-            assert!(Pin::new(&mut answer).poll(&mut Context::from_waker(&waker)).is_pending());
-            registry.cores[0].tell(Command::Look { job: JobId(0), reply });
-        };
+        // The receiver lives until the core has sent the answer: only then does the core wake anybody.
+        let (reply, mut answer) = Reply::new();
+        let waker = Waker::from(Arc::new(Panics));
+        assert!(Pin::new(&mut answer).poll(&mut Context::from_waker(&waker)).is_pending());
+        let core = |registry: &Registry| registry.cores[0].tell(Command::Look { job: JobId(0), reply });
         says(broken_by(core), "thread phub-core-");
         let task = async { panic!("as it should") };
         says(broken_by(|registry| drop(registry.runtime.spawn(task))), "thread phub-control");

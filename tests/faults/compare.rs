@@ -73,7 +73,10 @@ fn workers_that_are_not_in_step_have_nothing_to_compare() {
     let hub = hub(1);
     for consistency in [Consistency::Ssp { staleness: 2 }, Consistency::Asp] {
         let config = comparing(&hub, 0).with_terms(|terms| terms.level.consistency = consistency);
-        says(refused(config), &["\"compare_every\"", "\"3\"", "different weights", "leave it out"]);
+        says(
+            refused(config),
+            &["\"compare_every\"", "\"3\"", "different weights", "leave compare_every out"],
+        );
     }
 }
 

@@ -68,7 +68,7 @@ fn a_join_that_does_not_name_its_hubs_is_refused() {
         (JoinRequest { peers: None, ..good.clone() }, "peers is missing"),
         (at_second(&names[..1], Some(pass())), "peers names 1 hubs"),
         (at_second(&names, None), "the pass is missing"),
-        (at_second(&names, Some(Pass { secret: "1".repeat(31), ..pass() })), "no secret of 32"),
+        (at_second(&names, Some(Pass { secret: "1".repeat(31), ..pass() })), "not 32 hexadecimal digits"),
         (JoinRequest { hub: 0, ..good.clone() }, "only hub 0 gives passes"),
         (JoinRequest { hub: 0, terms: join_request(0, 1).terms, ..good.clone() }, "peers names 2 hubs"),
     ] {

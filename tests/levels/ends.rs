@@ -314,7 +314,10 @@ fn wrong_settings_are_named() {
     let (above, machine) = (Some(NOWHERE.to_owned()), Some(Machine { number: 0, of: 1 }));
     let lost = HubSettings { above, machine, above_limit_s: 1, ..settings(1, 30) };
     let lost = Hub::start(&lost).unwrap();
-    says(refused(config_at(&lost.address().to_string(), "job", 0, 1)), &["below other hubs", NOWHERE]);
+    says(
+        refused(config_at(&lost.address().to_string(), "job", 0, 1)),
+        &["cannot join the hubs above", NOWHERE],
+    );
     // The terms of the machines differ.
     let machines = Machines::start(1, 2);
     let _first = std::thread::scope(|scope| {

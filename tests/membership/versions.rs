@@ -88,7 +88,14 @@ fn ranges_that_do_not_meet_are_both_named_at_both_ends() {
     let proxy = Proxy::start(hub.address());
     proxy.rewrites(too_new, unchanged);
     let why = refused(config_at(&proxy.address(), "job", 0, 1));
-    says(why, &["this hub speaks protocol 11 to 13", "the other end 14 to 15", "same version at both ends"]);
+    says(
+        why,
+        &[
+            "this hub speaks protocol 11 to 13",
+            "the other end protocol 14 to 15",
+            "same version at both ends",
+        ],
+    );
     let proxy = Proxy::start(hub.address());
     proxy.rewrites(unchanged, used);
     let why = refused(config_at(&proxy.address(), "job", 0, 1));

@@ -41,7 +41,7 @@ fn a_key_has_one_type() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let [mut session, peer] = pair(&hub);
-    let words = ["\"first.weight\"", "is f32", "asked for as bf16"];
+    let words = ["\"first.weight\"", "has type f32", "asked for as bf16"];
     says(session.gradient_mut::<bf16>(FIRST).unwrap_err(), &words);
     says(session.weights::<bf16>(FIRST).unwrap_err(), &words);
     says(session.tensors::<bf16>(FIRST).unwrap_err(), &words);

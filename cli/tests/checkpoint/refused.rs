@@ -121,7 +121,7 @@ fn faulty_metadata_is_named() {
         says(forged_entry("optimizers", optimizers), &["file's optimizers is"]);
     }
     for squares in ["7", "[1]", "[-1,0,0,0,0,0,0,0,0,0,0]", "[0,0,0,0,0,0,0,0,0,0,0,0]", ""] {
-        says(forged_entry("last_squares", squares), &["its last_squares is"]);
+        says(forged_entry("last_squares", squares), &["last_squares is"]);
     }
     let negative = "[0,0,0,0,0,0,0,0,0,0,13830554455654793216]"; // the bits of -1.0
     says(forged_entry("last_squares", negative), &["expected the numbers of an exact sum"]);
@@ -189,7 +189,7 @@ fn another_jobs_checkpoint_is_refused_with_the_difference() {
     let rate = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.0 };
     assert_ne!(rate, SGD);
     let error = refusal(|job| job.optimizer = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.0 });
-    says(error, &["\"learning_rate\":0.5", "\"learning_rate\":0.25", "ask for the same"]);
+    says(error, &["\"learning_rate\":0.5", "\"learning_rate\":0.25", "ask for the optimizer of the file"]);
     says(refusal(|job| job.keys.push(Key::f32("new", [3]))), &["no tensor \"new\""]);
     says(refusal(|job| job.keys[0].shape = vec![20, 4]), &["\"fc.weight\"", "[4, 20]", "[20, 4]"]);
     says(refusal(|job| drop(job.keys.pop())), &["3 tensors", "the job has only 2"]);

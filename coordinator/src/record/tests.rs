@@ -79,8 +79,9 @@ fn a_line_that_cannot_be_read_is_named() {
 fn a_record_of_another_form_is_refused_by_name() {
     for (other, form) in [("", 0), ("\"form\":1,", 1)] {
         let mut lines = recorded();
-        lines[0] =
-            lines[0].replace("\"form\":5,", other).replace("\"settings\":{", "\"settings\":{\"other\":1,");
+        lines[0] = lines[0]
+            .replace(&format!("\"form\":{FORM},"), other)
+            .replace("\"settings\":{", "\"settings\":{\"other\":1,");
         let refused = replayed(&lines).unwrap_err();
         assert_eq!(refused, NotReplayed::OtherForm { form, version: "a test".to_owned() });
         assert!(refused.to_string().contains("phub-server a test"), "{refused}");

@@ -126,9 +126,9 @@ mod tests {
     fn a_frame_that_lies_is_told_what_was_expected() {
         let says = |frame: &[u8], kind| payload(frame, kind).unwrap_err().to_string();
         let mut frame = [0; 20];
-        assert_eq!(says(&frame, Kind::Raw), "its frame is neither raw nor coded (kind 0), expected raw");
+        assert_eq!(says(&frame, Kind::Raw), "its frame is neither raw nor coded (kind 0); expected raw");
         write_header(&mut frame, Kind::Raw, 12);
-        assert_eq!(says(&frame, Kind::Coded), "its frame is raw (kind 1), expected coded");
+        assert_eq!(says(&frame, Kind::Coded), "its frame is raw (kind 1); expected coded");
         assert_eq!(raw(&frame, 8), Err(FrameError::Raw { expected: 8, seen: 12 }));
         write_header(&mut frame, Kind::Coded, 13);
         assert_eq!(

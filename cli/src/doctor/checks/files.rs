@@ -46,7 +46,7 @@ mod tests {
         let short = judge(1000, Some(1024), Some(4096));
         assert_eq!(short.verdict, Verdict::Fail);
         let needed = needed(1000, 20).to_string();
-        assert!(short.seen.contains(&needed) && short.seen.contains("may have 4096"), "{short:?}");
+        assert!(short.seen.contains(&needed) && short.seen.contains("limit is 4096"), "{short:?}");
         assert!(short.fix.unwrap().contains(&format!("ulimit -n {needed}")));
     }
 }

@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(check.verdict, Verdict::Warn);
         assert!(check.seen.contains("No NIC on node 1"), "{}", check.seen);
         assert!(
-            check.fix.as_ref().unwrap().contains("cpus 4-7 cross")
+            check.fix.as_ref().unwrap().contains("cpus 4-7 are on another socket")
                 && check.fix.unwrap().contains("--cores 0-3")
         );
     }

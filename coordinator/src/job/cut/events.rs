@@ -146,6 +146,10 @@ mod tests {
         let highest = |fronts: &[Option<u32>]| highest(fronts.iter().map(|front| front.map(Round)));
         assert_eq!(highest(&[Some(7), None, Some(8)]), Ok(Some(Round(8))));
         assert_eq!(highest(&[None]), Ok(None));
-        assert!(highest(&[Some(7), Some(72)]).unwrap_err().contains("round 7, those of another in round 72"));
+        assert!(
+            highest(&[Some(7), Some(72)])
+                .unwrap_err()
+                .contains("in round 7, and the chunks of another hub in round 72")
+        );
     }
 }
