@@ -206,7 +206,7 @@ fn a_signal_ends_a_publisher_and_leaves_whole_versions() {
     says(second, &["another program publishes versions in this directory"]);
     kill_process(Pid::from_child(&publisher.0), Signal::INT).unwrap();
     assert!(publisher.0.wait().unwrap().success());
-    says(output(&["versions", "verify", &to]), &["1 versions"]);
+    says(output(&["versions", "verify", &to]), &["1 version,"]);
 }
 
 #[test]

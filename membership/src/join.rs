@@ -366,7 +366,7 @@ impl LetIn {
         let nodes = self.cores();
         if nodes.cores() != cores.len() {
             return Err(nonsense(format!(
-                "the NUMA nodes of {} cores, for {} cores",
+                "a list of NUMA nodes for {} cores, but a job on {} cores",
                 nodes.cores(),
                 cores.len()
             )));

@@ -93,7 +93,8 @@ fn verify(directory: &Path) -> anyhow::Result<()> {
             spoken(at.weights.bytes())
         ))?;
     }
-    line(format_args!("{} versions, each with its published checksums", all.len()))?;
+    let plural = if all.len() == 1 { "" } else { "s" };
+    line(format_args!("{} version{plural}, each with its published checksums", all.len()))?;
     without_index.into_iter().next().map_or(Ok(()), |fault| Err(fault.into()))
 }
 
