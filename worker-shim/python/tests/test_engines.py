@@ -120,7 +120,7 @@ def test_a_version_of_a_directory_is_wanted_by_its_number(hub, tmp_path):
     [
         ({"do": "load"}, phub.SettingsError, "do 'load': expected one of 'prepare', 'apply', 'abort'"),
         ({"number": 1}, phub.SettingsError, "only versions in a directory have numbers"),
-        ({"step": 1}, phub.SettingsError, r"\['step'\] as the fields of phub.engines.Request"),
+        ({"step": 1}, phub.SettingsError, r"\['step'\] do not fit phub.engines.Request"),
         ({"round": 99}, phub.UnreachableError, "expected a version of round 99 or later: .* still before round 1"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_wrong_request_is_an_error_that_changes_nothing(hub, payload, error, t
     [
         ({}, phub.SettingsError, "expected a hub and a job, or a directory"),
         ({"hub": "h", "job": "j", "directory": "d"}, phub.SettingsError, "a directory has"),
-        ({"url": "h"}, phub.SettingsError, r"\['url'\] as the fields of phub.engines.Source"),
+        ({"url": "h"}, phub.SettingsError, r"\['url'\] do not fit phub.engines.Source"),
     ],
 )
 def test_wrong_settings_are_an_error_before_the_first_update(settings, error, text):

@@ -113,7 +113,7 @@ def test_a_job_over_several_hubs_is_followed_with_all_weights_of_one_round(hubs)
             if len(rounds) == 10:
                 break
     assert rounds == sorted(set(rounds)), "each is newer than the one before"
-    with pytest.raises(phub.SettingsError, match="number of hubs given .* is 1, expected 2"):
+    with pytest.raises(phub.SettingsError, match="number of hubs given .* is 1; expected all 2 hubs"):
         next(phub.subscribe(hubs[0].address, "job", timeout=LIMIT_S))
     session.leave()
     assert list(versions) == []
