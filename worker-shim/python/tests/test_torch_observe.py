@@ -213,7 +213,7 @@ def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
         models[0](torch.ones(1, 2)).backward()
     assert str(observers[0]) == "no verdict yet: 0 of 5 steps"
     models[0](torch.ones(1, 2)).backward()
-    assert str(observers[0]).startswith("nobody is observed any more: the hub has not answered 1000 steps")
+    assert str(observers[0]).startswith("nobody is observed any more: the hub has not answered for 1000 steps")
     models[0](torch.ones(1, 2)).backward()
     observers[0].leave()
     observers[1].leave()  # it may not know yet that rank 0 has left
