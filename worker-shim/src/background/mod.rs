@@ -273,8 +273,8 @@ impl Background {
 
     fn close_by(&self, ending: Ending) {
         if std::process::id() != self.owner {
-            // This process does not have the thread. Another thread may have held the lock when the process
-            // was copied.
+            // A child of `fork` does not have the session's thread. It must not lock `thread` either: another
+            // thread may have held the lock at the `fork`.
             return;
         }
         let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();

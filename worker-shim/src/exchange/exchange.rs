@@ -31,8 +31,8 @@ const BATCH: usize = 256;
 pub(super) struct KeyState {
     /// The round of the push in flight. If no push is in flight, the round of the next push.
     pub round: Round,
-    /// The number of answers that have not arrived. If the owner of the exchange releases keys to callers, 1 more until the key
-    /// is released.
+    /// The number of answers that have not arrived. If the owner of the exchange releases keys to callers, the number is 1
+    /// higher until the key is released.
     pub outstanding: u32,
     /// The content of the push in flight.
     pub content: Content,
@@ -127,7 +127,7 @@ pub struct Exchange<P: Port> {
     pub(super) priorities: Vec<u32>,
     /// The keys whose last answer has arrived since the caller took this list; `None` if no caller takes it.
     pub(super) answered: Option<Vec<KeyId>>,
-    /// The bytes of keys that were put since the last flush.
+    /// The bytes of keys that the caller has put (pushed without a flush) since the last flush.
     unflushed: usize,
     arrivals: Box<[Arrival; BATCH]>,
 }

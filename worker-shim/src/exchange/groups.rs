@@ -15,7 +15,7 @@ pub(super) struct Groups {
     /// The groups, by number. With many small keys the tables by key do not fit into a cache, but this table
     /// does.
     of: Vec<Group>,
-    /// The group of which some keys are put.
+    /// The group of which the caller has put some keys: pushed them without a flush.
     begun: Begun,
     /// The keys that are put, and wait for the rest of their group. Empty if no group is incomplete.
     members: Vec<KeyId>,
@@ -42,7 +42,7 @@ struct Begun {
     keys: Range<u32>,
     first_chunk: u32,
     round: Round,
-    /// The content that was requested, and the content in this round.
+    /// The content that the caller asked for, and the content that is sent in this round.
     content: (Content, Content),
 }
 

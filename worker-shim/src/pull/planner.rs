@@ -31,7 +31,7 @@ use super::batch::{Batching, LayerCost, Profile, Timeline};
 pub const PROFILE_ROUNDS: u32 = 3;
 /// The fraction by which a round's time may differ from its prediction.
 pub const DRIFT: f64 = 0.2;
-/// The number of rounds in a row that must differ before there is a new profile. The number doubles after each new
+/// The number of rounds in a row that must differ from the prediction before a new profile. The number doubles after each new
 /// profile, because a profile costs rounds that pull layer by layer, and does not help if times cannot be
 /// predicted.
 pub const DRIFT_ROUNDS: u32 = 4;

@@ -148,8 +148,8 @@ impl Session {
         if let Err(error) = &gathered {
             for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
                 let _ = match error {
-                    // A normal leave would be wrong here. If the job has begun, the hub would then wait for
-                    // other workers that are as late as this one.
+                    // A normal leave would be wrong after the loss of another hub. If this hub's job has begun, this
+                    // hub would wait for the other workers, which cannot take part without the lost hub either.
                     SessionError::Member(lost) if lost.is_loss_of_hub() => {
                         hub.fail_without_hub(&lost.to_string(), TELL_LIMIT)
                     }

@@ -63,7 +63,7 @@ class RandomK:
 @dataclasses.dataclass(frozen=True)
 class Dgc:
     """Deep gradient compression: only the largest sums of momentum are sent. The worker applies the momentum, so the hub must run
-    `phub.Sgd`, or give the mean of the sums (`Average`, `Sum`).
+    `phub.Sgd`, or return the workers' mean or sum (`Average`, `Sum`).
 
     Attributes:
         ratio: the share of all values that are sent. The share is a quarter at first, and becomes smaller in each of the first
@@ -98,8 +98,8 @@ class SlimDP:
             `alpha` there is no explorer.
         q: the number of rounds from one selection of the significant set to the next. A round with a selection sends
             everything.
-        c: the factor of a gradient, relative to a weight. Default: gradients and weights count the same over the model.
-        explorer: "seeded": both ends draw the same places; "keys": the places are sent with the values.
+        c: the factor of a gradient, relative to a weight. Default: `mean |w| / mean |g|` of the whole model.
+        explorer: "seeded": worker and hub draw the same parameters; "keys": the parameters' positions are sent with the values.
     """
 
     alpha: float

@@ -147,8 +147,8 @@ class _Rows:
         self.hooks: List[Any] = []
         """The hooks of the model, which are removed when the observation ends."""
         self.passes: Deque[Tuple[Any, ...]] = collections.deque()
-        """Passes that are in no row yet. A pass has five moments: the gradients of the pass before were summed, the forward and
-        the backward pass began, this rank's own gradients were made, now and in the pass before. Then: whether a step ends."""
+        """Passes that are in no row yet. Five moments of each: the sums of the pass before arrived, the forward pass began, the
+        backward pass began, this rank's gradients were made, its gradients before that. Then: whether a step ends."""
         self.unsent = 0
         """The number of steps that were not sent."""
         self._row = _NO_TIME
@@ -284,7 +284,8 @@ class Observer:
         self._leave.atexit = False
 
     def _forget_a_failed_pass(self) -> None:
-        """Ends a backward pass that has begun and not ended: it failed, unless this forward pass is a part of it."""
+        """Forgets a backward pass that began and did not end, because it failed. If this forward pass is a part of the backward
+        pass (activation checkpointing), nothing is forgotten."""
         try:
             _ENGINE.queue_callback(bool)
         except RuntimeError:  # no backward pass runs
