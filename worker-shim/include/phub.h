@@ -91,7 +91,7 @@ typedef int (*PhubInterrupted)(void *context);
 
 // The batches of layers in which a session pulls its weights. Times are in seconds; a time that is not known is NaN.
 // `predicted` and `measured` go from the time when the first batch can be pulled to the time when the last layer can be
-// computed. The session measures its layers' pulls and forward passes, and makes the plan from these times.
+// computed. For the batches "ibatch" and "greedy", the session first measures the layers' pulls and forward passes.
 typedef struct {
   // The number of batches; 0 without a plan: nothing is pulled in batches, or the layers' times are not measured yet.
   size_t batches;

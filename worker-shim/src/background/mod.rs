@@ -86,10 +86,11 @@ pub struct KeyMemory {
     pub bytes: usize,
 }
 
-/// The windows of a background session. They stay mapped while this value exists, even after the session.
+/// The windows of a background session: gradients and weights. They stay mapped while this value exists, even after
+/// the session.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// The windows, after the end of the session. Before its end, the session has them.
+    /// The windows, once the session has ended. Until then the session owns them.
     parked: Mutex<Option<Windows>>,
 }
 
@@ -193,7 +194,7 @@ impl Background {
         self.shared()?.wait(key, interrupted)
     }
 
-    /// Waits until every key's answer has arrived. The planner does not count this wait as a forward pass.
+    /// Waits until every key's answer has arrived. The planner of pulls does not count this wait as a forward pass.
     pub fn wait_all(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         (0..self.keys().len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
     }
@@ -209,8 +210,8 @@ impl Background {
         self.shared()?.is_ready(key)
     }
 
-    /// Whether each key's answer has arrived. The planner does not count this call as a forward pass, and the
-    /// thread does not check again.
+    /// Whether each key's answer has arrived. The planner of pulls does not count this call as a forward pass, and
+    /// the thread does not check again.
     pub fn are_ready(&self, keys: &[KeyId]) -> Result<Vec<bool>, BackgroundError> {
         self.shared()?.are_ready(keys)
     }

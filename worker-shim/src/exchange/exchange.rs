@@ -83,11 +83,11 @@ pub(super) enum Awaited {
     /// No message: the owner of the exchange has to pull the chunk's slice first.
     Pull,
     Answer,
-    /// The notice that the slice can be pulled again, after a loss of links. The owner of the exchange knows
-    /// of the slice, and has not pulled it.
+    /// After a loss of links: the hub's repeated notice that the slice can be pulled. The owner of the exchange had
+    /// the notice before, and has not pulled the slice.
     NoticeAgain,
-    /// The notice that the slice can be pulled again, or an answer. The owner of the exchange had pulled the
-    /// slice before a loss of links. The hub answers if the pull had reached it.
+    /// After a loss of links: the hub's repeated notice that the slice can be pulled, or an answer. The owner of the
+    /// exchange had pulled the slice before. The hub answers if the pull had reached it.
     AnswerOrNotice,
 }
 
@@ -292,7 +292,7 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Puts a key that cannot be sent in one post with the keys before it.
+    /// Pushes a key that cannot be sent in one post with the keys before it.
     fn put_apart(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {

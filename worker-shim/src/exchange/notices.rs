@@ -1,5 +1,5 @@
-//! Arrivals that are not plain answers: notices of a schedule that pulls, requests to push a chunk again, answers
-//! before the first round is known, and violations of the protocol.
+//! Arrivals that are not plain answers. They are notices of a schedule that pulls, requests to push a chunk again,
+//! answers that arrive before the first round is known, and violations of the protocol.
 //!
 //! Part of the exchange, on the worker's thread. Does not depend on which keys are pulled together.
 

@@ -270,7 +270,7 @@ pub(super) fn attach(
     Ok(Attached { port, endpoints, received, slices, hubs, ways, links })
 }
 
-/// Adds to an error which setting needs RDMA, if the caller has not asked for RDMA itself.
+/// Adds to an error the setting that needs RDMA, if the caller has not asked for RDMA itself.
 fn say_why_by_rdma(mut error: MemberError, config: &SessionConfig) -> MemberError {
     if let (MemberError::NoTransport { tried, .. }, Some(dma_buf)) = (&mut error, &config.dma_buf) {
         tried.push(format!(

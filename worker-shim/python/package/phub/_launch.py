@@ -425,7 +425,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """Returns a launcher's name of a run as a valid name of a job, which begins with no dot and no dash."""
+    """Returns a launcher's name of a run, changed into a valid name of a job: it begins with no dot and no dash."""
     valid = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
     return re.sub(r"^[.-]", "_", valid)
 

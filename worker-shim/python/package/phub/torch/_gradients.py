@@ -114,7 +114,7 @@ class Gradients:
             self._mean.missed.add(self._keys[id(parameter)])
 
     def forward_begins(self) -> None:
-        """Forgets which parameters had no gradient before a forward pass."""
+        """Forgets, before a forward pass, which parameters the script has seen without a gradient."""
         if self._mean is not None and self._mean.missed:
             self._mean.missed.clear()
 
@@ -273,7 +273,7 @@ class Gradients:
         self._expects_search = self._mean is not None
 
     def puts_off(self, found: torch.Tensor, factor: torch.Tensor) -> bool:
-        """Leaves a search by the scaler to the hub, which finds values that are not finite in the mean of all workers. Otherwise
+        """Leaves the scaler's search for inf/NaN to the hub, which searches the mean of all workers, if possible. Otherwise
         the scaler multiplies the means by `factor`, which must be the same at all workers."""
         self._factor = factor
         if self._expects_search and not any(each is found for each in self._unanswered):

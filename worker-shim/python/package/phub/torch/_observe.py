@@ -225,7 +225,7 @@ class _Rows:
         return late(np.stack(seen)) if len(seen) >= _LEAST_STEPS and self._ranks > 1 else None
 
     def times(self) -> List[Times]:
-        """Returns the times of the last steps, without the first of all. DDP makes buckets in it, and no time before it is known."""
+        """Returns the times of the last steps. Omits the run's first step: DDP makes buckets in it, and its start is unknown."""
         tables = np.array([np.frombuffer(each, np.float32) for each in list(self._seen)])
         steps = tables.reshape(-1, self._ranks, _BATCH, _COLUMNS).swapaxes(1, 2).reshape(-1, self._ranks, _COLUMNS)
         return list(steps[1 if self._steps <= _STEPS else 0 :])
