@@ -284,7 +284,7 @@ PhubStatus phub_push(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_wait(const PhubSession *session, uint32_t key);
 
-// Waits until every key's answer has arrived. With the setting "pull", the planner does not count this wait as a forward
+// Waits until every key's answer has arrived. With the setting "pull", the session does not count this wait as a forward
 // pass.
 //
 // What must hold:

@@ -208,7 +208,7 @@ pub unsafe extern "C" fn phub_wait(session: *const PhubSession, key: u32) -> Phu
     unsafe { enter_session(session, call) }
 }
 
-/// Waits until every key's answer has arrived. With the setting "pull", the planner does not count this wait as a forward
+/// Waits until every key's answer has arrived. With the setting "pull", the session does not count this wait as a forward
 /// pass.
 ///
 /// # Safety

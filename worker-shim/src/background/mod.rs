@@ -332,7 +332,7 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         if std::process::id() != self.owner {
-            // The thread of this handle is in another process.
+            // The thread of this handle is in another process, and cannot be joined here.
             return std::mem::forget(self.thread.get_mut().map(Option::take));
         }
         self.close();

@@ -83,11 +83,11 @@ pub(super) enum Awaited {
     /// No message: the owner of the exchange has to pull the chunk's slice first.
     Pull,
     Answer,
-    /// After a loss of links: the hub's repeated notice that the slice can be pulled. The owner of the exchange had
+    /// The hub's repeated notice, after a loss of links, that the slice can be pulled. The owner of the exchange had
     /// the notice before, and has not pulled the slice.
     NoticeAgain,
-    /// After a loss of links: the hub's repeated notice that the slice can be pulled, or an answer. The owner of the
-    /// exchange had pulled the slice before. The hub answers if the pull had reached it.
+    /// The hub's repeated notice, after a loss of links, or an answer. The owner of the exchange had pulled the slice
+    /// before the loss. The hub answers if the pull had reached it, and otherwise repeats the notice.
     AnswerOrNotice,
 }
 

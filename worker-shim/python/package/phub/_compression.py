@@ -113,10 +113,10 @@ Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimD
 
 
 def check(compression: Optional[Compression], optimizer: _optimizers.Optimizer) -> None:
-    """Checks that `compression` is a codec, and that codec and optimizer do not both keep a mean or a sum of gradients.
+    """Checks that `compression` is a codec, and that the hub's optimizer keeps no state if the codec has momentum.
 
     Raises:
-        SettingsError: `compression` is no codec, or codec and optimizer both keep a mean or a sum.
+        SettingsError: `compression` is no codec, or it has momentum and the optimizer keeps state.
     """
     if not isinstance(compression, (*get_args(Compression), type(None))):
         raise SettingsError(f"compression is {compression!r:.60}: expected one of phub's codecs, such as phub.Qsgd(bits=8)")

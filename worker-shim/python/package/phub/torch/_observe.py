@@ -147,8 +147,9 @@ class _Rows:
         self.hooks: List[Any] = []
         """The hooks of the model, which are removed when the observation ends."""
         self.passes: Deque[Tuple[Any, ...]] = collections.deque()
-        """Passes that are in no row yet. Five moments of each: the sums of the pass before arrived, the forward pass began, the
-        backward pass began, this rank's gradients were made, its gradients before that. Then: whether a step ends."""
+        """Passes that are in no row yet. Each has five moments: the sums of the pass before arrived, the forward pass began, the
+        backward pass began, this rank's own gradients were made, and its own gradients of the pass before were made. Last comes
+        whether the pass ends a step."""
         self.unsent = 0
         """The number of steps that were not sent."""
         self._row = _NO_TIME
