@@ -91,19 +91,19 @@ typedef int (*PhubInterrupted)(void *context);
 
 // The batches of layers in which a session pulls its weights. Times are in seconds; a time that is not known is NaN.
 // `predicted` and `measured` go from the time when the first batch can be pulled to the time when the last layer can be
-// computed.
+// computed. For the batches "ibatch" and "greedy", the session first measures the layers' pulls and forward passes.
 typedef struct {
-  // The number of batches; 0 without a plan: nothing is pulled in batches, or there is no profile yet.
+  // The number of batches; 0 without a plan: nothing is pulled in batches, or the layers' times are not measured yet.
   size_t batches;
-  // The part of a pull's time that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
+  // The part of a pull's time that does not depend on its bytes, as measured; NaN if the batches depend on no measurement.
   double start_up;
-  // The time that the profile predicts; NaN if batches depend on no profile.
+  // The time that the measured times of layers predict; NaN if the batches depend on no measurement.
   double predicted;
   // The measured time, as the mean of the rounds that used the plan; NaN before the first round.
   double measured;
   // The number of rounds that used the plan.
   uint32_t rounds;
-  // The number of profiles so far.
+  // The number of times that the session has measured its layers.
   uint32_t profiles;
 } PhubPullPlan;
 
@@ -264,8 +264,8 @@ PhubStatus phub_weights(const PhubSession *session,
                         const void **data,
                         size_t *bytes);
 
-// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls it
-// once, before its first push. It does nothing if the job had weights already when this worker joined.
+// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls this
+// function once, before its first push. It does nothing if the job had weights already when this worker joined.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
@@ -278,20 +278,20 @@ PhubStatus phub_broadcast(const PhubSession *session);
 PhubStatus phub_push(const PhubSession *session,
                      uint32_t key);
 
-// Waits until a key's answer has arrived.
+// Waits until the hub's answer for a key has arrived: the key's new weights.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_wait(const PhubSession *session, uint32_t key);
 
-// Waits until every key's answer has arrived. With the setting "pull", the planner does not count this wait as a forward
+// Waits until every key's answer has arrived. With the setting "pull", the session does not count this wait as a forward
 // pass.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_wait_all(const PhubSession *session);
 
-// Writes whether a key's answer has arrived.
+// Writes whether the hub's answer for a key has arrived.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `ready` points to room for a result.
@@ -317,8 +317,8 @@ PhubStatus phub_checkpoint(const PhubSession *session);
 PhubStatus phub_next_round(const PhubSession *session, uint32_t *round);
 
 // Writes the norm of the mean gradient of all keys before clipping, in the last round whose norm is known. Also writes that
-// round, and the number of skipped rounds. For a job with "clip_norm", "skip_nonfinite" or "skip_spikes". The norm is NaN
-// before the first such round.
+// round, and the number of skipped rounds. Only jobs with "clip_norm", "skip_nonfinite" or "skip_spikes" have norms. The norm
+// is NaN before the first round whose norm is known.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `norm`, `round` and `skipped` point to room for a result.
@@ -334,8 +334,8 @@ PhubStatus phub_norm(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_leave(const PhubSession *session);
 
-// Frees a session and its memory; null is allowed. If the session has not left, it leaves now if no key is in flight;
-// otherwise its worker counts as lost.
+// Frees a session and its memory; null is allowed. A session that has not left the job leaves it now. With a key in flight
+// it cannot leave, and its worker counts as lost.
 //
 // What must hold:
 // `session` is null, or from phub_join and not yet freed, and no other thread uses it.

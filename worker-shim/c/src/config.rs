@@ -216,7 +216,7 @@ pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
     unsafe { free(config) }
 }
 
-/// Returns the settings at a pointer from C, to change them. No other thread has settings that are not complete.
+/// Returns the settings at a pointer from C, to change them. Until they are complete, C uses them on one thread only.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.

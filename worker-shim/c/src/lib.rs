@@ -1,7 +1,7 @@
 //! libphub: a worker's session and a reader's subscription for C. The header `worker-shim/include/phub.h` is generated from this crate.
 //!
 //! Arguments from C are checked for null and UTF-8 at their entry. A panic ends as [`PhubStatus::Internal`],
-//! and never reaches the caller's frames. This crate must not depend on more of sessions than
+//! and never reaches the caller's frames. Of sessions, this crate must depend only on what
 //! [`worker_shim::Background`] shows.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md

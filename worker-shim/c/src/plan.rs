@@ -10,21 +10,21 @@ use crate::status::{Failure, PhubStatus};
 
 /// The batches of layers in which a session pulls its weights. Times are in seconds; a time that is not known is NaN.
 /// `predicted` and `measured` go from the time when the first batch can be pulled to the time when the last layer can be
-/// computed.
+/// computed. For the batches "ibatch" and "greedy", the session first measures the layers' pulls and forward passes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PhubPullPlan {
-    /// The number of batches; 0 without a plan: nothing is pulled in batches, or there is no profile yet.
+    /// The number of batches; 0 without a plan: nothing is pulled in batches, or the layers' times are not measured yet.
     pub batches: usize,
-    /// The part of a pull's time that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
+    /// The part of a pull's time that does not depend on its bytes, as measured; NaN if the batches depend on no measurement.
     pub start_up: f64,
-    /// The time that the profile predicts; NaN if batches depend on no profile.
+    /// The time that the measured times of layers predict; NaN if the batches depend on no measurement.
     pub predicted: f64,
     /// The measured time, as the mean of the rounds that used the plan; NaN before the first round.
     pub measured: f64,
     /// The number of rounds that used the plan.
     pub rounds: u32,
-    /// The number of profiles so far.
+    /// The number of times that the session has measured its layers.
     pub profiles: u32,
 }
 

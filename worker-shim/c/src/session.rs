@@ -173,8 +173,8 @@ pub unsafe extern "C" fn phub_weights(
     unsafe { enter_memory(session, key, data, bytes, |memory| Some(memory.weights as *const c_void)) }
 }
 
-/// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls it
-/// once, before its first push. It does nothing if the job had weights already when this worker joined.
+/// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls this
+/// function once, before its first push. It does nothing if the job had weights already when this worker joined.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn phub_push(session: *const PhubSession, key: u32) -> Phu
     unsafe { enter_session(session, |session| Ok(session.background.push(session.existing(key)?)?)) }
 }
 
-/// Waits until a key's answer has arrived.
+/// Waits until the hub's answer for a key has arrived: the key's new weights.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn phub_wait(session: *const PhubSession, key: u32) -> Phu
     unsafe { enter_session(session, call) }
 }
 
-/// Waits until every key's answer has arrived. With the setting "pull", the planner does not count this wait as a forward
+/// Waits until every key's answer has arrived. With the setting "pull", the session does not count this wait as a forward
 /// pass.
 ///
 /// # Safety
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn phub_wait_all(session: *const PhubSession) -> PhubStatu
     unsafe { enter_session(session, |session| session.waiting(Background::wait_all)) }
 }
 
-/// Writes whether a key's answer has arrived.
+/// Writes whether the hub's answer for a key has arrived.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `ready` points to room for a result.
@@ -275,8 +275,8 @@ pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mu
 }
 
 /// Writes the norm of the mean gradient of all keys before clipping, in the last round whose norm is known. Also writes that
-/// round, and the number of skipped rounds. For a job with "clip_norm", "skip_nonfinite" or "skip_spikes". The norm is NaN
-/// before the first such round.
+/// round, and the number of skipped rounds. Only jobs with "clip_norm", "skip_nonfinite" or "skip_spikes" have norms. The norm
+/// is NaN before the first round whose norm is known.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `norm`, `round` and `skipped` point to room for a result.
@@ -312,8 +312,8 @@ pub unsafe extern "C" fn phub_leave(session: *const PhubSession) -> PhubStatus {
     unsafe { enter_session(session, |session| session.waiting(Background::leave)) }
 }
 
-/// Frees a session and its memory; null is allowed. If the session has not left, it leaves now if no key is in flight;
-/// otherwise its worker counts as lost.
+/// Frees a session and its memory; null is allowed. A session that has not left the job leaves it now. With a key in flight
+/// it cannot leave, and its worker counts as lost.
 ///
 /// # Safety
 /// `session` is null, or from phub_join and not yet freed, and no other thread uses it.

@@ -130,7 +130,7 @@ fn norms_clip_and_skip_and_come_back() {
     }
 }
 
-/// Publishes three versions of two weights, which are equal to the version's number.
+/// Publishes three versions of a tensor of two weights. Each weight is equal to the version's number.
 fn versions_in(folder: &Path) {
     let mut publisher = Publisher::open(folder, Rules::default()).unwrap();
     for number in 1..=3u16 {

@@ -1,5 +1,5 @@
-//! `phub._phub`: the native part of the Python package `phub`. Sessions on their own threads, windows that
-//! NumPy reads and writes in place, a hub in this process, and an exception for each cause.
+//! `phub._phub`: the native part of the Python package `phub`. It has sessions on their own threads, a hub in this process, and
+//! an exception for each cause. NumPy reads and writes windows (gradients and weights) in place.
 //!
 //! Defaults, names, environments of launchers, and docstrings are in `../package/phub`. No `unsafe`: NumPy
 //! gets the address of a window through its array interface, and the memory is held while the array exists.

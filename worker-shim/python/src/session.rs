@@ -106,7 +106,7 @@ impl Session {
         pull_layers: Vec<Vec<u32>>,
         state: Option<(u32, Option<Vec<u32>>, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
-        // Other libraries read RUST_LOG, too. So a fault in it does not stop this session.
+        // Other libraries read RUST_LOG, too. So a fault in RUST_LOG does not stop this session.
         let _ = phub_server::program::log("warn", None);
         let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
         let optimizer = optimizer_of(optimizer)?;

@@ -1,4 +1,4 @@
-//! A key's part of a window for NumPy, which reads it by address, without a copy.
+//! A key's part of a window (gradients or weights) for NumPy, which reads it by address, without a copy.
 
 use std::sync::Arc;
 

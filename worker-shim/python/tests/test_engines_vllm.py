@@ -126,7 +126,7 @@ class Trainers:
             self.processes.append(process)
 
     def train(self, steps):
-        """Returns the round after these steps, and the tokens that each worker's model writes."""
+        """Makes steps. Returns the round after them, and the tokens that each worker's model writes."""
         for pipe in self.pipes:
             pipe.send(steps)
         first, second = [pipe.recv() for pipe in self.pipes]
@@ -299,6 +299,6 @@ def test_a_server_is_updated_while_requests_run(hub, tied, tmp_path):
             ends.set()
             for thread in asking:
                 thread.join()
-        # A request before, between or after the updates has the weights of one version: the pause waits for its end.
+        # Each request has the weights of one version: an update's pause waits for the end of the running request.
         assert all(each in known for each in seen), seen
         assert seen[-1] == known[-1]

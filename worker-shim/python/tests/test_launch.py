@@ -21,7 +21,7 @@ from phub._launch import wait_for_hub
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
             (1, 4, None, "10.0.0.1:21440"),
         ),
-        # A store with the next port belongs to another run, whose hub has another port.
+        # Another MASTER_PORT means another run, whose hub has another port.
         (
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29501"},
             (1, 4, None, "a:21456"),

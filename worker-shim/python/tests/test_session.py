@@ -76,7 +76,7 @@ def test_a_session_says_where_its_time_went(hub, caplog):
         second.wait()
     waiter.join()
     times = first.times
-    # The two keys may be sent in one post, which includes the padding between them.
+    # The two keys may be sent in one message, which includes the padding between them.
     apart, together = 3 * 4 * (120 + 7), 3 * 4 * (128 + 7)
     assert times.rounds == 3 and apart <= times.sent <= together and apart <= times.received <= together
     assert times.waiting >= 0.15 and times.waiting > second.times.waiting and times.asleep == times.waiting

@@ -219,7 +219,7 @@ def test_a_checkpoint_of_a_new_job_does_not_replace_the_runs_own_values(tmp_path
 
 @pytest.mark.filterwarnings("ignore:optimizer contains")
 def test_a_parameter_that_is_twice_in_the_groups_is_an_error(hub):
-    """Torch makes two steps of such a parameter, as of a weight that two modules share."""
+    """If the groups have a parameter twice, such as a weight that two modules share, torch steps it twice."""
     model = Net()
     tied = torch.optim.SGD([*model.parameters(), model.second.bias], lr=0.1)
     with pytest.raises(phub.SettingsError, match="'second.bias' is 2 times in the optimizer's groups"):

@@ -56,7 +56,7 @@ def alone():
 
 
 def test_who_sends_everything_walks_the_way_of_one_process(hub):
-    # The mean of the workers' steps with momentum is the step with the momentum of the mean gradient.
+    # Each worker steps with its own momentum. The mean of these steps equals one step with the momentum of the mean gradient.
     results = in_processes(2, train, hub.address, 2, "all", phub.SlimDP(1.0, 0.5, q=4))
     means = [sum(losses) / 2 for losses in zip(*(result[0] for result in results))]
     assert means == pytest.approx(alone(), rel=1e-3)

@@ -86,10 +86,11 @@ pub struct KeyMemory {
     pub bytes: usize,
 }
 
-/// The windows of a background session. They stay mapped while this value exists, even after the session.
+/// The windows of a background session: gradients and weights. They stay mapped while this value exists, even after
+/// the session.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// The windows, after the end of the session. Before its end, the session has them.
+    /// The windows, once the session has ended. Until then the session owns them.
     parked: Mutex<Option<Windows>>,
 }
 
@@ -193,7 +194,7 @@ impl Background {
         self.shared()?.wait(key, interrupted)
     }
 
-    /// Waits until every key's answer has arrived. The planner does not count this wait as a forward pass.
+    /// Waits until every key's answer has arrived. The planner of pulls does not count this wait as a forward pass.
     pub fn wait_all(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         (0..self.keys().len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
     }
@@ -209,8 +210,8 @@ impl Background {
         self.shared()?.is_ready(key)
     }
 
-    /// Whether each key's answer has arrived. The planner does not count this call as a forward pass, and the
-    /// thread does not check again.
+    /// Whether each key's answer has arrived. The planner of pulls does not count this call as a forward pass, and
+    /// the thread does not check again.
     pub fn are_ready(&self, keys: &[KeyId]) -> Result<Vec<bool>, BackgroundError> {
         self.shared()?.are_ready(keys)
     }
@@ -273,8 +274,8 @@ impl Background {
 
     fn close_by(&self, ending: Ending) {
         if std::process::id() != self.owner {
-            // This process does not have the thread. Another thread may have held the lock when the process
-            // was copied.
+            // A child of `fork` does not have the session's thread. It must not lock `thread` either: another
+            // thread may have held the lock at the `fork`.
             return;
         }
         let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
@@ -331,7 +332,7 @@ impl Background {
 impl Drop for Background {
     fn drop(&mut self) {
         if std::process::id() != self.owner {
-            // The thread of this handle is in another process.
+            // The thread of this handle is in another process, and cannot be joined here.
             return std::mem::forget(self.thread.get_mut().map(Option::take));
         }
         self.close();

@@ -33,7 +33,7 @@ pub(super) enum Ending {
     Fail(Arc<str>),
 }
 
-/// The orders that the thread takes from the callers together.
+/// The callers' orders, which the session's thread takes all at once.
 #[derive(Default)]
 pub(super) struct Orders {
     pub notes: Vec<Note>,

@@ -77,7 +77,7 @@ fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
     keys.map(|(key, id)| typed!(key.dtype, E => of::<E>(session, id))).collect()
 }
 
-/// Makes turns until a caller ends the session, or an error does.
+/// Handles orders and arrivals, turn by turn, until a caller or an error ends the session.
 fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Ending, SessionError> {
     let (mut dropped_since, mut returns, mut answered) = (None, 0, Vec::new());
     loop {

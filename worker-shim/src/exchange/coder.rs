@@ -110,7 +110,7 @@ impl Coder {
         &mut self.gradients
     }
 
-    /// Sets all gradients to zero with Slim-DP. There, callers add to the values that the last push left.
+    /// Sets all gradients to zero in a job with Slim-DP, whose callers add to the values that the last push left.
     pub fn discard_changes(&mut self) {
         if self.keeps_own_weights() {
             self.gradients.as_mut_slice().fill(0.0);

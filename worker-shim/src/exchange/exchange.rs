@@ -31,8 +31,8 @@ const BATCH: usize = 256;
 pub(super) struct KeyState {
     /// The round of the push in flight. If no push is in flight, the round of the next push.
     pub round: Round,
-    /// The number of answers that have not arrived. If the owner of the exchange releases keys to callers, 1 more until the key
-    /// is released.
+    /// The number of answers that have not arrived. If the owner of the exchange releases keys to callers, the number is 1
+    /// higher until the key is released.
     pub outstanding: u32,
     /// The content of the push in flight.
     pub content: Content,
@@ -83,11 +83,11 @@ pub(super) enum Awaited {
     /// No message: the owner of the exchange has to pull the chunk's slice first.
     Pull,
     Answer,
-    /// The notice that the slice can be pulled again, after a loss of links. The owner of the exchange knows
-    /// of the slice, and has not pulled it.
+    /// The hub's repeated notice, after a loss of links, that the slice can be pulled. The owner of the exchange had
+    /// the notice before, and has not pulled the slice.
     NoticeAgain,
-    /// The notice that the slice can be pulled again, or an answer. The owner of the exchange had pulled the
-    /// slice before a loss of links. The hub answers if the pull had reached it.
+    /// The hub's repeated notice, after a loss of links, or an answer. The owner of the exchange had pulled the slice
+    /// before the loss. The hub answers if the pull had reached it, and otherwise repeats the notice.
     AnswerOrNotice,
 }
 
@@ -127,7 +127,7 @@ pub struct Exchange<P: Port> {
     pub(super) priorities: Vec<u32>,
     /// The keys whose last answer has arrived since the caller took this list; `None` if no caller takes it.
     pub(super) answered: Option<Vec<KeyId>>,
-    /// The bytes of keys that were put since the last flush.
+    /// The bytes of keys that the caller has put (pushed without a flush) since the last flush.
     unflushed: usize,
     arrivals: Box<[Arrival; BATCH]>,
 }
@@ -292,7 +292,7 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Puts a key that cannot be sent in one post with the keys before it.
+    /// Pushes a key that cannot be sent in one post with the keys before it.
     fn put_apart(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {

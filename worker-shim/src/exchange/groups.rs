@@ -10,14 +10,14 @@ use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 
-/// The groups, and the group whose keys the caller is putting.
+/// The groups, and the group whose keys the caller is putting: pushing without a flush.
 pub(super) struct Groups {
     /// The groups, by number. With many small keys the tables by key do not fit into a cache, but this table
     /// does.
     of: Vec<Group>,
-    /// The group of which some keys are put.
+    /// The group of which the caller has put some keys: pushed them without a flush.
     begun: Begun,
-    /// The keys that are put, and wait for the rest of their group. Empty if no group is incomplete.
+    /// The keys that were put, and wait here for the rest of their group. Empty if no group is incomplete.
     members: Vec<KeyId>,
 }
 
@@ -38,11 +38,11 @@ struct Group {
 #[derive(Default)]
 struct Begun {
     number: u32,
-    /// All keys of the group. `first_chunk` is the chunk of the first key. Empty if no key is put.
+    /// All keys of the group. `first_chunk` is the chunk of the first key. Empty if no key waits here.
     keys: Range<u32>,
     first_chunk: u32,
     round: Round,
-    /// The content that was requested, and the content in this round.
+    /// The content that the caller asked for, and the content that is sent in this round.
     content: (Content, Content),
 }
 
@@ -69,7 +69,7 @@ impl Groups {
         self.of.iter().map(|group| &group.keys).filter(|keys| !keys.is_empty())
     }
 
-    /// Returns the slice of the group, if all its keys are put.
+    /// Returns the slice of the group, if the caller has put all its keys.
     #[inline]
     pub fn whole(&self) -> Option<u32> {
         let Begun { number, keys, .. } = &self.begun;
@@ -99,8 +99,8 @@ impl Groups {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Puts the first key of a group. The group leaves in one post if all its keys are put one after another, for the
-    /// same round and content.
+    /// Takes the first key of a group, which waits here. The group leaves in one post if the caller puts all its keys
+    /// one after another, for the same round and content.
     pub(super) fn begin_group(&mut self, key: KeyId, number: u32, asked: Content) {
         self.queue_members();
         let KeyState { round, content, .. } = self.keys[key.index()];
@@ -111,7 +111,7 @@ impl<P: Port> Exchange<P> {
         members.push(key);
     }
 
-    /// Puts a key that will be sent with the keys before it. Returns false if the key has another group, round or content. For
+    /// Takes a key that will be sent with the keys before it. Returns false if the key has another group, round or content. For
     /// speed, uses only the tables that it changes. If the group is then [whole](Groups::whole), the caller
     /// [queues](Self::queue_group) it.
     #[inline]
@@ -132,7 +132,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Queues a group to be sent in one post, because all its keys are put. `slice` is the group's slice.
+    /// Queues a group to be sent in one post, because the caller has put all its keys. `slice` is the group's slice.
     pub(super) fn queue_group(&mut self, slice: u32) {
         self.groups.begun = Begun::default();
         self.groups.members.clear();

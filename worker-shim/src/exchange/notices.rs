@@ -1,5 +1,5 @@
-//! Arrivals that are not plain answers: notices of a schedule that pulls, requests to push a chunk again, answers
-//! before the first round is known, and violations of the protocol.
+//! Arrivals that are not plain answers. Some are notices of a schedule that pulls, or requests to push a chunk again.
+//! Other arrivals are answers before the first round is known, or violations of the protocol.
 //!
 //! Part of the exchange, on the worker's thread. Does not depend on which keys are pulled together.
 
@@ -22,7 +22,7 @@ pub(super) enum Pulls {
 
 impl<P: Port> Exchange<P> {
     /// Makes the owner of the exchange [pull](Self::pull) keys and [release](Self::hand_out) them to callers from now on.
-    /// [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) tell the owner when this is possible.
+    /// [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) tell the owner when it can do so.
     ///
     /// # Panics
     /// Panics if the schedule pulls nothing, or while a key is in flight.
@@ -144,7 +144,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Pulls a slice. After a loss of links, the hub must first send its notice again, which then pulls the slice.
+    /// Pulls a slice. After a loss of links, the hub must first send its notice again. Its arrival then pulls the slice.
     fn pull_slice(&mut self, slice: u32) {
         let chunks = self.slices.chunks(slice);
         let first = chunks[0];

@@ -60,7 +60,7 @@ impl Gradients {
 
 impl Windows {
     /// Returns a gradient window for the transport, and its spans: by key, or by chunk if the job has frames.
-    /// Spans of lines for parts of the norm follow, if the job has such lines.
+    /// If this worker passes hubs' parts of the gradient's norm on to other hubs, spans for these parts follow.
     pub fn gradients(wire: &Wire) -> Result<(Arc<SendWindow>, Spans), WindowError> {
         Self::gradients_in(wire, None)
     }
@@ -154,11 +154,11 @@ impl Windows {
     }
 
     /// Reads a hub's part of a round's norm. The core of the hub's first chunk has sent the part. Returns `None` if
-    /// the line has no part of this round.
+    /// the part in the window is of another round.
     ///
     /// # Safety
     /// The hub must have sent the part. This worker must not have pushed all chunks of the round after the
-    /// next. The hub writes the line again four rounds later, for which it needs more pushes of this worker.
+    /// next. The hub overwrites the part four rounds later, and only after more pushes of this worker.
     pub(crate) unsafe fn told(&self, hub: usize, round_bits: u8, core: usize) -> Option<Told> {
         let line = self.wire.weights_line(hub, Round(round_bits.into()));
         // SAFETY: the caller's promise.

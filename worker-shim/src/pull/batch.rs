@@ -22,7 +22,7 @@ pub use super::timeline::{LayerCost, Profile, Timeline};
 pub enum Batching {
     /// The batches of the shortest makespan, by dynamic programming.
     Optimum,
-    /// The better of the paper's two greedy algorithms.
+    /// The better of the two greedy algorithms of iBatch's paper.
     Greedy,
     /// Each layer by itself.
     Layer,

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Batches are pulled one after another, in the order of the forward pass, round after round. All keys of a batch are released
-//! to callers together, when all of them have arrived (iBatch; decision 19).
+//! to callers together, when all of them have arrived (iBatch; docs/design/schedules-and-pulls.md).
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The paper's two greedy algorithms as printed, with rules for the cases that the paper leaves open.
+//! The two greedy algorithms of iBatch's paper as printed, with rules for the cases that the paper leaves open.
 //!
 //! Both algorithms look for batches whose pulls are longer than the computing that hides them (constraint 5
 //! of the paper). Batch `k + 1` is pulled while batch `k` is computed. Here `a..b` are layers counted from 0;

@@ -26,14 +26,13 @@ use pbox_core::KeyId;
 
 use super::batch::{Batching, LayerCost, Profile, Timeline};
 
-/// The rounds of a profile with a pull for each layer. The same number of rounds follows with one pull for
-/// all layers. The median counts, so that one round of each kind may be disturbed.
+/// The number of rounds of a profile that pull each layer by itself. As many rounds with one pull for all layers
+/// follow. The median counts, so that one round of each kind may be disturbed.
 pub const PROFILE_ROUNDS: u32 = 3;
 /// The fraction by which a round's time may differ from its prediction.
 pub const DRIFT: f64 = 0.2;
-/// The number of rounds in a row that must differ before there is a new profile. The number doubles after each new
-/// profile, because a profile costs rounds that pull layer by layer, and does not help if times cannot be
-/// predicted.
+/// The number of rounds in a row that must differ from the prediction before a new profile. The number doubles after each new
+/// profile. A profile costs rounds that pull layer by layer, and does not help if times cannot be predicted.
 pub const DRIFT_ROUNDS: u32 = 4;
 const MOST_DRIFT_ROUNDS: u32 = 1024;
 

@@ -1,4 +1,4 @@
-//! The search for the best credit, with [`Credit::Auto`](pbox_core::Credit::Auto).
+//! The search for the best credit (bytes that a link may hold), with [`Credit::Auto`](pbox_core::Credit::Auto).
 //!
 //! Plain arithmetic on times that the session measures. Too little credit leaves the wire idle; too much
 //! credit makes the order FIFO again (ByteScheduler, section 4). Between these extremes the time of a round hardly

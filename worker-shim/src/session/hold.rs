@@ -284,8 +284,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a round of the hub in this session's count, which includes the rounds that were lost before. If the
-    /// hub was lost again, another worker may have counted a return of the hub that this worker has missed.
+    /// Returns a round of the hub in this session's count, which includes the rounds that were lost before. Another
+    /// worker's count may be higher, if this worker has missed a return of the hub.
     pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }

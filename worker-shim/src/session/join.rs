@@ -148,8 +148,8 @@ impl Session {
         if let Err(error) = &gathered {
             for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
                 let _ = match error {
-                    // A normal leave would be wrong here. If the job has begun, the hub would then wait for
-                    // other workers that are as late as this one.
+                    // A normal leave would be wrong after the loss of another hub. If this hub's job has begun, this
+                    // hub would wait for the other workers, which cannot take part without the lost hub either.
                     SessionError::Member(lost) if lost.is_loss_of_hub() => {
                         hub.fail_without_hub(&lost.to_string(), TELL_LIMIT)
                     }
@@ -270,7 +270,7 @@ pub(super) fn attach(
     Ok(Attached { port, endpoints, received, slices, hubs, ways, links })
 }
 
-/// Adds to an error which setting needs RDMA, if the caller has not asked for RDMA itself.
+/// Adds to an error the setting that needs RDMA, if the caller has not asked for RDMA itself.
 fn say_why_by_rdma(mut error: MemberError, config: &SessionConfig) -> MemberError {
     if let (MemberError::NoTransport { tried, .. }, Some(dma_buf)) = (&mut error, &config.dma_buf) {
         tried.push(format!(

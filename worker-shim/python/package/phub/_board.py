@@ -21,7 +21,7 @@ from ._phub import MissingWorkersError, SettingsError
 _PAUSE_S = 0.02
 # The value that `compare_set` returns for a key that was never written.
 _NOTHING = "-"
-# How long rank 0 of `gather` waits for a worker's text before it reads the worker's word again, in seconds.
+# How long rank 0 of `gather` waits for a worker's text before it reads the worker's random word again, in seconds.
 _LOOK_AGAIN_S = 0.2
 _LIMIT_S = 60.0
 

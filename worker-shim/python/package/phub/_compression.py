@@ -63,7 +63,7 @@ class RandomK:
 @dataclasses.dataclass(frozen=True)
 class Dgc:
     """Deep gradient compression: only the largest sums of momentum are sent. The worker applies the momentum, so the hub must run
-    `phub.Sgd`, or give the mean of the sums (`Average`, `Sum`).
+    `phub.Sgd`, or return the workers' mean or sum (`Average`, `Sum`).
 
     Attributes:
         ratio: the share of all values that are sent. The share is a quarter at first, and becomes smaller in each of the first
@@ -98,8 +98,8 @@ class SlimDP:
             `alpha` there is no explorer.
         q: the number of rounds from one selection of the significant set to the next. A round with a selection sends
             everything.
-        c: the factor of a gradient, relative to a weight. Default: gradients and weights count the same over the model.
-        explorer: "seeded": both ends draw the same places; "keys": the places are sent with the values.
+        c: the factor of a gradient, relative to a weight. Default: `mean |w| / mean |g|` of the whole model.
+        explorer: "seeded": worker and hub draw the same parameters; "keys": the parameters' positions are sent with the values.
     """
 
     alpha: float
@@ -113,10 +113,10 @@ Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimD
 
 
 def check(compression: Optional[Compression], optimizer: _optimizers.Optimizer) -> None:
-    """Checks that `compression` is a codec, and that codec and optimizer do not both keep a mean or a sum of gradients.
+    """Checks that `compression` is a codec, and that the hub's optimizer keeps no state if the codec has momentum.
 
     Raises:
-        SettingsError: `compression` is no codec, or codec and optimizer both keep a mean or a sum.
+        SettingsError: `compression` is no codec, or it has momentum and the optimizer keeps state.
     """
     if not isinstance(compression, (*get_args(Compression), type(None))):
         raise SettingsError(f"compression is {compression!r:.60}: expected one of phub's codecs, such as phub.Qsgd(bits=8)")

@@ -31,8 +31,8 @@ def _text(error: BaseException) -> str:
 
 
 def of_script() -> Optional[str]:
-    """Returns the text of the exception that ended this script; None if no exception did. At a prompt an exception does not end
-    the process, so the result is None."""
+    """Returns the text of the exception that ended this script; None if no exception did. At a Python
+    prompt an exception does not end the process, so the result is None."""
     if hasattr(sys, "ps1") or sys.flags.interactive:
         return None
     return reason(getattr(sys, "last_value", None))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
-# A tensor's name by the job's key. The name may come with a type: {"name": "weight", "dtype": "f32"}.
+# The names of tensors, by the job's keys. A name may come with a type: {"name": "weight", "dtype": "f32"}.
 Names = Mapping[str, Union[str, Mapping[str, str]]]
 
 

@@ -43,8 +43,8 @@ _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RAN
 _BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
 # Slurm numbers the steps of srun from 0. From this number on, steps are batch scripts, interactive shells and the like.
 _SLURM_STEPS = 0xFFFF_FF00
-# The most characters of a given name. Hubs above hubs, helper jobs of phub.torch and random words make a job's name longer, and a
-# job's name has at most 64 characters.
+# The most characters of a given name. Upper hubs in a tree of hubs, helper jobs of phub.torch and random words make a job's name
+# longer, and a job's name has at most 64 characters.
 _LONGEST_JOB, _LONGEST_RUN = 48, 32
 # The address of the hub on each machine with PHUB_LEVELS=machine, if the environment names no hub.
 _BESIDE = "127.0.0.1:7077"
@@ -65,7 +65,7 @@ class Machine:
     hub: str
     """`host:port` of the machine's hub."""
     mesh: Optional[str]
-    """The mesh of the machines' hubs, such as "1/4@10.0.0.1:7077"; None if the hubs are below other hubs."""
+    """The mesh of the machines' hubs, such as "1/4@10.0.0.1:7077"; None if the hubs send their sums to other hubs."""
     starts: bool
     """Whether the machine's first worker starts the hub."""
     ranks: Sequence[int]
@@ -81,7 +81,7 @@ class Worker:
     world_size: int
     """The number of workers, of all machines."""
     job: str
-    """`PHUB_JOB`, or the launcher's name of this run. To the launcher's name, sessions add a word that no other run has."""
+    """`PHUB_JOB`, or the launcher's name of this run. To the launcher's name, sessions add a new random word."""
     hub: Optional[str]
     """`host:port` of a hub that runs, if the environment names a hub."""
     serve_at: Optional[str]
@@ -114,7 +114,7 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     address of the first machine. A process without a launcher starts a hub for itself.
 
     With `PHUB_LEVELS=flat` there is a hub only at rank 0, also on several machines. `PHUB_LEVELS=machine` means that a hub
-    already runs on each machine, at `PHUB_HUB` or 127.0.0.1:7077. These hubs are below other hubs, or in the mesh `PHUB_MESH`.
+    already runs on each machine, at `PHUB_HUB` or 127.0.0.1:7077. They send sums to other hubs, or are in the mesh `PHUB_MESH`.
 
     Args:
         environment: environment variables to use in place of this process's. A process group then does not count.
@@ -425,7 +425,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """Returns a launcher's name of a run as a valid name of a job, which begins with no dot and no dash."""
+    """Returns a launcher's name of a run, changed into a valid name of a job: it begins with no dot and no dash."""
     valid = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
     return re.sub(r"^[.-]", "_", valid)
 

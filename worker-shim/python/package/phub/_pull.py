@@ -19,9 +19,9 @@ class PullPlan:
             no profile.
         predicted: the time from when the first batch can be pulled to when the last layer can be computed, in seconds, by the
             profile. None if the choice of batches uses no profile.
-        measured: the same time as it was measured: the mean of the rounds since the plan. None before the first round.
+        measured: the measured value of `predicted`: the mean of the rounds since the plan. None before the first round.
         rounds: the number of rounds since the plan.
-        profiles: the number of profiles until now.
+        profiles: the number of profiles (measurements of the layers' times) until now.
     """
 
     batching: str

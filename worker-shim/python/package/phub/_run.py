@@ -156,8 +156,8 @@ _WORDS: Dict[Place, str] = {}
 
 
 def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
-    """Returns the word of a run, the same at all workers. The first call for a place gets the word from `meeting`, which takes
-    the name of a job in which the workers agree."""
+    """Returns the random word of a run, the same at all workers. The first call for a place calls `meeting` with the name of a
+    new job. In this job the workers agree on the word."""
     if at not in _WORDS:
         _WORDS[at] = new_word() if at.world_size == 1 else meeting(f"{job[:_NAME]}-meeting")
     return _WORDS[at]

@@ -1,4 +1,4 @@
-"""A worker's session, with keys by name and windows as NumPy arrays."""
+"""A worker's session, with keys by name, and gradients and weights as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -731,7 +731,7 @@ class Session:
             try:
                 return _state.fetch(hubs, self.job, shapes, self._token)
             except (_phub.HubLostError, _phub.RefusedError) as error:
-                # A hub that has returned refuses until its workers have returned, too.
+                # A hub that has returned refuses to send a state until its workers have returned, too.
                 is_lost = is_lost or isinstance(error, _phub.HubLostError)
                 if not is_lost or time.monotonic() > deadline:
                     raise

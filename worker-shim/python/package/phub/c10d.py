@@ -129,7 +129,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
         limit = timeout.total_seconds()
 
         def join(depth: int, way: str, **keys: Any) -> Session:
-            # A hub that returns restores all keys at one round. In these jobs keys have no common round, because some are
+            # A hub that returns restores all keys at one round. In the group's jobs keys have no common round, because some are
             # used more often. So a session does not wait for a lost hub.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             name = f"{job}-{way}-of-callbacks-{depth}" if depth else f"{job}-{way}"

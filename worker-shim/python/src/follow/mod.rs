@@ -25,7 +25,7 @@ pub struct Follower(Subscription);
 impl Follower {
     /// Creates a follower of a job at its hub, or at all of its hubs, with commas between them. `names` is a JSON object: a name,
     /// or a name and a type, for each key. With `every`, requests for versions are at least `every` seconds apart. With `each`,
-    /// versions come before rounds that are multiples of `each`. A wait ends `timeout` seconds after a version's time.
+    /// versions come before rounds that are multiples of `each`. A wait ends `timeout` seconds after the next version is due.
     #[staticmethod]
     #[pyo3(signature = (hub, job, dtype, ema, names, token, hub_wait, every, each, timeout))]
     #[allow(clippy::too_many_arguments)] // the arguments of a function in Python
@@ -54,7 +54,8 @@ impl Follower {
         within(subscribed.map_err(|error| raised(&error))?, timeout)
     }
 
-    /// Creates a follower of a directory. See `of_hub` for the times; `each` is for the versions' numbers.
+    /// Creates a follower of a directory. `every` and `timeout` are as in `of_hub`. With `each`, versions come whose numbers are
+    /// multiples of `each`.
     #[staticmethod]
     #[pyo3(signature = (directory, every, each, timeout))]
     fn of_directory(

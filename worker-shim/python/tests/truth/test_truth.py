@@ -1,5 +1,5 @@
-"""Each idiom gives the same numbers with the hub as with torch, from the first step on, or the error that `errors.py` lists for
-the idiom."""
+"""Each idiom gives the same numbers with the hub as with torch, from the first step on. The idioms in `errors.py` give their
+error."""
 
 import pytest
 

@@ -92,8 +92,8 @@ proptest! {
         }
     }
 
-    /// The constraint holds for each pair of neighbouring batches, or none of the choices that were left
-    /// satisfied it.
+    /// Each pair of neighbouring batches satisfies the paper's constraint 5, if any choice that was left
+    /// satisfies it.
     #[test]
     fn the_greedy_ones_satisfy_the_constraint_where_it_can_be(profile in costs()) {
         prop_assume!(profile.layers.len() > 1);
@@ -125,7 +125,7 @@ fn greedy_from_the_front() {
 #[test]
 fn greedy_from_the_back() {
     // The last pull takes 1 + 9. It is longer than the computing of layers 3 and 4 (4 + 5), but not with layer
-    // 2 added. If the last pull begins with an earlier layer, it is longer than 3 + 4 at most. The pull of layers
+    // 2 added. A last pull that begins with an earlier layer exceeds its computing by more. The pull of layers
     // 3 and 4 takes 1 + 2 + 1, which is longer than the computing of layer 2 (3). The first layer is left.
     let both = profile(1, &[(1, 20), (1, 3), (2, 4), (1, 5), (9, 1)]);
     assert_eq!(greedy::back(&Sums::new(&both)), [0..1, 1..2, 2..4, 4..5]);

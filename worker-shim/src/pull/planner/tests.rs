@@ -35,7 +35,7 @@ fn round(planner: &mut Planner, profile: &Profile) -> Option<Vec<Range<usize>>> 
             for key in [2 * layer, 2 * layer + 1].map(|key| KeyId(key as u32)) {
                 planner.asked(key, at(computed));
                 planner.used(key, at(f64::max(computed, begins)));
-                // A second question for the same key changes nothing.
+                // A second request for the same key's weights changes nothing.
                 planner.asked(key, at(computed + 100.0));
                 planner.used(key, at(computed + 100.0));
             }

@@ -52,7 +52,7 @@ class Depths:
 
     def __init__(self, join: Callable[..., Session]) -> None:
         """Args:
-            join: a function that makes a session from a depth, the name of a `Way`, and the session's keys and optimizer.
+            join: a function that makes a session from a depth, the name of a `Way` (type, and sum or mean), keys and optimizer.
         """
         self._join = join
         self._depths: List[_Depth] = []

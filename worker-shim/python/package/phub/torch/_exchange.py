@@ -201,8 +201,8 @@ class Exchange:
         self._weights.settle_all()
 
     def _backward_begins(self) -> None:
-        """Sends the hub the current hyperparameters before the backward pass. If the hub steps gradients before `step()`, it then
-        mostly uses the hyperparameters of `step()`."""
+        """Sends the hub the current hyperparameters before the backward pass, because the hub may step gradients before `step()`.
+        Usually `step()` finds the same hyperparameters."""
         try:
             if self._groups and self._settings.differs(self._groups):
                 self._weights.free_all()  # hyperparameters change between rounds
@@ -221,7 +221,7 @@ class Exchange:
 
     def _tell(self, groups: List[Dict[str, Any]], resets: Set[str]) -> None:
         change = self._settings.changed(groups)
-        # One call is enough: no round ends without rank 0, and rank 0 has not begun this round.
+        # A call by rank 0 alone is enough: the hub ends no round without rank 0's pushes, and rank 0 has not begun this round.
         if (change is not None or resets) and self.session.rank == 0:
             has_keys = change is not None and change.groups is not None
             keys = by_key(self._settings.groups, groups, self.parameters) if has_keys else None

@@ -1,7 +1,7 @@
 """The gradients of a round: bytes leave as the backward pass makes them, and count when `step()` finds them unchanged.
 
 ```
-   backward   gradient made -> in a bucket -> written to the window -> sent ahead, watched
+   backward   gradient made -> in a bucket -> written to the window (memory that the hub reads) -> sent ahead, watched
    p.grad     a gradient that has not left is watched from here on
    step()     the same tensor, not written since?  yes: pushed, without bytes again    no: written and pushed
               no gradient?                         pushed as nothing
@@ -53,7 +53,7 @@ class Gradients:
             pushes: the pushes to the optimizer's own job.
             passes: the number of backward passes before the first step. Each later step expects the number of the step before.
             begin: a function that is called once a round, before bytes leave to the optimizer's own job.
-            lend: a function that lets the hub write the windows of keys.
+            lend: a function that lets the hub write its answers for keys before `step()`.
             mean: the mean over several workers; None with one worker.
         """
         self._own, self._parameters = pushes, parameters
@@ -114,7 +114,7 @@ class Gradients:
             self._mean.missed.add(self._keys[id(parameter)])
 
     def forward_begins(self) -> None:
-        """Forgets which parameters had no gradient before a forward pass."""
+        """Forgets, before a forward pass, which parameters the script has seen without a gradient."""
         if self._mean is not None and self._mean.missed:
             self._mean.missed.clear()
 
@@ -273,7 +273,7 @@ class Gradients:
         self._expects_search = self._mean is not None
 
     def puts_off(self, found: torch.Tensor, factor: torch.Tensor) -> bool:
-        """Leaves a search by the scaler to the hub, which finds values that are not finite in the mean of all workers. Otherwise
+        """Leaves the scaler's search for inf/NaN to the hub, which searches the mean of all workers, if possible. Otherwise
         the scaler multiplies the means by `factor`, which must be the same at all workers."""
         self._factor = factor
         if self._expects_search and not any(each is found for each in self._unanswered):
@@ -299,8 +299,8 @@ class Gradients:
     # ---- the step
 
     def meet(self) -> None:
-        """Computes the means of gradients that the script may hold and has zeroed, if this round has no means yet. A worker
-        with inputs has computed them in its backward pass, and waits there for the `step()` of workers without inputs."""
+        """Computes the means of gradients that the script may hold and has zeroed, if this round has no means yet. For a worker
+        without inputs: the workers with inputs compute these means in their backward pass, and wait there for its `step()`."""
         if self._mean is not None and self._is_zeroed and not self._is_touched:
             if any(is_exposed(gradient_of(self._parameters[key])) for key in self._followed):
                 self._average()

@@ -1,5 +1,5 @@
 """Slim-DP with torch: an optimizer makes its own steps, and workers exchange the changes (algorithm 1 of the paper). Unlike in
-the paper, a change that is not sent is kept, and sent after a later step (decision 21)."""
+the paper, a change that is not sent is kept, and sent after a later step (docs/design/codecs-and-slim-dp.md)."""
 
 from __future__ import annotations
 

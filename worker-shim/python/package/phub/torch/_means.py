@@ -173,7 +173,7 @@ def _check_end(rest: torch.Tensor, session: Session, is_sum: bool) -> None:
     if rest.numel() == 0:
         return
     workers = -rest[0].item() * (1 if is_sum else session.world_size)
-    # `workers` may differ from the number of workers by less than a half, or by the rounding error of 16 bits.
+    # The computed `workers` may differ from the world size by less than a half, or by the rounding error of 16 bits.
     limit = max(0.5, session.world_size / 128 if rest.element_size() == 2 else 0.0)
     if not abs(workers - session.world_size) < limit or bool(rest[1:].any()):
         raise OrderError(

@@ -90,8 +90,8 @@ class Model:
         return not _have_same(_members(optimizer), self._members) or any(each.requires_grad for each in self.asleep)
 
     def changes_in_step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether torch would step other parameters than the job has: see `has_changed`, or the script has given a gradient to a
-        frozen parameter."""
+        """Whether torch would step other parameters than the job has: because of `has_changed`, or because the script has given a
+        frozen parameter a gradient."""
         return self.has_changed(optimizer) or any(map(_is_stepped, self.asleep))
 
     @property

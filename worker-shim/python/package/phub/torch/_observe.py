@@ -147,8 +147,9 @@ class _Rows:
         self.hooks: List[Any] = []
         """The hooks of the model, which are removed when the observation ends."""
         self.passes: Deque[Tuple[Any, ...]] = collections.deque()
-        """Passes that are in no row yet. A pass has five moments: the gradients of the pass before were summed, the forward and
-        the backward pass began, this rank's own gradients were made, now and in the pass before. Then: whether a step ends."""
+        """Passes that are in no row yet. Each has five moments: the sums of the pass before arrived, the forward pass began, the
+        backward pass began, this rank's own gradients were made, and its own gradients of the pass before were made. Last comes
+        whether the pass ends a step."""
         self.unsent = 0
         """The number of steps that were not sent."""
         self._row = _NO_TIME
@@ -225,7 +226,7 @@ class _Rows:
         return late(np.stack(seen)) if len(seen) >= _LEAST_STEPS and self._ranks > 1 else None
 
     def times(self) -> List[Times]:
-        """Returns the times of the last steps, without the first of all. DDP makes buckets in it, and no time before it is known."""
+        """Returns the times of the last steps. Omits the run's first step: DDP makes buckets in it, and its start is unknown."""
         tables = np.array([np.frombuffer(each, np.float32) for each in list(self._seen)])
         steps = tables.reshape(-1, self._ranks, _BATCH, _COLUMNS).swapaxes(1, 2).reshape(-1, self._ranks, _COLUMNS)
         return list(steps[1 if self._steps <= _STEPS else 0 :])
@@ -284,7 +285,8 @@ class Observer:
         self._leave.atexit = False
 
     def _forget_a_failed_pass(self) -> None:
-        """Ends a backward pass that has begun and not ended: it failed, unless this forward pass is a part of it."""
+        """Forgets a backward pass that began and did not end, because it failed. If this forward pass is a part of the backward
+        pass (activation checkpointing), nothing is forgotten."""
         try:
             _ENGINE.queue_callback(bool)
         except RuntimeError:  # no backward pass runs

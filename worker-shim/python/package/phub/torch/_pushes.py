@@ -119,7 +119,7 @@ class Mean:
     """The pushes to the job that makes means; `None` before its join."""
 
     def __init__(self, join: Callable[[], Session], windows: Callable[[Session], Windows], pushes: Callable[..., Pushes]) -> None:
-        """`join` joins the job, and `windows` and `pushes` make its windows and pushes."""
+        """Stores three functions: `join` joins the job, `windows` makes its windows, and `pushes` makes its pushes."""
         self._join, self._make_windows, self._make_pushes = join, windows, pushes
         self._session: Optional[Session] = None
         self.missed: Set[str] = set()

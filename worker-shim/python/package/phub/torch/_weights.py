@@ -1,5 +1,5 @@
-"""A model's parameters with the hub's values. The hub's values are copied into a parameter when it is read. Values that the
-script writes are found at the next `step()`.
+"""A model's parameters with the hub's values. The hub writes values into a window, a part of the session's memory. A read copies
+them into the parameter. Values that the script writes are found at the next `step()`.
 
 ```
    step()              the values of all parameters are pending: a read waits

@@ -1,5 +1,5 @@
-"""Windows as torch tensors, without copies. Gradients are copied into windows, and weights from windows into the parameters' own
-memory, also on a GPU."""
+"""Windows (a session's memory for gradients and weights) as torch tensors, without copies. Gradients are copied into windows, and
+weights from windows into the parameters' own memory, also on a GPU."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class CudaWindows(HostWindows):
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
         for key, target in zip(keys, into):
             target.copy_(self._windows[key][1], non_blocking=True)
-        # The next answer overwrites the window. It follows the next push, which waits for this event, or for a `write` after it.
+        # The next answer overwrites the window. The answer follows the next push, which waits for this event or a later one.
         done = torch.cuda.Event()
         done.record(torch.cuda.current_stream(self._device))
         self._copied.update(dict.fromkeys(keys, done))

@@ -260,7 +260,7 @@ def rates_searched(ctx):
 
 @idiom()
 def parameters_put_into_a_group(ctx):
-    """The script writes the list of a group, without `add_param_group`."""
+    """The script appends to the list of a group, without `add_param_group`."""
     net = Mlp()
     model, optimizer = ctx.wrap(net, sgd(net.head.parameters()))
     for number, (inputs, targets) in enumerate(ctx.batches(4)):
@@ -273,7 +273,7 @@ def parameters_put_into_a_group(ctx):
 
 
 def put_into_a_group_after_zero_grad(ctx, read):
-    """The script writes the list of a group between `zero_grad` and the backward pass, and reads gradients before the step."""
+    """Appends to the list of a group between `zero_grad` and the backward pass, and reads gradients by `read` before the step."""
     net = Mlp()
     model, optimizer = ctx.wrap(net, sgd(net.head.parameters()))
     for number, (inputs, targets) in enumerate(ctx.batches(4)):

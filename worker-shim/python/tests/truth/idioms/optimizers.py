@@ -92,7 +92,7 @@ def decay_decoupled(ctx):
 
 @idiom()
 def named_groups(ctx):
-    """Parameter groups that have an entry with a name, which the script itself uses."""
+    """Parameter groups with an extra entry, a name that only the script uses."""
     net = Mlp()
     groups = [{"params": [each], "name": name, "lr": 0.05} for name, each in net.named_parameters()]
     model, optimizer = ctx.wrap(net, sgd(groups))
