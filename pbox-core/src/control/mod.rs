@@ -273,7 +273,7 @@ impl TransportAddress {
 }
 
 /// `POST /v1/jobs/{job}/heartbeat`: the worker is alive. If the hub has newer news than `seen`, it answers at once.
-/// Otherwise it answers when there is news, or after a third of the limit.
+/// Otherwise it answers when there is news, or after a third of the heartbeat limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeartbeatRequest {
@@ -308,12 +308,12 @@ pub struct HeartbeatReply {
     /// The number of lost rounds, for workers that join without having lost a hub.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
-    /// The last worker that the hub refused, with the reason, while other workers wait for it.
+    /// The last worker that the hub refused, and the reason. Only while other workers wait for this worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
 
-/// A late worker: it is alive, and owes a push that other workers have made.
+/// A late worker: it is alive, but has not pushed a chunk that other workers have pushed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Late {
     /// The worker's rank at the hub that reports the worker.

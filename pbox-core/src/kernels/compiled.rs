@@ -1,7 +1,7 @@
 //! The kernels for each instruction set, and the slots that they sum.
 //!
-//! On the `unsafe` list: calls of functions for instruction sets that were detected, and addresses that become slices for
-//! kernels.
+//! On the list of `unsafe` code (`docs/unsafe.md`): calls of functions for instruction sets that were detected, and
+//! addresses that become slices for kernels.
 
 use std::marker::PhantomData;
 

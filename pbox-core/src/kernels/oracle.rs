@@ -104,8 +104,8 @@ pub fn average(decay: f64, weight: f32, average: &mut f32) {
     *average = decay as f32 * *average + (1.0 - decay) as f32 * weight;
 }
 
-/// The length of a block in bytes, in the type of its key. Squares are added block by block, and no block has elements of
-/// two chunks.
+/// The length of a block of elements, in bytes of the key's type. Squares are added block by block, and no block has
+/// elements of two chunks.
 pub const BLOCK_BYTES: usize = 32 << 10;
 
 /// The number of lanes of a block. An element's square is added to the lane of its index.

@@ -220,8 +220,8 @@ impl Capture {
         }
     }
 
-    /// Notes that a chunk was copied to its [room](Self::room), and how many steps it has made. `squares` is the sum
-    /// of squares over the chunks that have reached the snapshot's round. `norm_mean` is over all norms before that round.
+    /// Notes that a chunk was copied to its [room](Self::room), and how many steps it has made. `squares` is the sum of the
+    /// squared mean gradients in the round before the snapshot's round. `norm_mean` is over all norms before that round.
     pub fn copied(
         &mut self,
         place: usize,

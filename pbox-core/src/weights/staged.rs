@@ -2,7 +2,7 @@
 //!
 //! Owned by the core, as a part of its shard. The caller decides which workers' pushes a step uses.
 //!
-//! On the `unsafe` list: the calls that read the workers' pushes.
+//! On the list of `unsafe` code (`docs/unsafe.md`): the calls that read the workers' pushes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
 }
 
 impl<M: Mode<Gather = NoGather>> Staged<M> {
-    /// Creates the stages of a shard whose steps wait only for pushes. Allocates and touches memory: call it on the thread
-    /// that owns the core.
+    /// Creates the stages of a shard whose steps wait only for pushes. Allocates and touches memory: call it on the
+    /// core's NUMA node.
     pub fn new(
         terms: &JobTerms,
         chunks: Vec<Chunk>,

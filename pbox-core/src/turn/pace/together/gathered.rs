@@ -1,7 +1,7 @@
 //! Chunks whose steps wait for the whole gradient. Each chunk is gathered (its mean is kept) at its last push, and
 //! steps when the norm of the round is known.
 //!
-//! On the `unsafe` list: the call that reads the workers' pushes.
+//! On the list of `unsafe` code (`docs/unsafe.md`): the call that reads the workers' pushes.
 
 use super::contents::Together;
 use super::{Arrivals, OTHER, Pace, finish_round, skip_deserted};
