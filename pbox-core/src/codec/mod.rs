@@ -1,8 +1,8 @@
 //! Codecs, which write the values of a chunk in fewer bytes.
 //!
 //! A codec is a pure function of a chunk's values, the encoder's state and a [`Draw`]. Gradients are encoded on the worker's
-//! thread, and the hub's answers on the thread of a hub's core. Every instruction set gives the same bytes and the same sums. Codecs must
-//! not depend on transports, schedules, frames, or the number of hubs.
+//! thread, and the hub's answers on the thread of a hub's core. Every instruction set gives the same bytes and the same sums.
+//! Codecs must not depend on transports, schedules, frames, or the number of hubs.
 //!
 //! | codec | bytes of `n` values | f32 of state per value | error of a value | paper |
 //! | --- | --- | --- | --- | --- |

@@ -25,8 +25,8 @@ const PAGE_BYTES: u64 = 2 << 20;
 const LARGE_BYTES: u64 = 4 << 30;
 const LARGE_BLOCK_BYTES: u64 = 32 << 20;
 
-/// The number of last blocks per node for which smaller blocks are distributed: pages instead of the last large blocks, and
-/// runs instead of the last pages.
+/// The number of last blocks per node that are cut smaller before they are distributed: large blocks into pages, and pages
+/// into runs.
 const LAST_BLOCKS: u64 = 2;
 
 /// The least number of pages for each node. With fewer pages, chunks are distributed to cores only: there would be few huge

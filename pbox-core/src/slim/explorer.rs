@@ -1,5 +1,5 @@
-//! The draw of the explorer (Sun et al., section 3.3, step 2): the elements of a chunk that a worker sends in addition to
-//! the significant set.
+//! The draw of the explorer: the elements of a chunk that a worker sends in addition to the significant set (Sun et al.,
+//! section 3.3).
 //!
 //! The draw is a part of the protocol. With [`Explorer::Seeded`](super::Explorer::Seeded) both ends draw, and must draw the
 //! same elements.

@@ -1,8 +1,9 @@
 //! A set of elements of one chunk, with a bit for each element. The bytes that are sent for a set are the values of
 //! its elements, in the order of their places (indices in the chunk).
 //!
-//! Functions that are called for each element are marked `inline`. Without link-time optimization (decision 23 in `docs/decisions`),
-//! an unmarked generic function is called once per element. Examples are `copied` of the standard library and `read_from_bytes` of zerocopy.
+//! Functions that are called for each element are marked `inline`. Without link-time optimization (decision 23 in
+//! `docs/decisions`), an unmarked generic function is called once per element. Examples are `copied` of the standard library
+//! and `read_from_bytes` of zerocopy.
 
 use zerocopy::{FromBytes, IntoBytes, Unalign};
 

@@ -242,8 +242,8 @@ impl WholeGradient {
         }
     }
 
-    /// Returns the hub's part of a round once it is complete. If the job has only one hub, returns it once the result is
-    /// known. Before that, no core gives a sum of the next round.
+    /// Returns the hub's part of a round once it is complete or, if the job has only one hub, once the result is known.
+    /// Until then, no core gives a sum of the next round.
     pub fn part(&self, round: Round) -> Option<ExactSum> {
         if self.is_alone {
             self.found(round)?;

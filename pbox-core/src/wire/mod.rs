@@ -150,7 +150,7 @@ impl Wire {
     }
 
     /// Returns the wire for the members of a hub below other hubs. `above` says how the top hubs place chunks. This hub sends
-    /// the lines of the top hubs down, and passes them on to the other top hubs itself.
+    /// the lines of the top hubs (their parts of the norm) to its members, and also passes them on to the other top hubs.
     ///
     /// # Errors
     /// Returns an error if a level above has no hub or too many hubs.
