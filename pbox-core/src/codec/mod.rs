@@ -186,7 +186,7 @@ impl Codec {
     /// Returns the codec for the hub's answers. The decoded values are always nearer to the encoded values than zero is
     /// (the codec contracts). The error of an answer is sent again in the next difference, so it vanishes.
     ///
-    /// A sparse codec answers with as many values as all workers send together, or with a few less: each worker rounds its
+    /// A sparse codec answers with as many values as all workers send together, or with a few less. Each worker rounds its
     /// number of values up. If the optimizer's step changes no more weights than the answer has, the answer is exact.
     ///
     /// # Panics

@@ -357,7 +357,7 @@ pub enum JobState {
     Gathering {
         /// The ranks that have not joined.
         missing: Vec<u32>,
-        /// The machines whose hubs are not ready at the hubs above. Only if no rank is missing at this hub.
+        /// The machines whose hubs are not ready at the hubs above. Empty while a rank is missing at this hub.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         machines: Vec<u32>,
     },

@@ -29,8 +29,8 @@ const LARGE_BLOCK_BYTES: u64 = 32 << 20;
 /// into runs.
 const LAST_BLOCKS: u64 = 2;
 
-/// The least number of pages for each node. With fewer pages, chunks are distributed to cores only: there would be few huge
-/// pages, and layers would be spread over fewer cores.
+/// The least number of pages for each node. With fewer pages, chunks are distributed to cores without regard to nodes. By
+/// nodes, few pages would be huge, and each layer would be spread over fewer cores.
 const LEAST_PAGES: u64 = 8;
 
 /// The limit on the cores of a hub.

@@ -55,7 +55,7 @@ pub struct WholeGradient {
     /// The last round with a result, and its scale.
     found: AtomicU64,
     /// The squares of the last round with a result, if the last core finds the result. They are kept here because other
-    /// cores may be in the next round before the first core sends the part.
+    /// cores may be in the next round before core `first` sends the part.
     found_sum: [AtomicU64; ExactSum::WORDS],
 }
 
@@ -140,7 +140,7 @@ pub struct Scope {
     pub whole: Arc<WholeGradient>,
     /// The core's number in this memory.
     pub core: usize,
-    /// The number of the core's chunks in the scope. They are neighbours.
+    /// The number of the core's chunks in the scope. These chunks are neighbours.
     pub chunks: usize,
 }
 
