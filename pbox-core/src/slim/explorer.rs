@@ -41,8 +41,8 @@ impl SplitMix64 {
         mixed ^ mixed >> 31
     }
 
-    /// Returns a random number below `end`, which has at most 17 bits: the upper half of a product. The probabilities of
-    /// two numbers differ by at most one part in 2^15.
+    /// Returns a random number below `end`: the upper half of a product. Because `end` has at most 17 bits, the
+    /// probabilities of two numbers differ by at most one part in 2^15.
     fn below(&mut self, end: usize) -> usize {
         (((self.next() >> 32) * end as u64) >> 32) as usize
     }

@@ -103,7 +103,7 @@ pub enum Found {
     Skip,
 }
 
-/// The scale of a skipped round: a NaN that is no scale, because every scale that is NaN is stored as `f32::NAN`.
+/// The mark of a skipped round, in place of a scale. No scale has these bits: a scale that is NaN is stored as `f32::NAN`.
 const SKIP: u32 = u32::MAX;
 
 /// The memory of one core.
