@@ -193,9 +193,9 @@ impl JoinReply {
     }
 }
 
-/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example with a NIC, and reconnects. The answer has the
-/// form of a [`JoinReply`], with a token for one connection. The hub first releases the old links, then answers, and then
-/// waits for the new links. The worker pushes again all rounds that have no answer.
+/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example by the fault of a NIC, and reconnects. The answer
+/// has the form of a [`JoinReply`], with a token for one connection. The hub first releases the old links, then answers,
+/// and then waits for the new links. The worker pushes again all rounds that have no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {

@@ -21,7 +21,7 @@ use crate::layout::{ChunkId, Layout};
 const PAGE_BYTES: u64 = 2 << 20;
 
 /// The least size of a hub's chunks at which a node gets several huge pages at a time. One call of the kernel collapses
-/// neighbouring pages of one node, and each call interrupts all cpus of the machine.
+/// neighbouring pages of one node, and each call interrupts all cpus. So large windows need few calls.
 const LARGE_BYTES: u64 = 4 << 30;
 const LARGE_BLOCK_BYTES: u64 = 32 << 20;
 

@@ -45,8 +45,8 @@ pub(super) fn gather<M: Mode>(
     stages.gather.found(place, round).is_some()
 }
 
-/// Whether the hub needs no push of a gathered chunk again. A push of weights is needed again: the hub reads it when the
-/// result of the round is known.
+/// Whether the hub will not read the pushes of a gathered chunk again. Pushed weights are read again when the result of the
+/// round is known.
 pub(super) fn is_decided<M: Mode>(shard: &ShardOf<Arrivals, M>, place: usize, round: Round) -> bool {
     let ShardOf { pace, stages, .. } = shard;
     stages.gather.has_mean(place, round) || stages.gather.has(place, round) && pace.is_whole(place)
