@@ -74,7 +74,7 @@ fn places(key: Key, elements: usize, count: usize) -> impl Iterator<Item = usize
     })
 }
 
-/// A visitor that adds the values to the kept values.
+/// Work that adds the values to the kept values.
 struct AddToState<'a> {
     values: &'a [f32],
     state: &'a mut [f32],
