@@ -1,5 +1,5 @@
-//! The processing of a chunk: keys and their layout, arrivals, sum, optimizer step, and the loop of a core, whose
-//! passes are called turns (PHub, section 2).
+//! The processing of a chunk: keys and their layout, arrivals, sum, optimizer step, and the loop of a core (PHub,
+//! section 2). A pass of this loop is called a turn.
 //!
 //! This crate must never depend on files, time, the environment, thread creation, or the transport on which it
 //! runs.

@@ -284,7 +284,7 @@ const COLD: [&str; 19] = [
     "::fail",
     // A newcomer that lost its links before it had all its first weights.
     "ungreeted::Ungreeted::ask",
-    // The board of the cores that select for Slim-DP, which they use three times in a number of rounds.
+    // The board on which the cores select for Slim-DP. Each core uses the board three times per selection.
     "slim::board::Board::",
     // The shared memory of the cores that find the norm of a round, which each core uses once a round.
     "whole::WholeGradient::give",

@@ -1,7 +1,7 @@
 //! Packed codes of a few bits. Code `i` of `B` bits is in the bits from `i * B` to `i * B + B - 1` of the bytes. The lowest
 //! bit of a byte comes first.
 //!
-//! Eight codes, which become `B` bytes, are packed at once, in one 64-bit number. Three steps move the codes together.
+//! Eight codes, which become `B` bytes, are packed at once, in one 64-bit number. Three steps move the codes next to each other.
 
 /// Returns a mask of the lowest `bits` bits of every `of` bits.
 const fn mask(bits: u32, of: u32) -> u64 {

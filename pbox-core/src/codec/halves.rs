@@ -15,9 +15,9 @@ const BLOCK: usize = 32;
 pub(super) trait Half: Element {
     fn from_wire(bytes: [u8; 2]) -> Self;
     fn to_wire(self) -> [u8; 2];
-    /// Rounds `from` into `to`, which both have the length of a vector.
+    /// Rounds `from` into `to`. Both slices have the length of a vector of `isa`.
     fn narrow<I: Converter>(isa: I, from: &[f32], to: &mut [Self]);
-    /// Adds `from` to `sum`, which both have the length of a vector.
+    /// Adds `from` to `sum`. Both slices have the length of a vector of `isa`.
     fn add<I: Converter>(isa: I, from: &[Self], sum: &mut [f32]);
 }
 

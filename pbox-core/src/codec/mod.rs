@@ -1,8 +1,8 @@
 //! Codecs, which write the values of a chunk in fewer bytes.
 //!
-//! A codec is a pure function of a chunk's values, the encoder's state and a [`Draw`]. It runs on the worker's thread for
-//! gradients, and on the core's thread for answers. Every instruction set gives the same bytes and the same sums. Codecs must
-//! not depend on transports, schedules, frames, or the number of hubs.
+//! A codec is a pure function of a chunk's values, the encoder's state and a [`Draw`]. Gradients are encoded on the worker's
+//! thread, and the hub's answers on the thread of a hub's core. Every instruction set gives the same bytes and the same sums.
+//! Codecs must not depend on transports, schedules, frames, or the number of hubs.
 //!
 //! | codec | bytes of `n` values | f32 of state per value | error of a value | paper |
 //! | --- | --- | --- | --- | --- |
@@ -22,8 +22,8 @@
 //! and is not added to the state. [`Encoded::not_finite`] counts these values.
 //!
 //! **State.** An encoder keeps the error of the values that it sent, and adds it to the next values (error feedback). With
-//! an empty state, nothing is added and nothing is kept. Differences of weights are encoded with an empty state, because
-//! the next difference already contains the error.
+//! an empty state, nothing is added and nothing is kept. The hub encodes differences (the new weights minus the workers'
+//! weights) with an empty state, because the next difference already contains the error.
 //!
 //! **Bytes from outside.** [`Codec::check_payload`] names the fault of a payload. Shared memory can change after the check.
 //! So [`Codec::add`] accepts any bytes, and stays within bounds.
@@ -130,7 +130,7 @@ impl Codec {
         }
     }
 
-    /// Whether the codec's frames carry values that are not finite. Otherwise such a value counts as zero.
+    /// Whether the codec's frames carry infinities and NaNs. In the frames of the other codecs, such a value counts as zero.
     pub fn carries_all(&self) -> bool {
         matches!(self, Codec::F16 | Codec::Bf16)
     }
@@ -186,8 +186,8 @@ impl Codec {
     /// Returns the codec for the hub's answers. The decoded values are always nearer to the encoded values than zero is
     /// (the codec contracts). The error of an answer is sent again in the next difference, so it vanishes.
     ///
-    /// A sparse codec answers with as many values as all workers send together, or with a few less: each worker rounds its
-    /// number of values up. If the step changes no more values than the answer has, the answer is exact.
+    /// A sparse codec answers with as many values as all workers send together, or with a few less. Each worker rounds its
+    /// number of values up. If the optimizer's step changes no more weights than the answer has, the answer is exact.
     ///
     /// # Panics
     /// Panics if `workers` is 0.
@@ -199,7 +199,7 @@ impl Codec {
             // below 2^-25 to zero.
             Codec::F16 | Codec::Bf16 => Codec::Bf16,
             Codec::Qsgd { bits, bucket } => qsgd(bits, bucket).contracting().codec(),
-            // With 4 bits there are 7 levels on each side of zero. The sum of seven values of -1, 0 or 1 has as many.
+            // With 4 bits there are 7 levels on each side of zero: enough for the sum of seven values of -1, 0 or 1.
             Codec::TernGrad => qsgd(4, bucket()).contracting().codec(),
             Codec::OneBit => Codec::OneBit,
             Codec::TopK { ratio } | Codec::RandomK { ratio } | Codec::Dgc { ratio, .. } => {

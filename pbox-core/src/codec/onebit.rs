@@ -5,8 +5,8 @@
 //!   for each bucket:  mean of the others: f32 | mean of the negative ones: f32 | a bit for each value, 1 is negative
 //! ```
 //!
-//! A bucket has 512 values. The paper has two means for each column of a weight matrix, which has a similar size. Two means
-//! for a whole chunk would save a ninth of the bytes, but follow a matrix less closely.
+//! A bucket has 512 values. The paper has two means for each column of a weight matrix; a column is about as long as a
+//! bucket. Two means for a whole chunk would save a ninth of the bytes, but follow a matrix less closely.
 
 use super::number::{bounded, finite, not_finite};
 use super::{Encoded, PayloadError, bits};

@@ -43,10 +43,10 @@ impl Qsgd {
         (1 << (self.bits - 1)) - u8::from(self.bits > 1)
     }
 
-    /// Returns the settings for answers. In an answer, the largest value of a bucket is exact, and the error of every other
-    /// value is below one level. Such an answer contracts if a bucket has at most as many values as the square of the
-    /// number of levels. So larger buckets are cut to this size. Answers have at least 4 bits, because with fewer bits the
-    /// scales would take more bytes than the levels.
+    /// Returns the settings for answers. In an answer, the largest value of a bucket is exact, and the error of every
+    /// other value is below one level. An answer contracts if it is nearer to the encoded values than zero is. This holds
+    /// if a bucket has at most as many values as the square of the number of levels. So larger buckets are cut to this
+    /// size. Answers have at least 4 bits, because with fewer bits the scales would take more bytes than the levels.
     pub(super) fn contracting(self) -> Self {
         let bits = self.bits.max(4);
         let levels = usize::from(Qsgd { bits, ..self }.levels());

@@ -15,7 +15,7 @@ use crate::layout::Round;
 pub const MAX_PORTS: u32 = 4096;
 /// The limit on the time for which a hub tolerates a member's silence. It is also the limit of `--heartbeat-limit-s`.
 const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
-/// The limit on the number of files whose rounds are in an answer. A hub keeps only a few files of each job.
+/// The limit on the number of checkpoint files whose rounds are in an answer. A hub keeps only a few files of each job.
 const MAX_FILES: usize = 1 << 16;
 
 /// The limit on the length of a state, or of a hub's part of it, in bytes. The sum over all hubs then fits in 64 bits.
@@ -30,7 +30,7 @@ pub trait Answer: DeserializeOwned {
     fn check(&self) -> Result<(), String>;
 }
 
-/// The answer is not used, so it has no limits.
+/// An answer that its receiver does not use, so its numbers have no limits.
 impl Answer for serde_json::Value {
     fn check(&self) -> Result<(), String> {
         Ok(())
@@ -80,7 +80,7 @@ impl Answer for JoinReply {
                 at_most("addresses", addresses.len(), MAX_PORTS)?;
             }
         }
-        // `above` needs no check: parsing it limits the number of cores, and the JSON parser limits the depth.
+        // `above` needs no check: its parser limits the number of cores, and the JSON parser limits the levels of hubs.
         at_most("transports", self.transports.len(), 16)?;
         rounds(self.pass.iter().map(|pass| pass.first_round))
     }

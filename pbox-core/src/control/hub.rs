@@ -15,7 +15,7 @@ use crate::layout::Round;
 pub struct HubReply {
     /// The newest version of the protocol that the hub speaks.
     pub protocol: u32,
-    /// The oldest version that the hub speaks. Without this field, it speaks only the newest.
+    /// The oldest version of the protocol that the hub speaks. Without this field, the hub speaks only the newest version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol_lowest: Option<u32>,
     /// The version of the program.
@@ -35,7 +35,7 @@ pub struct HubReply {
     /// The counts of events since the hub's start. All are zero without this field.
     #[serde(default)]
     pub counts: CountsReply,
-    /// The cores, in the order of the hub's plan.
+    /// The hub's cores, in the order of their numbers.
     pub cores: Vec<CoreReply>,
     /// The ports of the NICs that the hub's cores use, with RDMA.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -210,13 +210,13 @@ pub struct JobReply {
     /// The reason why the job did not continue from its newest checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_warning: Option<String>,
-    /// The verdict on the job's rounds, in one line.
+    /// One line about the speed of the job's rounds, and about workers that are late.
     #[serde(default)]
     pub verdict: String,
     /// The speed of the last rounds. `None` until the hub has waited for a worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsReply>,
-    /// The size of the job's gradients. `None` until a round was measured.
+    /// The norms of the job's mean gradients. `None` until a round was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradients: Option<GradientsReply>,
     /// The reads of the job's state. `None` until a client has asked for the state.

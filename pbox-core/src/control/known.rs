@@ -1,7 +1,7 @@
 //! Requests of a newer version. Unknown fields are ignored, but only in the outermost object.
 //!
-//! Unknown fields of inner objects are refused. For example, a hub cannot ignore a term of a job only because it does not
-//! know the term: the job would be another job.
+//! Unknown fields of inner objects are refused. For example, a hub cannot ignore a term of a job that it does not know:
+//! without the term, the job would be another job.
 
 use std::fmt;
 

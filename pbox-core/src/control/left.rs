@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::{KeyId, Round};
 
-/// The limit on the runs of keys in a [`LeftAt`]. It bounds the size of a request, and of a reply to a heartbeat.
+/// The limit on the runs of neighbouring keys in a [`LeftAt`]. It bounds the size of a request, and of a reply to a heartbeat.
 pub const MAX_BEHIND: usize = 1024;
 
 /// A worker that left normally.
@@ -27,7 +27,7 @@ pub struct LeftAt {
     pub behind: Vec<Behind>,
 }
 
-/// A run of keys that a worker has pushed less often than its other keys, as `[first, keys, round]`.
+/// Neighbouring keys that a worker has pushed less often than its other keys. In JSON: `[first, keys, round]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(KeyId, u32, Round)", into = "(KeyId, u32, Round)")]
 pub struct Behind {
@@ -82,7 +82,7 @@ impl LeftAt {
         }
     }
 
-    /// Checks, without knowledge of the job, that there are few enough runs, in order, and with lower rounds.
+    /// Checks what needs no knowledge of the job: the number of runs, their order, and that their rounds are below `round`.
     pub(super) fn check_form(&self) -> Result<(), String> {
         if self.behind.len() > MAX_BEHIND {
             return Err(format!(

@@ -193,9 +193,9 @@ impl JoinReply {
     }
 }
 
-/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example with a NIC, and reconnects. The answer has the
-/// form of a [`JoinReply`], with a token for one connection. The hub first releases the old links, then answers, and then
-/// waits for the new links. The worker pushes again all rounds that have no answer.
+/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, for example by the fault of a NIC, and reconnects. The answer
+/// has the form of a [`JoinReply`], with a token for one connection. The hub first releases the old links, then answers,
+/// and then waits for the new links. The worker pushes again all rounds that have no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
@@ -273,7 +273,7 @@ impl TransportAddress {
 }
 
 /// `POST /v1/jobs/{job}/heartbeat`: the worker is alive. If the hub has newer news than `seen`, it answers at once.
-/// Otherwise it answers when there is news, or after a third of the limit.
+/// Otherwise it answers when there is news, or after a third of the heartbeat limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeartbeatRequest {
@@ -308,12 +308,12 @@ pub struct HeartbeatReply {
     /// The number of lost rounds, for workers that join without having lost a hub.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
-    /// The last worker that the hub refused, with the reason, while other workers wait for it.
+    /// The last worker that the hub refused, and the reason. Only while other workers wait for this worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
 }
 
-/// A late worker: it is alive, and owes a push that other workers have made.
+/// A late worker: it is alive, but has not pushed a chunk that other workers have pushed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Late {
     /// The worker's rank at the hub that reports the worker.
@@ -357,7 +357,7 @@ pub enum JobState {
     Gathering {
         /// The ranks that have not joined.
         missing: Vec<u32>,
-        /// The machines whose hubs are not ready at the hubs above. Only if no rank is missing at this hub.
+        /// The machines whose hubs are not ready at the hubs above. Empty while a rank is missing at this hub.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         machines: Vec<u32>,
     },

@@ -32,8 +32,8 @@ pub struct OptimizerRequest {
     pub token: String,
     /// The job's optimizer with all its new hyperparameters.
     pub optimizer: Optimizer,
-    /// The multipliers of learning rate and weight decay for each key, in the order of the join. Without this field, the
-    /// multipliers do not change.
+    /// The multipliers of learning rate and weight decay for each key, in the order of the join's keys. Without this field,
+    /// the multipliers do not change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Arc<[Multipliers]>>,
     /// The keys that use other hyperparameters, until the next request. Without this field, all keys use `optimizer`.

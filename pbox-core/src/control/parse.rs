@@ -85,8 +85,8 @@ pub fn parse_versioned<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> 
     known(body).map_err(|error| ParseError::Newer { what, reason: excerpt(&error), theirs })
 }
 
-/// Parses a request of another hub of a job. The two hubs may have different versions, and no person has typed the request.
-/// So unknown fields are ignored, except in inner objects.
+/// Parses a request of another hub of a job. The two hubs may have different versions, and no person has typed a wrong
+/// name. So unknown fields are ignored, except in inner objects.
 pub fn parse_from_hub<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
     known(body).map_err(|error| malformed(what, &error))
 }

@@ -65,7 +65,8 @@ pub struct PartsReply {
 pub struct HoldRequest {
     /// The job's secret.
     pub secret: String,
-    /// The number of the cut, which this hold begins and a release ends. It is greater than every earlier number.
+    /// The number of the cut (a pause between two rounds), which this hold begins and a release ends. It is greater than
+    /// every earlier number.
     pub cut: u64,
 }
 
@@ -217,7 +218,7 @@ pub struct FailedRequest {
 /// The reply to [`FailedRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedReply {
-    /// Whether this hub may still save the job's last state, because its cores hold the job.
+    /// Whether this hub may still save the job's last state, because its cores hold the job: they finish no round.
     pub saves: bool,
     /// The rounds of the hub's chunks. `None` from hub 0, and from a hub without chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -240,7 +241,7 @@ pub struct RoundsInFlight {
 pub struct LastRequest {
     /// The job's secret.
     pub secret: String,
-    /// The round before which the state is saved. No chunk of any hub is past it. 0 if nothing is saved.
+    /// The round before which the state is saved. No chunk of any hub is past this round. 0 if nothing is saved.
     pub before: Round,
     /// A description of the job's end, for people.
     pub ended: String,

@@ -10,6 +10,6 @@ pub struct PrioritiesRequest {
     /// The token of the member's join. It is sent only in the header of the request; a token in the body is ignored.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// The priority of each key, in the order of the join. Of the keys that wait, the one with the lowest number is sent first.
+    /// The priority of each key, in the order of the join's keys. Of the waiting keys, that with the lowest number is sent first.
     pub keys: Vec<u32>,
 }

@@ -32,7 +32,7 @@ pub struct RoundsReply {
     pub recent: Vec<(Round, Vec<u32>)>,
 }
 
-/// The size of a job's gradients. It is measured on the mean gradient of all workers, in this hub's share of the model.
+/// The norms of a job's gradients: those of the mean gradient of all workers, in this hub's share of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradientsReply {
     /// The interval of measured rounds.
@@ -90,7 +90,7 @@ pub struct LatenessReply {
     /// The sum over these rounds, in microseconds.
     pub sum_us: u64,
     /// The number of rounds in each class: up to each of the [bounds](LATENESS_BOUNDS_US), and above the last one. A round
-    /// is counted once.
+    /// is counted in one class only.
     pub rounds: [u64; LATENESS_BOUNDS_US.len() + 1],
 }
 

@@ -1,7 +1,7 @@
 //! Compression: the ways in which a job's workers and its hub send fewer bytes.
 //!
 //! It is a setting, the same at all ends, which a worker states in its join. This module names the codecs. `wire`
-//! defines the positions of the encoded bytes; the stages in `weights` and the worker's `coder` use the codecs.
+//! defines the positions of the encoded bytes; the hub's `weights` and the worker's `coder` use the codecs.
 
 use std::fmt;
 use std::str::FromStr;

@@ -44,7 +44,7 @@ impl Consistency {
         self != Consistency::Bsp
     }
 
-    /// Whether a worker may have its weights. `next` is the worker's next round, and `slowest` is the slowest worker's. No
+    /// Whether a worker may get its weights. `next` is the worker's next round, and `slowest` is the slowest worker's. No
     /// worker passes round 0 before all workers have pushed it, because round 0 is the broadcast of the first weights.
     #[inline]
     pub fn allows(self, next: Round, slowest: Round) -> bool {

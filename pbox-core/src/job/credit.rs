@@ -27,7 +27,7 @@ pub struct NotACredit {
 }
 
 impl Credit {
-    /// The credit before any measurement. For P3 on links of 4 Gbit/s, every credit from 64 KiB to 4 MiB was as good. A
+    /// The credit before any measurement. For P3 on links of 4 Gbit/s, every credit from 64 KiB to 4 MiB was equally good. A
     /// faster network needs more credit, because it carries more bytes while a worker wakes up.
     pub const AT_FIRST: usize = 1 << 20;
 

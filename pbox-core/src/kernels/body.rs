@@ -1,5 +1,5 @@
-//! The loop that all instruction sets, element types and optimizers share. It sums a block of every slot in f32, steps
-//! on the sum, and rounds the result into the window.
+//! The loop that all instruction sets, element types and optimizers share. It sums a block of every slot (a worker's gradient)
+//! in f32, steps on the sum, and rounds the result into the window.
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set. A closure is not compiled
 //! for that set. With a closure that converted bf16, a mean and its step took 6 to 8 times as long (4 workers, in cache).

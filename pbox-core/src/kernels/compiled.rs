@@ -1,7 +1,7 @@
 //! The kernels for each instruction set, and the slots that they sum.
 //!
-//! On the `unsafe` list: calls of functions for instruction sets that were detected, and addresses that become slices for
-//! kernels.
+//! On the list of `unsafe` code (`docs/unsafe.md`): calls of functions for instruction sets that were detected, and
+//! addresses that become slices for kernels.
 
 use std::marker::PhantomData;
 
@@ -351,7 +351,7 @@ impl<E: Element> Work for Narrow<'_, E> {
     }
 }
 
-/// The slots of one or more workers, in worker order, with `elements` elements each.
+/// The slots of one or more workers, in worker order. A slot is a worker's gradient of one chunk, with `elements` elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Slots<'a, E = f32> {
     starts: &'a [*const E],

@@ -1,7 +1,7 @@
 //! The squares that LARS and LAMB need: those of the weights, and those of the gradient or the update.
 //!
 //! LARS and LAMB need another pass over a chunk, after the chunk's mean was written. The pass only reads. So a chunk can be
-//! measured again if the hub takes back its pushes. All instruction sets give the same bits, as with a
+//! measured again if its pushes have changed. All instruction sets give the same bits, as with a
 //! [magnitude](super::magnitude).
 
 use super::LANES;

@@ -1,4 +1,4 @@
-//! Kernels: the sum of a chunk's slots and the optimizer's step, in one pass.
+//! Kernels: the sum of a chunk's slots (one gradient from each worker) and the optimizer's step, in one pass.
 //!
 //! One loop (`body`) is compiled once for each instruction set (`isa`), element type and optimizer (`rule`). At start, the
 //! best instruction set of the processor is chosen (`compiled`). All instruction sets give the bits of `oracle`. Each element

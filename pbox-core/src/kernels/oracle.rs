@@ -104,8 +104,8 @@ pub fn average(decay: f64, weight: f32, average: &mut f32) {
     *average = decay as f32 * *average + (1.0 - decay) as f32 * weight;
 }
 
-/// The length of a block in bytes, in the type of its key. Squares are added block by block, and no block has elements of
-/// two chunks.
+/// The length of a block of elements, in bytes of the key's type. Squares are added block by block, and no block has
+/// elements of two chunks.
 pub const BLOCK_BYTES: usize = 32 << 10;
 
 /// The number of lanes of a block. An element's square is added to the lane of its index.
@@ -150,7 +150,7 @@ pub fn exact_sum(squares: impl Iterator<Item = f64>) -> f64 {
     if not_finite == 0.0 { rounded } else { not_finite }
 }
 
-/// Returns the norm of a model from the sums of all its blocks.
+/// Returns the norm of a model's gradient from the sums of the squares of all blocks.
 pub fn norm(squares: impl Iterator<Item = f64>) -> f32 {
     exact_sum(squares).sqrt() as f32
 }
@@ -162,8 +162,8 @@ pub fn clip_scale(norm: f32, most: f32) -> f32 {
     if scale > 1.0 { 1.0 } else { scale }
 }
 
-/// Returns the factor that would bring a gradient with the norm of the round before to a norm of `most`. It is 1 if that
-/// norm is 0 or not finite, because such a norm says nothing about this gradient.
+/// Returns the factor for a round's gradient, from `norm`, the norm of the round before. The factor would scale a norm above
+/// `most` down to `most`. It is 1 if `norm` is 0 or not finite, because such a norm says nothing about this gradient.
 pub fn clip_scale_after(norm: f32, most: f32) -> f32 {
     if norm > 0.0 && norm.is_finite() { clip_scale(norm, most) } else { 1.0 }
 }

@@ -192,8 +192,8 @@ impl Adapts for Lamb {
     }
 }
 
-/// An optimizer's rule that adapts its rate to two norms of a key: the norm of the weights, and the norm of the
-/// gradient or of the update.
+/// An optimizer's rule that adapts its rate to two norms of a key. They are the norm of the weights, and the norm of
+/// the gradient or of the update.
 pub(super) trait Adapts: Rule {
     /// Returns a vector of the gradient or of the update, for the second norm.
     fn measured<I: Isa>(

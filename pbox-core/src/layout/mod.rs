@@ -156,7 +156,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Finds the groups. A group has as many neighbouring keys of one chunk each as fit into a chunk together. The search
+    /// Finds the groups. A group has neighbouring keys of one chunk each: as many as fit into one chunk together. The search
     /// goes from the first key on.
     fn find_groups(&self) -> Vec<Range<u32>> {
         let mut groups: Vec<Range<u32>> = Vec::new();

@@ -21,16 +21,16 @@ use crate::layout::{ChunkId, Layout};
 const PAGE_BYTES: u64 = 2 << 20;
 
 /// The least size of a hub's chunks at which a node gets several huge pages at a time. One call of the kernel collapses
-/// neighbouring pages of one node, and each call interrupts all cpus of the machine.
+/// neighbouring pages of one node, and each call interrupts all cpus. So large windows need few calls.
 const LARGE_BYTES: u64 = 4 << 30;
 const LARGE_BLOCK_BYTES: u64 = 32 << 20;
 
-/// The number of remaining blocks per node at which smaller blocks are distributed: first pages instead of large blocks,
-/// and at the end runs.
+/// The number of last blocks per node that are cut smaller before they are distributed: large blocks into pages, and pages
+/// into runs.
 const LAST_BLOCKS: u64 = 2;
 
-/// The least number of pages for each node. With fewer pages, chunks are distributed to cores only: there would be few huge
-/// pages, and layers would be spread over fewer cores.
+/// The least number of pages for each node. With fewer pages, chunks are distributed to cores without regard to nodes. By
+/// nodes, few pages would be huge, and each layer would be spread over fewer cores.
 const LEAST_PAGES: u64 = 8;
 
 /// The limit on the cores of a hub.

@@ -228,7 +228,7 @@ impl Placement {
     }
 
     /// Returns the links to this hub, which has `ports` ports. The port of each core has one link, for the core's chunks.
-    /// A member's ports `joiner` get the links in turn.
+    /// At the member, its ports `joiner` get the links in turn.
     pub fn links(
         &self,
         wire: &Wire,

@@ -1,5 +1,5 @@
-//! The draw of the explorer (section 3.3, step 2): the elements of a chunk that a worker sends in addition to the
-//! significant set.
+//! The draw of the explorer: the elements of a chunk that a worker sends in addition to the significant set (Sun et al.,
+//! section 3.3).
 //!
 //! The draw is a part of the protocol. With [`Explorer::Seeded`](super::Explorer::Seeded) both ends draw, and must draw the
 //! same elements.
@@ -41,8 +41,8 @@ impl SplitMix64 {
         mixed ^ mixed >> 31
     }
 
-    /// Returns a random number below `end`, which has at most 17 bits: the upper half of a product. The probabilities of
-    /// two numbers differ by at most one part in 2^15.
+    /// Returns a random number below `end`: the upper half of a product. Because `end` has at most 17 bits, the
+    /// probabilities of two numbers differ by at most one part in 2^15.
     fn below(&mut self, end: usize) -> usize {
         (((self.next() >> 32) * end as u64) >> 32) as usize
     }

@@ -44,7 +44,7 @@ pub struct SlimDp {
     #[serde(default = "default_q")]
     pub q: u32,
     /// The factor of a gradient, relative to a weight. The default is `mean |w| / mean |g|` of the whole model, at each
-    /// selection. With it, weights and gradients have the same influence at any scale and learning rate.
+    /// selection. With the default, weights and gradients have the same influence at any scale and learning rate.
     #[serde(default)]
     pub c: Option<f32>,
     /// The way in which the hub learns which parameters a worker explores.

@@ -117,7 +117,7 @@ impl Pusher {
     }
 
     /// Sets the values of a chunk's last push to zero. Values that were not pushed remain for a later push. (The paper's
-    /// algorithm 1 loses these values; decision 21.)
+    /// algorithm 1 loses these values; see `docs/design/codecs-and-slim-dp.md`.)
     pub fn clear_sent<E: Element>(&self, chunk: ChunkId, values: &mut [E]) {
         let Chunk { words, whole, .. } = &self.chunks[chunk.index()];
         let zero = E::from_f32(0.0);

@@ -60,7 +60,7 @@ pub struct Selector {
 
 impl Selector {
     /// Creates the selector for chunks, given by id and number of elements. A core without chunks takes no part in
-    /// selections. Allocates and touches memory, so call it on the thread that owns the core.
+    /// selections. Allocates and touches memory, so call it on the core's NUMA node.
     pub fn new(
         slim: SlimDp,
         first: Round,

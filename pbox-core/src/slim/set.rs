@@ -1,8 +1,9 @@
 //! A set of elements of one chunk, with a bit for each element. The bytes that are sent for a set are the values of
 //! its elements, in the order of their places (indices in the chunk).
 //!
-//! Functions that are called for each element are marked `inline`. Without LTO (decision 23), an unmarked generic function
-//! is called once per element. Examples are `copied` of the standard library and `read_from_bytes` of zerocopy.
+//! Functions that are called for each element are marked `inline`. Without link-time optimization (decision 23 in
+//! `docs/decisions`), an unmarked generic function is called once per element. Examples are `copied` of the standard library
+//! and `read_from_bytes` of zerocopy.
 
 use zerocopy::{FromBytes, IntoBytes, Unalign};
 
@@ -13,7 +14,7 @@ pub fn words(elements: usize) -> usize {
     elements.div_ceil(u64::BITS as usize)
 }
 
-/// Returns the bits of word `index` of a set that stand for elements, in a chunk of this many elements.
+/// Returns a mask for word `index` of a set: the bits that stand for elements of a chunk of this many elements.
 pub fn there(elements: usize, index: usize) -> u64 {
     u64::MAX >> (64 - (elements - index * 64).min(64))
 }

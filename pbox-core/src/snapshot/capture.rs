@@ -132,7 +132,7 @@ impl Capture {
         self.due = self.every.map_or(NEVER, after);
     }
 
-    /// Returns a part in memory of its own. `copy` writes the values and the number of steps of each chunk.
+    /// Returns a part in newly allocated memory. `copy` writes the values and the number of steps of each chunk.
     pub fn apart(&self, copy: impl FnOnce(&mut [f32], &mut [u32])) -> Result<SnapshotPart, String> {
         let values = Slab::zeroed("a last state", self.range(Selection::All, &(0..self.elements)).end);
         let mut values = values.map_err(|error| error.to_string())?;
@@ -220,8 +220,8 @@ impl Capture {
         }
     }
 
-    /// Notes that a chunk was copied to its [room](Self::room), and how many steps it has made. `squares` is the sum
-    /// of squares over the chunks that have reached the snapshot's round. `norm_mean` is over all norms before that round.
+    /// Notes that a chunk was copied to its [room](Self::room), and how many steps it has made. `squares` is the sum of the
+    /// squared mean gradients in the round before the snapshot's round. `norm_mean` is over all norms before that round.
     pub fn copied(
         &mut self,
         place: usize,

@@ -57,8 +57,7 @@ macro_rules! of_mode {
 pub(super) use of_mode;
 
 impl Shard {
-    /// Allocates and touches the shard's own memory: call it on the thread that owns the core. `waker` wakes that
-    /// thread.
+    /// Allocates and touches the shard's own memory: call it on the core's NUMA node. `waker` wakes the core's thread.
     pub fn new(spec: ShardSpec, waker: Waker) -> Result<Self, MapError> {
         let ShardSpec { terms, wire, chunks, mut weights, restored, snapshot_every, above, board, scopes } =
             spec;

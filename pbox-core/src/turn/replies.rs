@@ -223,8 +223,8 @@ impl Replies {
         }
     }
 
-    /// Queues an answer. A link without a limit of credit has room for all answers of one round in flight. If the link
-    /// is full, the worker breaks the protocol.
+    /// Queues an answer for a full link. A link without a limit of credit has no queue, but room for all answers of one
+    /// round in flight. If such a link is full, the worker has broken the protocol.
     #[cold]
     fn keep(&mut self, key: KeyId, rank: u32, answer: Answer) {
         let set = self.priorities[rank as usize].as_ref().and_then(|priorities| priorities.get(key.index()));

@@ -1,7 +1,7 @@
 //! A shard: one core's part of one job, and its work when a push arrives.
 //!
-//! Owned by the core's thread. The same thread made it: its memory lies on the core's NUMA node. Does not
-//! depend on links; `core` brings arrivals, and `replies` sends the answers.
+//! Owned by the core's thread. Made on that thread, or on another thread of the core's NUMA node, so that its memory
+//! lies on this node. Does not depend on links; `core` brings arrivals, and `replies` sends the answers.
 //!
 //! A shard is *held* while the hub looks for a cut: a round that no chunk has passed. Arrivals are noted, but no chunk is
 //! stepped and no worker gets an answer. So no chunk can pass the rounds in flight (`docs/modes.md`, Cuts).
@@ -603,8 +603,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.work()
     }
 
-    /// Whether some chunks may step before the last task is done. The caller gets their places from
-    /// [`take_heard`](Self::take_heard).
+    /// Whether some chunks may step while the shard still has a [task](Self::has_task). The caller gets the places of
+    /// these chunks from [`take_heard`](Self::take_heard).
     pub fn steps_where_heard(&self) -> bool {
         M::Gather::WAITS
     }

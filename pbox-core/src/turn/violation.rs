@@ -1,4 +1,4 @@
-//! Violations: errors of a worker in an immediate, described for its job.
+//! Violations: breaches of the protocol by a core's peer, described for the peer's job.
 //!
 //! Made by a shard on its core's thread. Does not depend on links.
 

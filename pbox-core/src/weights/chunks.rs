@@ -27,7 +27,7 @@ pub(crate) struct Chunk {
     pub dtype: Dtype,
     /// The start of the chunk's kept values: its master weights and state, in f32.
     pub kept: usize,
-    /// The range of the chunk's elements among all elements of the shard. A snapshot has the selected tensors of each element.
+    /// The range of the chunk's elements among all elements of the shard. A snapshot has the chunks in this order.
     pub of_shard: Range<usize>,
     /// The multipliers of the job's terms.
     pub lr_mult: f32,

@@ -32,7 +32,7 @@ pub(crate) struct CodedForAll {
 }
 
 impl CodedForAll {
-    /// Allocates and touches memory: call it on the thread that owns the core.
+    /// Allocates and touches memory: call it on the core's NUMA node.
     pub fn new(
         framing: &Arc<Framing>,
         codec: Codec,

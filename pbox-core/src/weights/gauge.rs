@@ -1,4 +1,4 @@
-//! The size of a shard's gradients: the mean over the workers, measured when the pushes are summed, in one of 64 rounds.
+//! The norm of a shard's mean gradient over the workers. It is measured when the pushes are summed, in one of 64 rounds.
 //!
 //! Owned by the core, as a part of its shard. Allocates nothing after its creation. Chunks may differ by a round, so the
 //! measurement of a round is complete only when all elements of the shard were measured.

@@ -194,8 +194,8 @@ pub(crate) trait Reply<R, W> {
         self.answer(kernels, chunk, place, weights, to)
     }
 
-    /// Takes over a worker's window from before a loss of its links, because the window has answers that cannot be written
-    /// again. The worker must have been [added](Self::add_worker) again.
+    /// Takes over the window that a worker had before it lost its links, because that window has answers that cannot be
+    /// written again. The worker must have been [added](Self::add_worker) again.
     fn take_over(&mut self, _rank: u32, _former: &Spans) {}
 
     /// Removes a worker that is gone. Returns the window for its weights, if it had one of its own.

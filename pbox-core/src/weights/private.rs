@@ -20,7 +20,7 @@ pub(crate) struct HubWeights {
 }
 
 impl HubWeights {
-    /// Allocates and touches memory. Call it on the thread that owns the core.
+    /// Allocates and touches memory. Call it on the core's NUMA node.
     pub fn new(chunks: &[Chunk]) -> Result<Self, MapError> {
         Self::in_places(chunks.iter().scan(0, |end, chunk| {
             *end += chunk.elements;

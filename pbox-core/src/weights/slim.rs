@@ -162,8 +162,8 @@ pub(crate) struct SlimReply {
 }
 
 impl SlimReply {
-    /// Creates the reply. Allocates and touches memory: call it on the thread that owns the core. `first` is the first
-    /// round with training.
+    /// Creates the reply. Allocates and touches memory: call it on the core's NUMA node. `first` is the first round with
+    /// training.
     pub fn new(
         framing: &Arc<Framing>,
         slim: SlimDp,

@@ -2,7 +2,7 @@
 //!
 //! Owned by the core, as a part of its shard. The caller decides which workers' pushes a step uses.
 //!
-//! On the `unsafe` list: the calls that read the workers' pushes.
+//! On the list of `unsafe` code (`docs/unsafe.md`): the calls that read the workers' pushes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
 }
 
 impl<M: Mode<Gather = NoGather>> Staged<M> {
-    /// Creates the stages of a shard whose steps wait only for pushes. Allocates and touches memory: call it on the thread
-    /// that owns the core.
+    /// Creates the stages of a shard whose steps wait only for pushes. Allocates and touches memory: call it on the
+    /// core's NUMA node.
     pub fn new(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
@@ -171,7 +171,7 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Adds the window that a hub above writes, for the link of this number. Checks the spans of the chunks at these
-    /// places, and of that hub's lines.
+    /// places, and of the lines in which that hub sends parts of the gradient norm.
     pub fn add_above(
         &mut self,
         link: u32,
@@ -460,8 +460,8 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every span
-    /// once, also those of the lines that the worker may pass on. If the worker had lost its links, the new windows replace
-    /// its former windows.
+    /// once, also those of lines in which the worker may pass on parts of the gradient norm. If the worker had lost its
+    /// links, the new windows replace its former windows.
     pub fn add_worker(
         &mut self,
         rank: u32,

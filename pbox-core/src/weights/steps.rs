@@ -59,7 +59,7 @@ impl Steps {
         Ok(Steps { tensors, decay: None, rule, sign: 1.0, numbers, counts, kept })
     }
 
-    /// Creates the steps of a shard. Allocates and touches memory: call it on the thread that owns the core.
+    /// Creates the steps of a shard. Allocates and touches memory: call it on the core's NUMA node.
     pub fn new(terms: &JobTerms, chunks: &[Chunk]) -> Result<Self, MapError> {
         let (tensors, sign) = (terms.tensors(), if terms.maximize { -1.0 } else { 1.0 });
         let of = |chunk: &Chunk| chunk.elements * tensors.kept_per_element(chunk.dtype);

@@ -55,7 +55,7 @@ pub struct WholeGradient {
     /// The last round with a result, and its scale.
     found: AtomicU64,
     /// The squares of the last round with a result, if the last core finds the result. They are kept here because other
-    /// cores may be in the next round before the first core sends the part.
+    /// cores may be in the next round before core `first` sends the part.
     found_sum: [AtomicU64; ExactSum::WORDS],
 }
 
@@ -103,7 +103,7 @@ pub enum Found {
     Skip,
 }
 
-/// The scale of a skipped round: a NaN that is no scale, because every scale that is NaN is stored as `f32::NAN`.
+/// The mark of a skipped round, in place of a scale. No scale has these bits: a scale that is NaN is stored as `f32::NAN`.
 const SKIP: u32 = u32::MAX;
 
 /// The memory of one core.
@@ -140,7 +140,7 @@ pub struct Scope {
     pub whole: Arc<WholeGradient>,
     /// The core's number in this memory.
     pub core: usize,
-    /// The number of the core's chunks in the scope. They are neighbours.
+    /// The number of the core's chunks in the scope. These chunks are neighbours.
     pub chunks: usize,
 }
 
@@ -242,8 +242,8 @@ impl WholeGradient {
         }
     }
 
-    /// Returns the hub's part of a round once it is complete. If the job has only one hub, returns it once the result is
-    /// known. Before that, no core gives a sum of the next round.
+    /// Returns the hub's part of a round once it is complete or, if the job has only one hub, once the result is known.
+    /// Until then, no core gives a sum of the next round.
     pub fn part(&self, round: Round) -> Option<ExactSum> {
         if self.is_alone {
             self.found(round)?;

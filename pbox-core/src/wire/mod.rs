@@ -149,8 +149,8 @@ impl Wire {
         }
     }
 
-    /// Returns the wire for the members of a hub below other hubs. `above` says how the top hubs place chunks. This hub sends
-    /// the lines of the top hubs down, and passes them on to the other top hubs itself.
+    /// Returns the wire for the members of a hub below other hubs. `above` says how the top hubs place chunks. A top hub
+    /// sends its part of the norm in a line. This hub passes the line on to its members and to the other top hubs.
     ///
     /// # Errors
     /// Returns an error if a level above has no hub or too many hubs.

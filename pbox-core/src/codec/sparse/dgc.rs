@@ -4,7 +4,7 @@
 //! For each element the worker keeps `u` and `v`; all `u` of the chunk come first:
 //!
 //! - clipping: gradients are scaled down if the norm of the chunk is above `clip * sqrt(elements)`;
-//! - momentum correction: `u = momentum * u + g; v += u`; the largest values of `v` are sent;
+//! - momentum correction, for a gradient `g`: `u = momentum * u + g; v += u`; the largest values of `v` are sent;
 //! - momentum factor masking: `u` and `v` of every sent element become zero;
 //! - warm-up: the share that is sent falls exponentially from a quarter to `ratio`.
 //!

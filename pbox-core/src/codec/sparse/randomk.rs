@@ -6,10 +6,11 @@
 //!   key of the random numbers: u64 | values: f32 each
 //! ```
 //!
-//! Both ends draw the elements from the key, so the payload has no indices. The chunk is cut into one run for each value that
-//! is sent. The runs start at a random element, and continue from the chunk's end to its start. One element of each run is
-//! drawn. The paper draws from all sets with this number of elements. With runs, too, each element is sent with the same
-//! probability, and the paper's proof needs no more. The indices are distinct and nearly ascending without a table.
+//! Both ends draw the elements from the key, so the payload has no indices. If `k` values are sent, the chunk is cut into `k`
+//! runs of neighbouring elements. The first run starts at a random element; the chunk's first element follows its last one.
+//! One element of each run is drawn. The paper draws one of all sets of `k` elements. With runs, too, each element is sent
+//! with the same probability, and the paper's proof needs no more. The indices are distinct and nearly ascending without a
+//! table.
 
 use super::topk::{add_to_state, count};
 use crate::codec::draw::Key;
@@ -73,7 +74,7 @@ fn places(key: Key, elements: usize, count: usize) -> impl Iterator<Item = usize
     })
 }
 
-/// A visitor that adds the values to the kept values.
+/// Work that adds the values to the kept values.
 struct AddToState<'a> {
     values: &'a [f32],
     state: &'a mut [f32],

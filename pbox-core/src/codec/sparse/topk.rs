@@ -42,7 +42,7 @@ pub fn add(payload: &[u8], sum: &mut [f32]) {
     payload::for_each(sum.len(), payload, |i, value| sum[i] += value);
 }
 
-/// A visitor that adds the values to the kept values, and writes the largest sums.
+/// Work that adds the values to the kept values, and writes the largest sums.
 struct Encode<'a> {
     shape: Shape,
     values: &'a [f32],

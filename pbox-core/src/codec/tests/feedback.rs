@@ -81,8 +81,8 @@ fn dgc_follows_the_paper() {
     let (sent, kept) = send([1.0, 1.0, -1.0, 1.0]);
     assert_eq!(sent, [1.0, 0.0, 0.0, 0.0]);
     assert_eq!(kept, [0.0, 1.0, -1.0, 1.0, 0.0, 1.0, -1.0, 1.0]);
-    // A norm of 8 is scaled down to 2. With u = u / 2 + g and v = v + u, v is [1, 1.5, -1.5, 1.5], and the largest value is
-    // masked.
+    // A norm of 8 is scaled down to 2. u = u / 2 + g is [1, 1.5, -1.5, 1.5], and v = v + u is [1, 2.5, -2.5, 2.5]. The first
+    // of the largest values is sent, and masked (set to zero).
     let (sent, kept) = send([4.0, 4.0, -4.0, 4.0]);
     assert_eq!(sent, [0.0, 2.5, 0.0, 0.0]);
     assert_eq!(kept, [1.0, 0.0, -1.5, 1.5, 1.0, 0.0, -2.5, 2.5]);

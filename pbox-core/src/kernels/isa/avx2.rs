@@ -1,6 +1,6 @@
 //! The kernels for AVX2 with F16C.
 //!
-//! On the `unsafe` list: loads, stores and conversions in an instruction set that was detected.
+//! On the list of `unsafe` code (`docs/unsafe.md`): loads, stores and conversions in an instruction set that was detected.
 
 use std::arch::x86_64::*;
 

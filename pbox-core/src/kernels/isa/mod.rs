@@ -4,7 +4,7 @@
 //! Vectors are explicit types instead of loops over arrays. The compiler turns such loops into full-width code for f32, but
 //! it splits loops over 16-bit elements into quarters of registers.
 //!
-//! On the `unsafe` list for [`pairs`]: arithmetic in an instruction set that was detected.
+//! On the list of `unsafe` code (`docs/unsafe.md`), for [`pairs`]: arithmetic in an instruction set that was detected.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx2;

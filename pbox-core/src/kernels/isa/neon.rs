@@ -1,6 +1,6 @@
 //! The kernels for NEON, which every 64-bit Arm processor has.
 //!
-//! On the `unsafe` list: loads, stores and conversions in an instruction set that was detected.
+//! On the list of `unsafe` code (`docs/unsafe.md`): loads, stores and conversions in an instruction set that was detected.
 
 use std::arch::aarch64::*;
 use std::arch::asm;

@@ -11,7 +11,7 @@ use crate::kernels::{Element, Slots, Step, body};
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Scalar<const N: usize>;
 
-// The functions below are not inlined, as for the other instruction sets, so that their callers stay small.
+// As for the other instruction sets, the functions below are not inlined, so that their callers stay small.
 
 #[inline(never)]
 pub(in crate::kernels) fn work<W: Work>(work: W) -> W::Output {

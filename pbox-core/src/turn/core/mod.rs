@@ -31,8 +31,8 @@ const ARRIVALS_PER_TURN: usize = 64;
 const ARRIVALS_PER_LINK: usize = 8;
 
 /// The number of stepped bytes after which a turn flushes the answers: one chunk of the default size. So a
-/// worker's next layer need not wait for the end of the turn. Small chunks share one flush, because its fence
-/// costs as much as their sum. A transport may prefer larger batches.
+/// worker's next layer need not wait for the end of the turn. Small chunks share one flush: the memory fence of a
+/// flush costs as much as summing a small chunk. A transport may prefer larger batches.
 const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 
 /// The other end of a link.

@@ -272,7 +272,7 @@ struct Kept {
 }
 
 impl GatherNorm {
-    /// Allocates and touches memory: call it on the thread that owns the core.
+    /// Allocates and touches memory: call it on the core's NUMA node.
     pub fn new(
         scopes: Vec<Scope>,
         (wire, lines): (&Wire, Spans),

@@ -41,7 +41,7 @@ pub(crate) struct PassOn {
     wire: Wire,
     /// The top hubs whose first chunk this core owns.
     ways: Vec<Way>,
-    /// The lines of these hubs in the window of sums, hub by hub. Empty if lines are not passed on.
+    /// The lines of the hubs in `ways`, in the window of sums, hub by hub. Empty if lines are not passed on.
     sums: Spans,
     /// A line that must go down to the members: the index of its top hub in `ways`, and its round.
     untold: Option<(usize, Round)>,

@@ -32,7 +32,7 @@ pub(crate) struct OneSum {
 }
 
 impl OneSum {
-    /// Allocates and touches memory: call it on the thread that owns the core.
+    /// Allocates and touches memory: call it on the core's NUMA node.
     pub fn new(chunks: &[Chunk]) -> Result<Self, MapError> {
         let mut slab = Slab::zeroed("the sum of a chunk", longest(chunks))?;
         slab.as_mut_slice().fill(0.0);
@@ -85,7 +85,7 @@ pub(crate) struct CodedRelay {
 }
 
 impl CodedRelay {
-    /// Creates the relay. Allocates memory: call it on the thread that owns the core.
+    /// Creates the relay. Allocates memory: call it on the core's NUMA node.
     pub fn new(
         workers: u32,
         mut ways: CodedWays,

@@ -14,7 +14,7 @@
 //!
 //! Owned by the core. Takes eight bytes per (chunk, worker) and eight per chunk.
 //!
-//! On the `unsafe` list: the call of the step.
+//! On the list of `unsafe` code (`docs/unsafe.md`): the call of the step.
 
 use super::{OutOfTurn, Pace, Repeated};
 use crate::job::Consistency;

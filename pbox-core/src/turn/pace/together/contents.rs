@@ -10,7 +10,7 @@
 //!
 //! Owned by the core. Takes four bits per (chunk, worker); a plain round does not touch these bits.
 //!
-//! On the `unsafe` list: the calls that read the workers' pushes.
+//! On the list of `unsafe` code (`docs/unsafe.md`): the calls that read the workers' pushes.
 
 use super::{Arrivals, CAME, OTHER, Pace, SHOWS, State, TRIED};
 use crate::kernels::Kernels;

@@ -1,7 +1,7 @@
 //! Chunks whose steps wait for the whole gradient. Each chunk is gathered (its mean is kept) at its last push, and
 //! steps when the norm of the round is known.
 //!
-//! On the `unsafe` list: the call that reads the workers' pushes.
+//! On the list of `unsafe` code (`docs/unsafe.md`): the call that reads the workers' pushes.
 
 use super::contents::Together;
 use super::{Arrivals, OTHER, Pace, finish_round, skip_deserted};
@@ -45,8 +45,8 @@ pub(super) fn gather<M: Mode>(
     stages.gather.found(place, round).is_some()
 }
 
-/// Whether a gathered chunk no longer needs its workers' pushes. A push of weights is needed longer: the hub reads the
-/// weights again when the result of the round is known.
+/// Whether the hub will not read the pushes of a gathered chunk again. Pushed weights are read again when the result of the
+/// round is known.
 pub(super) fn is_decided<M: Mode>(shard: &ShardOf<Arrivals, M>, place: usize, round: Round) -> bool {
     let ShardOf { pace, stages, .. } = shard;
     stages.gather.has_mean(place, round) || stages.gather.has(place, round) && pace.is_whole(place)

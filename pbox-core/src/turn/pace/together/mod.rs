@@ -3,7 +3,7 @@
 //! Owned by the core. Takes a bit per (chunk, worker) and a word per chunk. `contents` has the rounds in which some push is
 //! no plain gradient, and `ahead` has the rounds with bytes ahead.
 //!
-//! On the `unsafe` list: the call of the step.
+//! On the list of `unsafe` code (`docs/unsafe.md`): the call of the step.
 
 mod ahead;
 mod contents;

@@ -1,4 +1,4 @@
-//! Newcomers that lost their links before all their first weights had arrived.
+//! Newcomers (workers that join a running job) that lost their links before all their first weights had arrived.
 //!
 //! ```text
 //!   the chunk is behind --links end--> Lost --the push again, too early--> Asked --the chunk has the weights--> answered
