@@ -198,8 +198,9 @@ impl CheckpointStore {
         Ok(false)
     }
 
-    /// Removes the generations beyond the number that is kept beside a newest file of `round`. Also removes
-    /// generations of `round` and of later rounds, because the job has gone back from them.
+    /// Keeps only the newest of the generations before `round`: one less than the number of checkpoints to
+    /// keep, because the newest file counts, too. Removes all other generations. Generations of `round` and
+    /// later are removed because the job has gone back from them.
     pub(super) fn prune(&self, job: &str, round: Round) -> Result<(), CheckpointError> {
         let rounds = self.generations(job)?;
         let older = rounds.iter().filter(|&&kept| kept < round).count();

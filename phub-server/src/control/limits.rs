@@ -20,7 +20,7 @@ pub struct ControlLimits {
     pub headers: Duration,
     /// The longest time between two parts of a body.
     pub body_stall: Duration,
-    /// The least average rate of a body. Only a body that has stalled is checked.
+    /// The least average rate of a body. The hub checks the rate only while it waits for the next part.
     pub body_bytes_per_s: u64,
     /// The time within which the client must take the bytes that were sent to it.
     pub unread: Duration,

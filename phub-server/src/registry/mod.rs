@@ -1,5 +1,5 @@
-//! The registry: all jobs and workers of the hub, and the commands to their cores. It has one lock, which no
-//! thread takes on the round path.
+//! The registry: all jobs and workers of the hub, and the commands to their cores. It has one lock. No thread needs this
+//! lock to carry out a round.
 //!
 //! | file | what it does |
 //! | --- | --- |

@@ -288,8 +288,8 @@ impl LetInAbove {
         self.above.own.is_some()
     }
 
-    /// Returns the wire format of the links to this hub's own members. It is `wire` with the lines in which the top
-    /// hubs send their parts of the norm.
+    /// Returns the wire format of the links to this hub's own members. It is `wire`, with additional places in the
+    /// windows for the parts of the gradient norm that the top hubs send.
     pub fn wire(&self, wire: Wire) -> Result<Wire, Refusal> {
         wire.below(&self.placed)
             .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))
