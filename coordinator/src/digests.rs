@@ -1,7 +1,6 @@
 //! Comparisons of the members' weights by digests. Every few rounds, each member sends the digest of its weights before
-//! the round. A member also sends the digest of the weights that it writes to the hub in a round, if the member's
-//! program asks for this second digest. A hub below other hubs sends the hubs above the digest that all its workers
-//! share.
+//! the round. Some programs also ask for a digest of the weights that a member writes to the hub in a round. Then the
+//! member sends this digest, too. A hub below other hubs sends the hubs above the digest that all its workers share.
 
 use std::collections::{BTreeMap, VecDeque};
 

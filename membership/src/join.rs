@@ -180,7 +180,7 @@ pub fn meet(
     }
 }
 
-/// A join of a job at each of its hubs.
+/// A worker's or lower hub's requests to join one job, at each of the job's hubs.
 #[derive(Clone, Copy, Debug)]
 pub struct Join<'a> {
     /// The addresses of the job's hubs, in order.

@@ -3,8 +3,8 @@
 
 use pbox_core::{JobTerms, Key, Wire};
 
-/// The bytes of the hub's tables for a chunk: 180 bytes were measured, for its place, its owner, its
-/// arrivals, and its byte ranges in two windows.
+/// The bytes of the hub's tables for a chunk: 180 bytes were measured. The tables have the chunk's place, its
+/// owner, its arrivals, and its byte ranges in two windows.
 const OF_A_CHUNK: u64 = 192;
 /// The bytes of the hub's tables for a compressed chunk: 324 bytes were measured.
 const OF_A_COMPRESSED_CHUNK: u64 = 352;

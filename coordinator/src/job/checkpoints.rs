@@ -185,7 +185,8 @@ impl Checkpoints {
                 .collect();
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
-            // A core that has already passed the round sends no other answer about this round.
+            // Cores that have already passed the round send no other answer about the round. They count as answers
+            // without a part.
             let has_passed =
                 |of_core: &&VecDeque<_>| of_core.iter().any(|rounds| is_due_in(occasion, rounds));
             let answers = passed.values().filter(has_passed).count();

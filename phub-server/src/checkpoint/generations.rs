@@ -39,7 +39,7 @@ pub struct Loaded {
 pub(super) fn generation(job: &str, file: &str) -> Option<Round> {
     let round = file.strip_prefix(job)?.strip_prefix('@')?.strip_suffix(".safetensors")?;
     let round = Round(round.parse().ok()?);
-    // Each number has one accepted spelling, for example without leading zeros.
+    // A number with another spelling, for example with leading zeros, is not accepted.
     (generation_name(job, round) == file).then_some(round)
 }
 
@@ -148,7 +148,8 @@ impl CheckpointStore {
         if self.keep.get() == 1 || !newest.is_file() {
             return Ok(());
         }
-        // The round of a file with an unreadable header is unknown, so the job could not continue from such a file.
+        // A file with an unreadable header gets no second name: its round is unknown, so the job could not continue
+        // from it.
         let Ok(round) = about(newest).map(|about| about.round) else { return Ok(()) };
         if round == next {
             return Ok(());

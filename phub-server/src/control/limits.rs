@@ -35,7 +35,7 @@ pub struct ControlLimits {
 
 impl Default for ControlLimits {
     fn default() -> Self {
-        // The data path and the windows need descriptors, too.
+        // The other half of the descriptors is for the data path and the windows.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         // A worker has two connections. So 4096 connections are enough for two jobs with the maximum of 1024
         // workers.

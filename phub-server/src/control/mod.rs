@@ -219,8 +219,8 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     done(&hub)
 }
 
-/// Asks NICs for their counters, on a thread of its own. A driver may be slow, so the control thread must not
-/// wait. The threads for joins may be busy for seconds.
+/// Asks NICs for their counters, on a thread of its own. A driver may be slow, so the control thread must not wait for
+/// it. The threads for joins do not ask either, because they may be busy for seconds.
 async fn nics(desk: &Desk) -> Vec<NicReply> {
     let registry = Arc::clone(&desk.registry);
     if !registry.has_nics() {

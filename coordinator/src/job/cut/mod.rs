@@ -42,8 +42,8 @@ pub struct CutId(u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Purpose {
-    /// Workers take part from the cut on. Each is given by its number at all hubs, because by then another worker may
-    /// have its rank.
+    /// Workers take part from the cut on. Each is given by its number at all hubs, because another worker may have its
+    /// rank when the cut takes place.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),
