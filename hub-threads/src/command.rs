@@ -40,7 +40,7 @@ pub enum Command {
         weights: Carried<Option<Spans>>,
         link: Box<any::Endpoint>,
     },
-    /// Drop the link of a worker that makes a new one.
+    /// Drop the lost link of a worker. The worker makes a new link.
     UnlinkWorker { job: JobId, rank: u32 },
     /// Remove a worker.
     RemoveWorker { job: JobId, rank: u32 },
@@ -62,8 +62,8 @@ pub enum Command {
     /// Take back the memory of a snapshot's part, unless it is lost. After that, the next snapshot may be
     /// taken.
     GiveBack { job: JobId, values: Option<Slab> },
-    /// Let a paused job continue. The admitted ranks take part from the round `from` on. `ahead` is added to
-    /// `from`, by rank.
+    /// Let a paused job continue. The admitted ranks take part from the round `from` on. `ahead` has the
+    /// number of rounds that is added to `from`, for each rank.
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
     /// Change the optimizer's hyperparameters from a round on, and set the state of keys to zero. Return the oldest
     /// round in flight.

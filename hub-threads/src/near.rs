@@ -23,7 +23,7 @@ pub struct Near {
 }
 
 impl Near {
-    /// Lowers the priority of the calling thread from now on.
+    /// Lowers the priority of the calling thread from now on. Notes the cpus on which the thread may run.
     pub fn begin() -> Self {
         give_way();
         Near { allowed: sched_getaffinity(None).ok() }

@@ -277,10 +277,7 @@ impl Hub {
         self.control.within(limit).leave(&request).map_err(|failure| failure.error)
     }
 
-    /// Leaves a trial job before this round. If no other worker is in the job, it leaves no checkpoint.
-    ///
-    /// # Errors
-    /// Returns the errors of [`post`](Self::post).
+    /// Leaves a trial job before this round. When the last worker leaves a trial job, the hub writes no checkpoint.
     pub fn leave_trial(&self, round: Round) -> Result<(), MemberError> {
         let request =
             LeaveRequest { token: self.token.clone(), round, was_trial: true, ..LeaveRequest::default() };

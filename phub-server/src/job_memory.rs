@@ -65,8 +65,8 @@ pub struct JobMemory {
     pub kept: u64,
     /// The weights of the previous round, if the hub may send weights early (answers ahead).
     pub former: u64,
-    /// The mean gradients that the hub keeps, in f32. If steps wait for the norm of the round, they are the
-    /// means of all chunks, otherwise of one chunk for each core.
+    /// The mean gradients that the hub keeps, in f32. If steps wait for the norm of the round, the hub keeps
+    /// the means of all chunks. Otherwise it keeps the mean of one chunk for each core.
     pub means: u64,
     /// The room for a snapshot, if snapshots are taken while the job runs.
     pub snapshots: u64,

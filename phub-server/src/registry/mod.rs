@@ -111,7 +111,7 @@ pub(crate) struct Parts {
     pub up: Up,
     pub timeline: Option<Timeline>,
     pub runtime: Handle,
-    /// A sender that is dropped after everything else.
+    /// The sender whose channel closes when the registry is dropped. It is dropped after everything else.
     pub gone: Sender<Infallible>,
 }
 
@@ -146,7 +146,7 @@ pub(crate) struct Registry {
     pub stops: watch::Sender<Option<String>>,
     /// The jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
-    /// The file of this hub that was not written, and the reason, by the name of the job.
+    /// For each job by name, the file that this hub could not write, if any, and the reason.
     unsaved_because: Mutex<BTreeMap<String, (Option<String>, String)>>,
     pub(crate) cores: Arc<[CoreHandle]>,
     kernels: &'static Kernels,

@@ -18,7 +18,7 @@ enum Event {
     Step(usize, u32),
     /// A request of hub 0 is delivered. The number is its index among the requests that were not delivered.
     Deliver(usize),
-    /// A request of hub 0 is delivered a second time. Nobody waits for this answer.
+    /// A request of hub 0 is delivered a second time. Nobody waits for the second answer.
     Repeat(usize),
     /// The job fails at hub 0.
     Fail,
