@@ -285,8 +285,8 @@ impl Job {
     pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
         self.life.runs()
             && match self.spec.made.is_below {
-                // In a mesh, the job above is also a job of this hub. The stop saves the job above, and so the state of
-                // this job.
+                // In a mesh, this hub also owns a share of the job above, which has this job's state. The stop saves
+                // the job above, and so this state.
                 true => self.spec.made.mesh.is_none() && !self.spec.goes_on(),
                 false => has_files && !self.spec.made.trial,
             }

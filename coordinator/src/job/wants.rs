@@ -34,7 +34,7 @@ use super::{Effect, Job};
 /// very long duration to a clock's time would overflow.
 pub(super) const LONGEST: Duration = Duration::from_secs(86_400 * 365);
 
-/// The number of a want at this hub.
+/// The number of a want (a request for the state) at this hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WantId(u64);
 
@@ -90,11 +90,11 @@ impl From<NotCut> for NoState {
 pub(super) struct Wants {
     last: u64,
     waiting: Vec<Want>,
-    /// The want for which the state is being read.
+    /// The want of the clients that now read the state.
     reading: Option<WantId>,
 }
 
-/// A want that does not have its state yet.
+/// A want (a request for the state) that does not have its state yet.
 #[derive(Debug)]
 pub(super) struct Want {
     id: WantId,

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   hub 0: own rounds + GET parts of every other hub --> the latest whole round --> pass --> the other hubs
-//!   another hub that has later rounds: hub 0 confirms the pass --> the later rounds go
+//!   another hub that has later rounds: hub 0 confirms the pass --> the later rounds no longer count
 //! ```
 //!
 //! Runs on a thread for joins, or on a separate thread if it waits for other hubs.
