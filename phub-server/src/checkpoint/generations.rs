@@ -9,8 +9,8 @@
 //!   train@not-finite.safetensors    the last state with NaN or infinity, which replaced nothing
 //! ```
 //!
-//! A job's name never has an `@`. So no job continues from the two files with a word after the `@`, and no job's own file has such
-//! a name.
+//! A job's name never has an `@`. So no job continues from the two files with a word after the `@`, and no job's own
+//! file has such a name.
 //!
 //! Shared by the threads that save and load. Must not depend on the values in a file.
 
