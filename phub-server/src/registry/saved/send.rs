@@ -37,7 +37,8 @@ const PIECE_BYTES: usize = 256 << 10;
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
 /// The lowest permitted speed of a client while other clients wait until the copy is dropped.
 const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
-/// The length in bytes of the name by which readers distinguish jobs with the same name.
+/// The number of bytes in the name by which readers distinguish jobs with the same name. Each byte is two hexadecimal
+/// digits.
 const RUN_BYTES: usize = 16;
 
 /// The time that a client has to take its bytes.
