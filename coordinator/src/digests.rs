@@ -1,6 +1,6 @@
 //! Comparisons of the members' weights by digests. Every few rounds, each member sends the digest of its weights before
-//! the round. If its program asks for this, a member also sends the digest of the weights that it writes to the hub in
-//! a round. A hub below other hubs sends them the digest that all its workers share.
+//! the round. Some programs also ask for a digest of the weights that a member writes to the hub in a round. Then the
+//! member sends this digest, too. A hub below other hubs sends the hubs above the digest that all its workers share.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,8 +17,8 @@ const OPEN: usize = 8;
 pub struct Compared {
     /// The round.
     pub round: Round,
-    /// Whether these are the weights that members write to the hub in the round. Otherwise they are the members'
-    /// weights before the round.
+    /// Whether the comparison is about the weights that members write to the hub in the round. Otherwise it is about
+    /// the members' weights before the round.
     pub written: bool,
 }
 

@@ -48,7 +48,7 @@ pub struct Join {
     pub hub: (u32, u32),
     /// The address of the job's hub 0, and the pass that hub 0 gave, in a job over several hubs.
     pub lead: Option<(String, Option<Pass>)>,
-    /// The mesh that the worker asks for, if any.
+    /// The mesh that the worker asks for, if any: each machine has a hub, which owns a share of the job.
     pub mesh: Option<Mesh>,
     /// Whether the worker asks for a trial.
     pub trial: bool,

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use pbox_core::{Look, Round};
 
-/// The progress of a job at the last look.
+/// The progress of a job at the last look, which is a check of its cores.
 #[derive(Debug)]
 pub struct Progress {
     done: u64,
     since: Instant,
     round: Round,
-    /// Whether at the last look a chunk waited for a push of a worker that has left.
+    /// Whether at the last look at the cores a chunk waited for a push of a worker that has left.
     waits_for_left: bool,
 }
 

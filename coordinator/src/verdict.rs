@@ -13,8 +13,8 @@ const WORTH_A_WORD: f64 = 0.05;
 const OFTEN: u32 = 10;
 /// The most ranks that a verdict names.
 const NAMED: usize = 8;
-/// The shortest wait that the verdict reports. It then describes the wait of the round in flight, and not the speed of
-/// rounds.
+/// The shortest wait in the round in flight that the verdict reports. The verdict then describes this wait, and not the
+/// speed of rounds.
 const STANDS: Duration = Duration::from_secs(1);
 
 /// Describes the progress of a job in one line.

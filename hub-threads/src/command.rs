@@ -31,7 +31,8 @@ pub enum Command {
     AddShard { job: JobId, shard: Box<MadeShard> },
     /// Give a new job its state, before any worker takes part in it.
     Restore { job: JobId, layout: Carried<Arc<Layout>>, state: Carried<Arc<Restored>> },
-    /// Take a worker's link. `weights` is the core's part of the worker's own weights window, if the worker has one.
+    /// Take a worker's link. A weights window is the memory into which the hub writes weights. `weights` is the core's
+    /// part of this worker's own window; `None` if the workers share a window.
     AddWorker {
         job: JobId,
         rank: u32,
@@ -39,7 +40,7 @@ pub enum Command {
         weights: Carried<Option<Spans>>,
         link: Box<any::Endpoint>,
     },
-    /// Drop the link of a worker that makes a new one.
+    /// Drop the lost link of a worker. The worker makes a new link.
     UnlinkWorker { job: JobId, rank: u32 },
     /// Remove a worker.
     RemoveWorker { job: JobId, rank: u32 },
@@ -53,16 +54,16 @@ pub enum Command {
     Hold { job: JobId, reply: Reply<Option<Front>> },
     /// Return the round that each worker has reached in a paused job.
     Lines { job: JobId, reply: Reply<Vec<Option<Round>>> },
-    /// End a paused job: let no chunk pass the round `before`. If workers step alone (SSP, ASP), let no worker pass
-    /// its own round in `lines` instead.
+    /// End a paused job: let no chunk pass the round `before`. If workers step alone (SSP, ASP), the limit is not
+    /// `before`: each worker has its own limit in `lines`.
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
     /// Copy the state that a paused job has before a round.
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
     /// Take back the memory of a snapshot's part, unless it is lost. After that, the next snapshot may be
     /// taken.
     GiveBack { job: JobId, values: Option<Slab> },
-    /// Let a paused job continue. The admitted ranks take part from the round `from` on. `ahead` is added to
-    /// `from`, by rank.
+    /// Let a paused job continue. The admitted ranks take part from the round `from` on. `ahead` has the
+    /// number of rounds that is added to `from`, for each rank.
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
     /// Change the optimizer's hyperparameters from a round on, and set the state of keys to zero. Return the oldest
     /// round in flight.
@@ -80,7 +81,7 @@ pub enum Command {
     RemoveJob { job: JobId },
 }
 
-/// A core's links to the hubs above. The link has the window that the hub above writes, unless the workers read that
+/// A core's links to the hubs above. Each link has the window that the hub above writes, unless the workers read that
 /// window themselves.
 pub type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
 

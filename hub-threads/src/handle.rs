@@ -97,8 +97,8 @@ pub fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
 }
 
 impl CoreHandle {
-    /// Starts the thread of core `number` on a lane. The thread owns `port`, and records its work if there is
-    /// a timeline.
+    /// Starts the thread of core `number` on the cpu of a lane, which is a cpu and a NIC. The thread owns `port`, and
+    /// records its work if there is a timeline.
     #[allow(clippy::too_many_arguments)] // the parts of a core
     pub fn start(
         number: usize,

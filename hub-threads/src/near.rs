@@ -1,13 +1,13 @@
 //! Work for a core that its own thread should not do, because rounds would wait: touching and freeing memory.
-//! The threads for this run on the core's NUMA node, because a page lies on the node where it is touched
-//! first. They have a lower priority than the core's thread.
+//! The threads that do this work run on the core's NUMA node, because a page lies on the node where it is
+//! touched first. They have a lower priority than the core's thread.
 
 use fabric::{Ranges, Span};
 use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The niceness of threads near a core. Beside a core's thread that is always busy, they get a quarter of the
-/// cpu. With less, a worker would wait so long for its window that the hub would count it as dead.
+/// cpu. With less, a worker would wait so long for its window that the hub would count the worker as dead.
 const NICE: i32 = 5;
 
 /// Lowers the priority of the calling thread from now on.
@@ -23,7 +23,7 @@ pub struct Near {
 }
 
 impl Near {
-    /// Lowers the priority of the calling thread from now on.
+    /// Lowers the priority of the calling thread from now on. Notes the cpus on which the thread may run.
     pub fn begin() -> Self {
         give_way();
         Near { allowed: sched_getaffinity(None).ok() }
@@ -42,9 +42,9 @@ impl Near {
         }
     }
 
-    /// Makes the pages of a new window huge, in ranges that each belong to one node. `cores` has the cpu and
-    /// the spans of each core. `collapse` is a method of the window: it takes the ranges of each node, and a
-    /// function that moves this thread to a node.
+    /// Makes the pages of a new window huge, in ranges that each belong to one node. `cores` has each core's
+    /// cpu, and its byte ranges in the window. `collapse` is a method of the window: it takes the ranges of
+    /// each node, and a function that moves this thread to a node.
     pub fn huge_pages(
         &self,
         cores: impl IntoIterator<Item = (u32, Vec<Span>)>,

@@ -1,6 +1,7 @@
 //! A core thread. It is pinned, owns one port and one [`Core`], and makes turns until the command to stop.
 //!
-//! Between turns, the thread checks one flag. Commands and reports cross by channels, outside the round path.
+//! Between turns, the thread checks one flag for new commands. Commands and reports go through channels, and
+//! gradients and weights do not.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

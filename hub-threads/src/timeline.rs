@@ -1,6 +1,6 @@
 //! The timeline of a core: the last events of one core thread, for a trace.
 //!
-//! Owned by the core thread. It reads the clock once for each poll that returned posts, and twice for each
+//! Owned by the core thread. It reads the clock once for each poll that returned messages, and twice for each
 //! chunk that it steps. Names jobs and chunks only by their numbers.
 
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const WAIT: Duration = Duration::from_micros(1);
 pub enum Event {
     /// The core waited, and nothing arrived before the wait ended.
     Waited { begin: Instant, end: Instant },
-    /// A post of a worker, or of a hub above, arrived.
+    /// A message of a worker, or of a hub above, arrived.
     Arrived { at: Instant, job: JobId, rank: u32, immediate: Immediate },
     /// A chunk was summed and stepped, and then its answers were posted.
     Stepped { begin: Instant, posted: Instant, end: Instant, job: JobId, chunk: ChunkId, round: Round },
@@ -33,7 +33,7 @@ pub struct CoreTimeline {
     ring: Ring<Event>,
     /// The time up to which events are recorded.
     since: Instant,
-    /// The time of the first post after `since`.
+    /// The time of the first message that the core posted after `since`.
     posted: Option<Instant>,
 }
 

@@ -27,8 +27,8 @@ use crate::way::Way;
 pub struct Ports {
     /// The ports, as handshakes of links use them.
     pub group: any::Group,
-    /// The ports that get links, in turn: each hub's first core is linked to the first port, the second core to the
-    /// second, and so on.
+    /// The ports that get links, in turn. The first core of each hub is linked to the first port, its second core to
+    /// the second port, and so on.
     pub dealt_to: Vec<PortId>,
     /// Whether the ports can use RDMA. Otherwise the reason why they cannot.
     pub rdma: Result<(), String>,
@@ -214,8 +214,8 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the RDMA NICs of this machine that may be used, the nearest to this process first: the NICs in `list`, or all
-/// NICs that work.
+/// Returns the RDMA NICs of this machine that may be used: the NICs in `list`, or all NICs that work. The NICs nearest
+/// to this process come first.
 fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, String> {
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let fitness = Fitness::of(&devices, list);

@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::failure::{Cause, Failure, RETRY};
 
-/// If a request takes this much longer than its timeout, this process was suspended.
+/// The delay beyond a request's timeout after which this process counts as suspended.
 const STOOD_STILL: Duration = Duration::from_secs(1);
 
 /// The news of the job at one hub.

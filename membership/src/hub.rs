@@ -277,10 +277,7 @@ impl Hub {
         self.control.within(limit).leave(&request).map_err(|failure| failure.error)
     }
 
-    /// Leaves a trial job before this round. If no other worker is in the job, it leaves no checkpoint.
-    ///
-    /// # Errors
-    /// Returns the errors of [`post`](Self::post).
+    /// Leaves a trial job before this round. When the last worker leaves a trial job, the hub writes no checkpoint.
     pub fn leave_trial(&self, round: Round) -> Result<(), MemberError> {
         let request =
             LeaveRequest { token: self.token.clone(), round, was_trial: true, ..LeaveRequest::default() };
@@ -316,8 +313,8 @@ impl Hub {
         let behind = if knows_keys { at.behind.clone() } else { Vec::new() };
         let request =
             LeaveRequest { token: self.token.clone(), round: at.round, behind, ..LeaveRequest::default() };
-        // A loss in the news does not end the retries. If only the answer to a first try was lost, the hub already
-        // refuses the heartbeat.
+        // A loss in the news does not end the retries. If only the answer to the first try was lost, the member has
+        // already left, and the hub refuses its heartbeat.
         let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&request));
         left.map_err(|failure| self.lost_if_unreachable(failure.error))
     }

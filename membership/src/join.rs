@@ -101,8 +101,8 @@ pub fn describe(
 }
 
 /// Waits until workers can join at each of these hubs, and asks the hubs. If a hub stops, or a connection ends before the
-/// answer, the hub may be about to restart: waits and asks again. Then also waits while the rank is taken: a hub whose
-/// answer was lost has admitted this member, and keeps the rank until it notices that nobody connects.
+/// answer, the hub may be about to restart: waits and asks again. Then also waits while the rank is taken. A hub whose
+/// answer was lost has admitted this member. That hub keeps the rank until it notices that nobody connects.
 ///
 /// # Errors
 /// Returns the errors of [`wait_for`] and of the request. Returns the error of a connection that ended only at the deadline,
@@ -180,7 +180,7 @@ pub fn meet(
     }
 }
 
-/// A join of a job at each of its hubs.
+/// A worker's or lower hub's requests to join one job, at each of the job's hubs.
 #[derive(Clone, Copy, Debug)]
 pub struct Join<'a> {
     /// The addresses of the job's hubs, in order.

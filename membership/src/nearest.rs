@@ -22,8 +22,8 @@ pub fn workers_here(workers: u32, environment: impl Fn(&str) -> Option<String>) 
     said.filter(|here| (1..=workers).contains(here)).unwrap_or(workers)
 }
 
-/// Returns a member's number on its machine, or its rank if no launcher gives the number. If each machine has consecutive
-/// ranks, its members then also begin with different NICs.
+/// Returns a member's number on its machine. If no launcher gives the number, returns the member's rank: if each
+/// machine has consecutive ranks, its members also begin with different NICs.
 pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
     LOCAL_RANK.iter().find_map(|name| environment(name)?.parse().ok()).unwrap_or(rank)
 }

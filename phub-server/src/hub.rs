@@ -247,7 +247,7 @@ impl Hub {
         self.registry.as_ref().expect("no caller holds a hub that stops").drain(by);
     }
 
-    /// Waits until the hub takes no more jobs and the last one has ended. Holds no reference to the hub.
+    /// Waits until the hub takes no more jobs and its last job has ended. Holds no reference to the hub.
     pub fn drained(&self) -> impl Future<Output = ()> + use<> {
         let registry = self.registry.as_ref().expect("no caller holds a hub that stops");
         let (mut draining, all_freed) = (registry.draining.subscribe(), Arc::clone(&registry.freed));

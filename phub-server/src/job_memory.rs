@@ -3,8 +3,8 @@
 
 use pbox_core::{JobTerms, Key, Wire};
 
-/// The bytes of the hub's tables for a chunk: 180 bytes were measured, for its place, owner, arrivals and
-/// spans in two windows.
+/// The bytes of the hub's tables for a chunk: 180 bytes were measured. The tables have the chunk's place, its
+/// owner, its arrivals, and its byte ranges in two windows.
 const OF_A_CHUNK: u64 = 192;
 /// The bytes of the hub's tables for a compressed chunk: 324 bytes were measured.
 const OF_A_COMPRESSED_CHUNK: u64 = 352;
@@ -60,13 +60,13 @@ pub struct JobMemory {
     pub sums: u64,
     /// The windows that workers, or hubs below, read; and the hub's own weights.
     pub weights: u64,
-    /// Master weights, the optimizer's state, and an average. With compression also the values that the
-    /// workers have. 0 if the hub is below other hubs, which keep these values.
+    /// Master weights, the optimizer's state, and an average. With compression, these bytes include the
+    /// values that the workers have. 0 if the hub is below other hubs, which keep these values.
     pub kept: u64,
     /// The weights of the previous round, if the hub may send weights early (answers ahead).
     pub former: u64,
-    /// The mean gradients that the hub keeps, in f32. If steps wait for the norm of the round, they are the
-    /// means of all chunks, otherwise of one chunk for each core.
+    /// The mean gradients that the hub keeps, in f32. If steps wait for the norm of the round, the hub keeps
+    /// the means of all chunks. Otherwise it keeps the mean of one chunk for each core.
     pub means: u64,
     /// The room for a snapshot, if snapshots are taken while the job runs.
     pub snapshots: u64,
@@ -169,8 +169,8 @@ mod tests {
             10 * MODEL,
             "kept, and in a snapshot"
         );
-        // With two hubs, each of the four gradient windows also has the lines of both hubs, which carry parts of the
-        // norm.
+        // With two hubs, each of the four gradient windows also has the lines of both hubs. A line is the place of a
+        // hub's part of the gradient norm.
         let needed_of_two = needed(JobTerms { clip_norm: Some(1.0), hubs: 2, ..terms });
         assert_eq!(needed_of_two, (9 * MODEL + 5 * 2 * lines) / 2);
     }

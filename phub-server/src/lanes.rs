@@ -50,7 +50,7 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
     Ok(Lanes { lanes, rdma: None, picture: topology::render::machine_svg(host, &plan) })
 }
 
-/// Whether the settings ask for RDMA, so that a hub must not start without it.
+/// Whether the settings ask for RDMA. If so, the hub must not start without RDMA.
 pub fn wants_rdma(settings: &HubSettings) -> bool {
     settings.transports.is_some() || settings.nics.is_some()
 }
@@ -65,7 +65,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
         return Err(HubError::Disabled);
     }
     let list = nic_list(settings, nccl);
-    // The devices are read first, because the error says whether the library or a device is missing.
+    // The devices are read first: the error of this call says whether the library or a device is missing.
     let devices = verbs::devices()?;
     let OnNics { mut lanes, plan } = on_nics(host, settings, &list, &devices)?;
     let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
@@ -200,9 +200,9 @@ pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)
     lost.iter().find(|(options, _)| is_it(options)).map(|(_, error)| error)
 }
 
-/// Whether a new job can use each lane: the lane has no NIC, or its NIC is open and has a link. If no lane is
-/// left, the job can use all lanes, because its workers use other transports. Called once for each job:
-/// each open NIC costs a system call.
+/// Whether a new job can use each lane: the lane has no NIC, or its NIC is open and has a link. If no lane is left, the
+/// job can use all lanes, because its workers use other transports. Called only once for each job, because it makes a
+/// system call for each open NIC.
 pub(crate) fn of_use(lanes: &[&Lane], rdma: Option<&verbs::Group>) -> Vec<bool> {
     let Some(rdma) = rdma else { return vec![true; lanes.len()] };
     mend(rdma);

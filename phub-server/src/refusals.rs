@@ -12,7 +12,7 @@ use coordinator::Asker;
 
 /// The number of refusals that are kept. Equal refusals count once.
 const KEPT: usize = 16;
-/// The number of letters that are kept of a reason, and of a job's name.
+/// The number of letters that are kept of a reason. [`JOB_LETTERS`] is the number for a job's name.
 const WHY_LETTERS: usize = 300;
 const JOB_LETTERS: usize = 100;
 

@@ -49,7 +49,8 @@ impl Hub {
         self.names.take(&job.spec.name, id);
         let is_being_saved = job.last.is_being_saved();
         if is_being_saved {
-            // The name stays reserved, so that no new job continues from an older checkpoint meanwhile.
+            // The name stays reserved until the last state is saved. Otherwise a new job of this name could
+            // continue from an older checkpoint.
             self.names.keep(&job.spec.name);
         }
         Some(Failed { blame, is_being_saved, effects: self.noted(id, effects, now) })
@@ -85,7 +86,7 @@ pub struct End {
     pub(super) stop: Stop,
     /// The members that must still be notified that the hub stops.
     pub(crate) untold: HashSet<(JobId, u32)>,
-    /// The failed jobs of which the hubs above must still be notified.
+    /// The failed jobs whose failure must still be reported to the hubs above.
     pub(crate) untold_above: HashSet<JobId>,
 }
 

@@ -208,7 +208,8 @@ impl Hub {
                     }
                 }
                 Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
-                // A connection by this token may be in progress. The links of that connection are lost, too.
+                // Withdraws the token, because a connection with this token may be in progress. The links of that
+                // connection are lost, too.
                 Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),
                 _ => {}
             }

@@ -17,7 +17,8 @@ use pbox_core::JobId;
 
 use super::Hub;
 
-/// The time limit of a stop for checkpoints, and again for last states. Writing a terabyte to a slow disk takes this long.
+/// The longest time that a stop waits for checkpoints, and then again for last states. Writing a terabyte to a slow
+/// disk takes this long.
 pub const SAVED_WITHIN: Duration = Duration::from_secs(3600);
 /// The longest time that a job's last cut waits for the round in flight. There is a limit, because perhaps no worker
 /// pushes any more.
@@ -136,7 +137,7 @@ impl Stopping<'_> {
         vec![StopStep::Fail(living.collect(), reason)]
     }
 
-    /// Ends the waits of a stop that take too long.
+    /// Ends each wait of the stop that has lasted longer than [`SAVED_WITHIN`].
     pub fn time_passes(&mut self) -> Vec<StopStep> {
         let Stopping { hub, now } = self;
         let is_late = |since: Instant| *now - since > SAVED_WITHIN;

@@ -117,7 +117,7 @@ impl Files {
         self.rounds.iter().map(|(&hub, rounds)| (hub, &rounds[..]))
     }
 
-    /// Returns the latest round that a hub has.
+    /// Returns the latest round of which any hub has a file.
     pub fn newest(&self) -> Option<Round> {
         self.rounds.values().flatten().max().copied()
     }
@@ -265,9 +265,9 @@ mod tests {
             }
         }
 
-        /// Hubs write, skip and fail in any order. They learn each other's rounds in any order, or not at all. Once all hubs
-        /// have written one round, all disks have the files of at least one round at any time. Once all hubs have written
-        /// two rounds, all disks have the files of at least two. No disk fills up.
+        /// Hubs write, skip and fail in any order. They learn each other's rounds in any order, or not at all. Once all
+        /// hubs have written one round, there is at any time at least one round whose files are on all disks. Once all
+        /// hubs have written two rounds, there are at least two such rounds. No disk fills up.
         #[test]
         fn a_whole_round_is_never_lost(
             hubs in 2usize..5,

@@ -108,8 +108,8 @@ impl Hubs {
     ) -> Self {
         let own = files.of_hubs().find(|(hub, _)| *hub == share.hub);
         let rounds = own.map(|(_, rounds)| rounds.to_vec()).unwrap_or_default();
-        // Hub 0 begins a job only with a round of which all hubs have files. So another hub knows that its own last file is of
-        // the round with which the job begins.
+        // At another hub, the last of its own rounds is complete at all hubs. Hub 0 begins a job only with such a
+        // round, and the hub's files of later rounds no longer count.
         let whole = files.whole();
         let (arrivals, held) = (Arrivals::default(), Follower::default());
         let (numbered, front) = (Numbered::default(), None);

@@ -185,7 +185,8 @@ impl Checkpoints {
                 .collect();
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
-            // A core that has already passed the round sends no other answer about this round.
+            // Cores that have already passed the round send no other answer about the round. They count as answers
+            // without a part.
             let has_passed =
                 |of_core: &&VecDeque<_>| of_core.iter().any(|rounds| is_due_in(occasion, rounds));
             let answers = passed.values().filter(has_passed).count();
@@ -284,8 +285,8 @@ impl Job {
     pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
         self.life.runs()
             && match self.spec.made.is_below {
-                // In a mesh, the job above is also a job of this hub. The stop saves the job above, and so the state of
-                // this job.
+                // In a mesh, this hub also owns a share of the job above, which has this job's state. The stop saves
+                // the job above, and so this state.
                 true => self.spec.made.mesh.is_none() && !self.spec.goes_on(),
                 false => has_files && !self.spec.made.trial,
             }

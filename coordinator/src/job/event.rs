@@ -215,8 +215,8 @@ impl Job {
                 let why = format!("{} is gone: {reason}", self.spec.spoken(rank));
                 let waits = self.members.get(rank).is_some_and(Member::waits_for_links);
                 match by_itself && waits && self.life.runs() {
-                    // The other cores also report the end of this member's old links. The worker itself watches its new
-                    // links.
+                    // This report is ignored, because each core reports the end of this member's old links. The worker
+                    // itself watches its new links.
                     true if self.members.unlinked(rank).is_some() => Vec::new(),
                     true => vec![self.members.unlink(rank, &why, now)],
                     false => self.lose(rank, Cause::Link, &why),

@@ -270,7 +270,8 @@ impl LastState {
 
 impl Last {
     /// Begins to save the last state of a failed job. `written` is the round of this hub's last file since the job
-    /// began, if any. A state that rank 0 has brought is in no file.
+    /// began. If there is no such file, only the checkpoint that the job continued from counts as saved. A state that
+    /// rank 0 has brought is in no file.
     fn new((reason, blame): (&str, Blame), stops: bool, hubs: &Hubs, written: Option<Round>) -> Self {
         let newest = match (hubs.share.is_whole(), hubs.leads()) {
             (true, _) => written,

@@ -29,7 +29,7 @@ impl Job {
     }
 
     /// Notes that the state has arrived completely. At a hub without hubs above, `restored` has the state's round and
-    /// numbers. Otherwise the hubs above say with which round the job begins.
+    /// hyperparameters. Otherwise the hubs above say with which round the job begins.
     pub(crate) fn begin_with(&mut self, restored: Option<(Round, NumbersByRound)>) -> Arrival {
         if let Some(gathering) = self.life.gathering_mut() {
             (gathering.brought, gathering.brought_steps) = (Brought::Nothing, Vec::new());

@@ -40,7 +40,7 @@ pub struct Made {
     pub owner: Option<IpAddr>,
     /// Whether the job is a trial: it continues from no checkpoint and leaves none.
     pub trial: bool,
-    /// The mesh that the job's workers ask for, if any.
+    /// The mesh that the job's workers ask for, if any: each machine has a hub, which owns a share of the job.
     pub mesh: Option<Mesh>,
 }
 

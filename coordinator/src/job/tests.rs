@@ -479,8 +479,9 @@ fn a_leave_that_cannot_be_is_refused_and_the_member_stays() {
     assert_eq!(job.news.now().left, [Left { rank: 1, at }]);
 }
 
-/// A worker may leave while a push of it is awaited. For example, a hub below has no session that compares rounds. A worker
-/// of an older version names only one round for all keys.
+/// A worker may leave although the hub awaits a push of the worker. Two examples: a hub below other hubs has no
+/// session, and only sessions compare rounds. A worker of an older version names only one round for all its keys, even
+/// if some keys are behind.
 #[test]
 fn a_push_that_waits_for_a_member_that_has_left_fails_the_job_at_the_second_look() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);

@@ -30,10 +30,11 @@ use super::cut::{CutAt, CutId, NotBefore, NotCut, Purpose};
 use super::parts::Then;
 use super::{Effect, Job};
 
-/// The limit on the time of a want. A record is input from outside, and a clock cannot add every duration.
+/// The limit on the time of a want. The time may come from a replayed record, which may have any duration. Adding a
+/// very long duration to a clock's time would overflow.
 pub(super) const LONGEST: Duration = Duration::from_secs(86_400 * 365);
 
-/// The number of a want at this hub.
+/// The number of a want (a request for the state) at this hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WantId(u64);
 
@@ -66,7 +67,7 @@ pub enum NoState {
     /// No round of the job is over.
     #[error("{}", NotCut::NoWeights)]
     NoWeights,
-    /// No state can be taken before the round that a reader named.
+    /// No state can be taken before the round that a client named.
     #[error(transparent)]
     Before(NotBefore),
     /// Another reason, in words.
@@ -89,11 +90,11 @@ impl From<NotCut> for NoState {
 pub(super) struct Wants {
     last: u64,
     waiting: Vec<Want>,
-    /// The want for which the state is being read.
+    /// The want of the clients that now read the state.
     reading: Option<WantId>,
 }
 
-/// A want that does not have its state yet.
+/// A want (a request for the state) that does not have its state yet.
 #[derive(Debug)]
 pub(super) struct Want {
     id: WantId,

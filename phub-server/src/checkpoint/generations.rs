@@ -9,8 +9,8 @@
 //!   train@not-finite.safetensors    the last state with NaN or infinity, which replaced nothing
 //! ```
 //!
-//! A job's name never has an `@`. So no job continues from the last two files, and no job's own file has such
-//! a name.
+//! A job's name never has an `@`. So no job continues from the two files with a word after the `@`, and no job's own
+//! file has such a name.
 //!
 //! Shared by the threads that save and load. Must not depend on the values in a file.
 
@@ -39,7 +39,7 @@ pub struct Loaded {
 pub(super) fn generation(job: &str, file: &str) -> Option<Round> {
     let round = file.strip_prefix(job)?.strip_prefix('@')?.strip_suffix(".safetensors")?;
     let round = Round(round.parse().ok()?);
-    // Each number has one accepted spelling, for example without leading zeros.
+    // A number with another spelling, for example with leading zeros, is not accepted.
     (generation_name(job, round) == file).then_some(round)
 }
 
@@ -148,7 +148,8 @@ impl CheckpointStore {
         if self.keep.get() == 1 || !newest.is_file() {
             return Ok(());
         }
-        // The round of a file with an unreadable header is unknown, so the job could not continue from such a file.
+        // A file with an unreadable header gets no second name: its round is unknown, so the job could not continue
+        // from it.
         let Ok(round) = about(newest).map(|about| about.round) else { return Ok(()) };
         if round == next {
             return Ok(());
@@ -198,8 +199,9 @@ impl CheckpointStore {
         Ok(false)
     }
 
-    /// Removes the generations beyond the number that is kept beside a newest file of `round`. Also removes
-    /// generations of `round` and of later rounds, because the job has gone back from them.
+    /// Keeps only the newest of the generations before `round`: one less than the number of checkpoints to
+    /// keep, because the newest file counts, too. Removes all other generations. Generations of `round` and
+    /// later are removed because the job has gone back from them.
     pub(super) fn prune(&self, job: &str, round: Round) -> Result<(), CheckpointError> {
         let rounds = self.generations(job)?;
         let older = rounds.iter().filter(|&&kept| kept < round).count();

@@ -36,7 +36,7 @@ impl PartName {
             hub: number(hub)?,
             hubs: number(hubs)?,
         };
-        // Each number has one accepted spelling, for example without leading zeros.
+        // A number with another spelling, for example with leading zeros, is not accepted.
         (check_job_name(job).is_ok() && name.file() == file).then_some(name)
     }
 

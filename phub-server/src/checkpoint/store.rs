@@ -104,7 +104,7 @@ impl CheckpointStore {
             lock,
             made_room: Seldom::default(),
         };
-        // The lock file may exist in a directory in which this hub can make no files.
+        // Even if the lock file exists, the hub may be unable to make other files in the directory.
         store.probe().map_err(failed("making a file in it"))?;
         Ok(store)
     }

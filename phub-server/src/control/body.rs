@@ -83,7 +83,7 @@ impl<'a> Parts<'a> {
     /// Creates the reader of a body of at most `limit` bytes.
     pub fn new(request: Request, limit: usize, limits: &'a ControlLimits) -> Result<Self, Refusal> {
         let body: Body = request.into_body();
-        // If the length in the header is too large, the client need not send the body.
+        // A body whose length in the header is too large is refused before the client sends it.
         if body.size_hint().lower() > limit as u64 {
             return Err(too_large(limit));
         }

@@ -45,7 +45,8 @@ pub(crate) struct Guard {
     /// The secrets of the tokens that the hub accepts; `None` if it accepts everybody.
     accepted: RwLock<Option<Secrets>>,
     credential: Option<Credential>,
-    /// Whether only this machine can reach the hub. Then an attacker needs a web page in this machine's browser.
+    /// Whether only this machine can reach the hub. An attacker on another machine then needs a web page in this
+    /// machine's browser.
     local: bool,
     /// The requests that the guard refused.
     pub refusals: Arc<Refusals>,
@@ -389,7 +390,7 @@ mod tests {
             assert_eq!(with(&[(ORIGIN, "null")]), 403);
             assert_eq!(with(&[(CONTENT_TYPE, "text/plain; charset=utf-8")]), 415);
             assert_eq!(with(&[(CONTENT_TYPE, "application/json")]), 200);
-            // With a token, any host name is accepted: no web page has a token.
+            // With a token, any host name is accepted, because no web page of another site has a token.
             assert_eq!(with(&[(HOST, "elsewhere.example")]), if insecure { 403 } else { 200 });
             assert_eq!(with(&[(HOST, "localhost:7077")]), 200);
             assert_eq!(with(&[(HOST, "[::1]:7077")]), 200);

@@ -20,7 +20,7 @@ pub struct ControlLimits {
     pub headers: Duration,
     /// The longest time between two parts of a body.
     pub body_stall: Duration,
-    /// The least average rate of a body. Only a body that has stalled is checked.
+    /// The least average rate of a body. The hub checks the rate only while it waits for the next part.
     pub body_bytes_per_s: u64,
     /// The time within which the client must take the bytes that were sent to it.
     pub unread: Duration,
@@ -35,7 +35,7 @@ pub struct ControlLimits {
 
 impl Default for ControlLimits {
     fn default() -> Self {
-        // The data path and the windows need descriptors, too.
+        // The other half of the descriptors is for the data path and the windows.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         // A worker has two connections. So 4096 connections are enough for two jobs with the maximum of 1024
         // workers.

@@ -210,7 +210,7 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     hub.refusals = desk.refusals.replies(|job| sees.job_or_all(job));
-    // These lists are by far the largest part of the page, and only the picture needs them.
+    // These lists are by far the largest part of the reply, and only the picture on the page at `GET /` needs them.
     for job in &mut hub.jobs {
         job.rounds.iter_mut().for_each(|rounds| rounds.recent.clear());
         job.gradients.iter_mut().for_each(|gradients| gradients.recent.clear());
@@ -219,8 +219,8 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     done(&hub)
 }
 
-/// Asks NICs for their counters, on a thread of its own. A driver may be slow, so the control thread must not
-/// wait. The threads for joins may be busy for seconds.
+/// Asks NICs for their counters, on a thread of its own. A driver may be slow, so the control thread must not wait for
+/// it. The threads for joins do not ask either, because they may be busy for seconds.
 async fn nics(desk: &Desk) -> Vec<NicReply> {
     let registry = Arc::clone(&desk.registry);
     if !registry.has_nics() {

@@ -59,7 +59,7 @@ pub(crate) struct Job {
     /// The state of the links to the hubs above: lost, or being replaced.
     pub(super) relinks_above: RelinksAbove,
     pub(super) wait_for_last: WaitForLast,
-    /// The round that the cores reported last. Known also in a job of one worker, whose `last_rounds` stay empty,
+    /// The round that the cores reported last. It is known even in a job of one worker, whose `last_rounds` stay empty
     /// because no core waits for another worker.
     pub round: Round,
     /// The last rounds, as the cores reported them.

@@ -103,7 +103,7 @@ impl Registry {
         let terms = &Arc::new(request.terms.clone());
         let relays = self.up.relays(request);
         let of_shards = if relays { Arc::new(terms.beside()) } else { Arc::clone(terms) };
-        // The tables of the layout need memory, too.
+        // The tables of the layout need memory before the size of the whole job is known.
         let tables = job_memory::tables_bytes(terms);
         let promise = |bytes| Promise::new(name, terms, bytes, self.memory());
         self.lock().ask(promise(tables))?;
@@ -361,7 +361,7 @@ mod tests {
             let making = registry.reserve(&mut registry.lock(), "job");
             registry.join("another".into(), request()).await.unwrap();
             let mut join = pin!(registry.join("job".into(), request()));
-            // Each check of the disk runs on a thread for joins.
+            // Meanwhile, joins of another job are answered.
             for _ in 0..3 {
                 let look = registry.join("another".into(), request()).await;
                 look.expect_err("its rank is taken");

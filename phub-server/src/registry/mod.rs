@@ -1,5 +1,5 @@
-//! The registry: all jobs and workers of the hub, and the commands to their cores. It has one lock, which no
-//! thread takes on the round path.
+//! The registry: all jobs and workers of the hub, and the commands to their cores. It has one lock. No thread needs this
+//! lock to carry out a round.
 //!
 //! | file | what it does |
 //! | --- | --- |
@@ -111,7 +111,7 @@ pub(crate) struct Parts {
     pub up: Up,
     pub timeline: Option<Timeline>,
     pub runtime: Handle,
-    /// A sender that is dropped after everything else.
+    /// The sender whose channel closes when the registry is dropped. It is dropped after everything else.
     pub gone: Sender<Infallible>,
 }
 
@@ -146,7 +146,7 @@ pub(crate) struct Registry {
     pub stops: watch::Sender<Option<String>>,
     /// The jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
-    /// The file of this hub that was not written, and the reason, by the name of the job.
+    /// The file that this hub could not write, if any, and the reason, for each job by name.
     unsaved_because: Mutex<BTreeMap<String, (Option<String>, String)>>,
     pub(crate) cores: Arc<[CoreHandle]>,
     kernels: &'static Kernels,

@@ -341,7 +341,8 @@ impl HubSettings {
 
     /// Returns the address for gradients and weights over TCP. `control` is the address of the control port.
     pub fn data_path(&self, control: IpAddr) -> SocketAddr {
-        // If the control port is not the default one, this machine may have another hub on the default ports.
+        // If the control port is not the default one, the data path gets a free port: this machine may have another hub
+        // on the default ports.
         let port = if self.listen.port() == listen::CONTROL_PORT { listen::DATA_PORT } else { 0 };
         self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }

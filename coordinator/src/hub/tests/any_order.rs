@@ -19,7 +19,7 @@ const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A worker with this address asks for a name.
+    /// A worker with this address asks for the job of this name.
     Comes(&'static str, Option<IpAddr>),
     /// A job that is being made needs this number of gigabytes.
     Needs(Index, u64),

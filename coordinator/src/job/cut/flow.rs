@@ -188,8 +188,8 @@ impl Moved<'_> {
         }
     }
 
-    /// Decides the round of the cut, if the cut is for a snapshot. Then stops the chunks at the end of the job, or takes
-    /// the snapshot.
+    /// Decides the round of the cut, if the cut is for a snapshot. Then takes the snapshot. If the job ends at the cut,
+    /// first stops the chunks at this round.
     pub fn take_snapshot(mut self, lines: Arc<[Option<Round>]>) -> Vec<Effect> {
         let cut = &mut self.cut;
         if let Purpose::Snapshot(at) = cut.purpose {

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hubs::StaleCut;
 
-/// The limit on the round that a reader may name, counted from the round of the furthest chunk.
+/// The limit on the round before which a client may ask for the state, counted from the round of the furthest chunk.
 const AHEAD: u32 = 1024;
 
 /// The number of a cut at this hub.
@@ -42,8 +42,8 @@ pub struct CutId(u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Purpose {
-    /// Workers take part from the cut on. Each is given by its number at all hubs, because by then another worker may
-    /// have its rank.
+    /// Workers take part from the cut on. Each is given by its number at all hubs, because another worker may have its
+    /// rank when the cut takes place.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),
@@ -59,8 +59,8 @@ pub enum CutAt {
     AllHubs,
     /// This hub alone takes part, before the round of its furthest chunk.
     ThisHub,
-    /// This hub alone takes the snapshot before this round, which may be in the future. A reader asks each hub for the same
-    /// round.
+    /// This hub alone takes the snapshot before this round, which may be in the future. A client that reads the state
+    /// asks each hub for the same round.
     Before(Round),
     /// All hubs of the job take part, because the job is about to end. The job's workers make no round after the cut: that
     /// round would be lost.
@@ -80,8 +80,8 @@ pub enum Step {
     HoldOthers(HoldRequest),
     /// Ask all cores for each worker's line: the first round for which no chunk has a stepped push of the worker.
     Lines,
-    /// Let no chunk pass this round. If workers step alone (SSP, ASP), let no worker pass its own round in the list
-    /// instead.
+    /// Let no chunk pass this round. If workers step alone (SSP, ASP), the limit is not this round: each worker has its
+    /// own limit in the list.
     EndBefore(Round, Arc<[Option<Round>]>),
     /// Let all cores take a snapshot before this round.
     TakeSnapshot(Occasion, Round),
@@ -128,7 +128,7 @@ pub enum NotCut {
         "the state is not there: the job has no weights yet, because no round is over; try again after the first round"
     )]
     NoWeights,
-    /// No snapshot can be taken before the round that a reader named.
+    /// No snapshot can be taken before the round that a client named.
     #[error(transparent)]
     Before(#[from] NotBefore),
     /// Hub 0 has already ended the cut.
@@ -139,7 +139,7 @@ pub enum NotCut {
     Hub(String),
 }
 
-/// The reason why no state can be taken before a round that a reader named.
+/// The reason why no state can be taken before a round that a client named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotBefore {
     /// The job has passed the named round.

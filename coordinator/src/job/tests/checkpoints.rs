@@ -83,7 +83,8 @@ fn hub_0_hears_how_a_part_is() {
     );
 }
 
-/// Seed 12 of the simulated lives found this case: hub 0 waited for round 12 until a later checkpoint.
+/// Seed 12 of the simulation found this case. Hub 0 waited for the part before round 12, which had failed, until a
+/// later checkpoint.
 #[test]
 fn a_part_that_failed_is_not_forgotten_when_an_earlier_one_ends_after_it() {
     let mut job = running();
@@ -431,7 +432,8 @@ fn a_reader_whose_snapshot_gave_way_tries_again_and_hears_if_the_round_has_passe
     assert!(effects.contains(&Effect::Wanted(id, Err(NoState::Before(passed)))), "{effects:?}");
 }
 
-/// A record may have any duration, and a clock cannot add every duration.
+/// The time limit of a want is at most a year. A replayed record may have any duration, and a clock's time plus a very
+/// long duration would overflow.
 #[test]
 fn a_time_is_never_longer_than_a_year() {
     let mut wanted = Wanted::new(1);
@@ -446,7 +448,8 @@ fn a_time_is_never_longer_than_a_year() {
     assert_eq!(wanted.passes(Duration::from_secs(366 * 86_400)), [answer]);
 }
 
-/// Once, a hub refused its first checkpoint after a kill, because hub 0 had not yet sent it the complete rounds.
+/// Once, a hub refused its first checkpoint after a kill, because hub 0 had not yet sent it the rounds of complete
+/// checkpoints.
 #[test]
 fn a_hub_that_begins_with_a_checkpoint_writes_the_next_one_and_keeps_two() {
     let rounds = [10, 20, 30, 40].map(Round);

@@ -10,7 +10,7 @@ use crate::job;
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A hub cuts the job for a snapshot: at all hubs, which hub 0 leads, or at this hub alone.
+    /// A hub begins a cut for a snapshot. A cut of hub 0 is at both hubs, a cut of hub 1 at hub 1 alone.
     Snapshot(usize),
     /// Hub 0 makes a cut. Rank 1 takes part from this cut on.
     Admit,
@@ -18,7 +18,7 @@ enum Event {
     Step(usize, u32),
     /// A request of hub 0 is delivered. The number is its index among the requests that were not delivered.
     Deliver(usize),
-    /// A request of hub 0 is delivered a second time. Nobody waits for this answer.
+    /// A request of hub 0 is delivered a second time. Nobody waits for the second answer.
     Repeat(usize),
     /// The job fails at hub 0.
     Fail,

@@ -35,7 +35,8 @@ fn a_record_of_this_form_can_be_read_and_has_the_same_answers() {
     if std::env::var_os(MAKE).is_some() {
         let former =
             read_to_string(path()).map(|text| replayed(&Vec::from_iter(text.lines().map(str::to_owned))));
-        // Writing the record again would hide that the format needs a new number.
+        // If the former record cannot be replayed, the test fails. Writing the record again would hide that the format
+        // needs a new number.
         if let Ok(Err(error @ NotReplayed::Line { .. })) = &former {
             panic!("{}", remedy(error));
         }

@@ -16,7 +16,7 @@ use super::name_above;
 use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
 impl Registry {
-    /// Returns the result of a request that was passed on to the hubs above. If a hub above is lost, this
+    /// Returns the result of a request that was passed on to the hubs above. If a hub above is lost, this function
     /// first makes the job fail at this hub. So the workers learn the true cause, and join again.
     pub(crate) fn passed_on<T>(
         &self,

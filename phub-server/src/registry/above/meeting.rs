@@ -123,7 +123,7 @@ impl Drop for Seated<'_> {
     fn drop(&mut self) {
         let mut meetings = self.meetings.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(meeting) = meetings.get(self.job) else { return };
-        // The meeting may be complete, and a new meeting of the same name may have begun.
+        // There is nothing to free if the meeting is complete, or if a new meeting of the same name has begun.
         if is_complete(&self.news.borrow()) || !meeting.subscribe().same_channel(&self.news) {
             return;
         }

@@ -43,7 +43,8 @@ pub(super) use relinks::RelinksAbove;
 /// The most levels of hubs that a job may have.
 pub(super) const MAX_DEPTH: usize = 16;
 
-/// Returns the name of a job at the hubs above. The name differs, because in a mesh one hub has both jobs.
+/// Returns the name of a job at the hubs above. It differs from the name here, because in a mesh one hub has the job
+/// and also the job above.
 pub(super) fn name_above(name: &str) -> String {
     format!("{name}{SUMS}")
 }
@@ -155,7 +156,8 @@ impl Up {
         let meet = || {
             let connect = || {
                 let mut found = look_up(&mesh.meet, &self.outside(), LOOKUP_LIMIT)?;
-                // The other hubs will use the local address of this connection. A hub at 0.0.0.0 has no IPv6 address.
+                // The other hubs will use the local address of this connection. If this hub listens only at IPv4
+                // addresses (0.0.0.0), IPv6 addresses are tried last.
                 found.sort_by_key(|each| self.control.is_ipv4() && each.is_ipv6());
                 let mut tried = found.iter().map(|each| TcpStream::connect_timeout(each, self.limit));
                 let first = tried.next().expect("a lookup finds an address, or fails");
@@ -288,8 +290,8 @@ impl LetInAbove {
         self.above.own.is_some()
     }
 
-    /// Returns the wire format of the links to this hub's own members. It is `wire` with the lines in which the top
-    /// hubs send their parts of the norm.
+    /// Returns the wire format of the links to this hub's own members. It is `wire`, with additional places in the
+    /// windows for the parts of the gradient norm that the top hubs send.
     pub fn wire(&self, wire: Wire) -> Result<Wire, Refusal> {
         wire.below(&self.placed)
             .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))

@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 use crate::client::Address;
 pub(crate) use peers::held_too_long;
 
-/// The clients of the other hubs of a job.
+/// The other hubs of a job, and all that requests to these hubs need.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
     pub job: String,

@@ -7,9 +7,9 @@
 //! | written: is your part of a checkpoint on the disk? | hub 0 | other hubs |
 //! | arrived: a newcomer's links are here | other hubs | hub 0 |
 //! | begins: does the job begin with this round? | other hubs | hub 0 |
-//! | lost: the job continues without a worker | any hub, hub 0 tells all | hub 0, then other hubs |
+//! | lost: the job continues without a worker | any hub, then hub 0 | hub 0, then all other hubs |
 //! | checkpoint: cut the job, and make all hubs write | other hubs | hub 0 |
-//! | failed: the job has failed | any hub, hub 0 tells all | hub 0, then other hubs (`last`) |
+//! | failed: the job has failed | any hub, then hub 0 | hub 0, then all other hubs (`last`) |
 //! | last: save the job's last state | hub 0 | other hubs (`last`) |
 //!
 //! Runs on the control thread. A request is carried out even if the client hangs up meanwhile. Otherwise a

@@ -214,7 +214,7 @@ impl Registry {
     pub fn admission(self: &Arc<Self>, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;
         if admission.wire.has_own_weights() {
-            // This step runs without the lock, because the window is as large as the model.
+            // This step runs without the lock, because it takes long: the window is as large as the model.
             let own = admission.cores.placement.weights_window(&admission.wire).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
                 // The worker cannot connect again: the token was valid for one connection.

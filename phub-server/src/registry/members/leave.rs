@@ -102,7 +102,7 @@ impl Registry {
         Ok(LeaveReply::default())
     }
 
-    /// Carries a leave out. Returns the job if this was its last worker and the job is below other hubs. That job
+    /// Carries a leave out. Returns the job if the worker was the last one of a job below other hubs. That job
     /// ends when this hub has left the hubs above.
     fn leave_now(
         &self,
@@ -183,8 +183,8 @@ impl Registry {
         }
     }
 
-    /// Passes memory to the thread that frees it. The control thread must not free it, because it answers all
-    /// heartbeats.
+    /// Passes memory to the thread that frees it. The control thread must not free memory, because this thread
+    /// answers all heartbeats.
     pub(in crate::registry) fn free(&self, memory: Discarded) {
         let _ = self.discard.send(memory);
     }

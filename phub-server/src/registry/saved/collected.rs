@@ -29,9 +29,10 @@ pub(crate) struct Checkpoints {
     pub(super) copies: Copies,
     /// The counts of the clients.
     pub(crate) reads: Arc<Reads>,
-    /// The questions of hub 0 for this hub's part of a checkpoint.
+    /// The questions of hub 0 about this hub's part of a checkpoint.
     pub(crate) asked: Waiting<AskedId, WrittenReply>,
-    /// The lock that a thread holds while it writes a file. So the last state of a failed job is written last.
+    /// The lock that a thread holds while it writes a file. The last state of a failed job waits for this lock, so it
+    /// is written last.
     pub(super) writing: Arc<Mutex<()>>,
     /// The count of failures. The log mentions only some failures.
     pub(super) failures: Seldom,

@@ -31,7 +31,8 @@ pub(super) struct What {
     pub at: CutAt,
     /// The hub's share.
     pub share: Share,
-    /// The name by which clients distinguish jobs with the same name, if the share is only a part.
+    /// A name that differs between jobs with the same job name, for clients that put parts together. `None` if the
+    /// share is the whole job.
     pub run: Option<String>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   a worker is lost --> hold --> the job fails, its workers are told
-//!                         |--> fronts: the state before the highest round --> rounds behind end with the pushes
-//!                              that are in --> parts --> file --> the job's memory goes, its name is free again
+//!                         |--> fronts: the state before the highest round --> earlier rounds end with the pushes
+//!                              that have arrived --> parts --> file --> the job's memory goes, its name is free again
 //! ```
 //!
 //! The [coordinator](coordinator::LastStep) decides on the steps. This module takes them: it asks cores and other hubs, and

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   hub 0: own rounds + GET parts of every other hub --> the latest whole round --> pass --> the other hubs
-//!   another hub that has later rounds: hub 0 confirms the pass --> the later rounds go
+//!   another hub that has later rounds: hub 0 confirms the pass --> the later rounds no longer count
 //! ```
 //!
 //! Runs on a thread for joins, or on a separate thread if it waits for other hubs.
@@ -222,9 +222,9 @@ impl Registry {
         }
         let later = &rounds[rounds.partition_point(|&round| round <= first_round)..];
         if !later.is_empty() {
-            // A pass may belong to a job that hub 0 no longer has, or that has written later rounds since it began. A
-            // state that hub 0 confirms remains valid: no later round is at all hubs, and none is written without
-            // this hub.
+            // Hub 0 must confirm the round of the pass. The pass may belong to a job that hub 0 no longer has, or that
+            // has written later rounds since it began. A confirmed round remains valid: no later round is at all hubs,
+            // and none is written without this hub.
             let request = BeginsRequest { secret: pass.secret.clone(), first_round };
             let asked =
                 peers.ask::<Value>(0, "begins", "confirm the round that the job begins with", &request);

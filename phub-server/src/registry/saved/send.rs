@@ -33,11 +33,12 @@ use crate::registry::{Because, Refusal, Registry};
 const PIECES: usize = 1;
 /// The length of a piece. Each client has a few pieces in memory.
 const PIECE_BYTES: usize = 256 << 10;
-/// The lowest permitted speed of a client. A client that reads keeps a copy of the state in memory.
+/// The lowest permitted speed of a client. While a client reads, a copy of the state stays in this hub's memory.
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
 /// The lowest permitted speed of a client while other clients wait until the copy is dropped.
 const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
-/// The length of the name by which readers distinguish jobs with the same name.
+/// The number of bytes in the name by which readers distinguish jobs with the same name. Each byte is two hexadecimal
+/// digits.
 const RUN_BYTES: usize = 16;
 
 /// The time that a client has to take its bytes.
