@@ -122,7 +122,7 @@ fn lookups(pid: u32) -> usize {
 }
 
 /// A silent name server delays nobody. Each join names a host, at which the hubs of a mesh shall meet, and
-/// nobody resolves the name. The page, the metrics, other jobs and the stop wait for none of them.
+/// nobody resolves the name. The page, the metrics, other jobs and the hub's stop do not wait for these joins.
 #[test]
 fn a_name_server_that_is_silent_holds_up_nobody_and_no_stop() {
     let _watchdog = Watchdog::start();

@@ -38,7 +38,7 @@ pub struct GroupOptions {
     pub paths: PathFlags,
 }
 
-/// The ports of one end, and what the handshake needs of them.
+/// The ports of one end, with the NICs and settings that the handshake needs.
 #[derive(Debug)]
 pub struct Group {
     pub(super) ports: Vec<Arc<PortState>>,
