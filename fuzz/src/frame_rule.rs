@@ -78,7 +78,7 @@ pub fn run(bytes: &[u8]) {
                 true => |wire: &Wire, chunk| wire.gradient_span(chunk),
                 false => |wire: &Wire, chunk| wire.weights_span(chunk),
             };
-            // The content `Nothing` has no bytes. Sums and answers are never sent ahead of a push.
+            // The content `Nothing` has no bytes. In these jobs, no sum and no answer is sent ahead of a push.
             let may_come = match content {
                 Content::Gradient | Content::Weights => true,
                 Content::Nothing => false,

@@ -258,7 +258,7 @@ fn a_part_that_is_damaged_costs_one_generation_at_all_hubs() {
         assert!(dirs[spoiled].path().join(aside).exists(), "a person may want it");
         assert_eq!([rounds_in(dirs[0].path()), rounds_in(dirs[1].path())], [[3], [3]]);
     }
-    // No generation is left, which is an error.
+    // If no round is left of which all parts are good, the join fails.
     let dirs = directories(2);
     ended(&dirs);
     for round in [3, 5] {

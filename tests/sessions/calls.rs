@@ -219,7 +219,7 @@ fn a_key_that_the_peer_does_not_push_is_named_at_the_limit() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
-    // The limit is long enough for a broadcast on a busy machine, so the jobs wait at the same time.
+    // The limit is long, because a broadcast takes long on a busy machine. To save time, the jobs wait together.
     on_threads(3, |job| {
         let (name, idle) = (format!("job-{job}"), policies[job as usize]);
         let mut sessions = ready_all(2, |rank| {

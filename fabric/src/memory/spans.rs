@@ -142,7 +142,7 @@ impl RecvWindow {
         Ok(RecvWindow { mapping, bytes, local: true, shown: None })
     }
 
-    /// Returns the memory of `window`, which other peers read, so that these peers see the received bytes. A
+    /// Returns a receive window in the memory of `window`, whose other readers then see the received bytes. A
     /// hub between upper hubs and its own workers needs such a window. A transport does not receive into
     /// spans that an owner at this end writes.
     pub fn shown(window: &Arc<SendWindow>) -> Self {

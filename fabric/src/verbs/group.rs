@@ -145,8 +145,8 @@ impl Group {
         let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
         let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
         let nic = Arc::new(Nic::open(&context, options, self.settings)?);
-        // This check is for NICs that open later. `Fitness` does the check for NICs that are open at the
-        // start.
+        // A NIC with a link-local address is refused if there is a better NIC. `Fitness` has done this for the
+        // NICs that are open at the start, so here the rule is only for NICs that open later.
         let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
         let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());
         if is_new && options.gid_index.is_none() && nic.is_link_local() && has_better() {
