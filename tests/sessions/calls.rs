@@ -1,5 +1,5 @@
-//! Calls out of order. Keys are used or pushed again while they are in flight, or pushed before there are
-//! weights. Keys do not exist, and learning rates are not finite. The session survives each of these calls.
+//! Wrong calls, which a session survives. A call uses or pushes a key that is in flight, or pushes before there
+//! are weights. A call names a key that does not exist, or sets a learning rate that is not finite.
 
 use std::time::Duration;
 

@@ -273,8 +273,8 @@ impl Group {
         Ok(rail.expect("the port was just given it"))
     }
 
-    /// Returns the address of each port's NIC in a hub, for a joiner that pairs its NICs with all of them. If the
-    /// NIC is lost, returns its last address. If the NIC was never open, returns a placeholder.
+    /// Returns the address of each port's NIC in a hub, for a joiner that pairs its NICs with all NICs of the hub. If a
+    /// NIC is lost, returns the NIC's last address. If a NIC was never open, returns a placeholder.
     pub(super) fn addresses(&self) -> Vec<Address> {
         let nics = self.nics_in_use();
         let address = |wanted: &Vec<NicOptions>| {

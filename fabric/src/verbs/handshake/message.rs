@@ -219,7 +219,7 @@ impl Message {
         Ok(message)
     }
 
-    /// Returns the message's name, for the error that another message was expected.
+    /// Returns the message's name, for the error of a message that was not expected.
     pub fn name(&self) -> &'static str {
         match self {
             Message::Hello { .. } => "a hello",
