@@ -388,7 +388,8 @@ fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
             jobs.contains("worker 0 is gone") || jobs.contains("worker 0 was silent")
         });
     }
-    // A new job of this name begins. The new job has the failed job's last state if the suspended hub could save its part in time.
+    // A new job of this name begins. The new job has the failed job's last state if the suspended hub could save
+    // its part in time.
     let mut sessions = ready_all(1, |rank| config_at(&list, "job", rank, 1));
     rounds(&mut sessions[0], 1).unwrap();
 }
