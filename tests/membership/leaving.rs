@@ -135,7 +135,7 @@ fn leaving_a_failed_job_does_not_touch_its_namesake() {
     let hub = hub(1);
     let old = join_by_hand(&hub, "job", &join_request(0, 2));
     assert_eq!(leave_by_hand(&hub, "job", &old.token), 200, "it gives up, and the job fails");
-    // The new job begins to gather; then the old worker leaves once more.
+    // The new job begins to wait for its workers; then the old worker leaves once more.
     join_by_hand(&hub, "job", &join_request(0, 2));
     assert_eq!(leave_by_hand(&hub, "job", &old.token), 200);
     let mut third = config(&hub, "job", 0, 2);

@@ -65,7 +65,7 @@ fn a_key_under_way_belongs_to_the_hub() {
         says(&error, &words);
         says(&error, &[doing]);
     }
-    // The other keys still belong to the worker.
+    // The worker can still read and write the other keys.
     assert_eq!(session.weights::<f32>(SECOND).unwrap(), [1.0]);
     session.gradient_mut::<f32>(THIRD).unwrap();
     go_on([session, peer], &[FIRST]);

@@ -161,7 +161,7 @@ def carried(machine, bytes_each):
 
 
 def rows(machines, chunks, workers, lags, seeds):
-    """Yields a row for each machine, lag and way. NICs deliver into the usual part of the cache, into half
+    """Yields a row for each machine, lag and way to sum. NICs deliver into the usual part of the cache, into half
     of that part, or into memory."""
     for machine in machines:
         blocks = machine.cache_mb * 10**6 // CHUNK_BYTES
