@@ -1,4 +1,4 @@
-//! The time of a request under the lock of a hub, without a record and with one, which has a line for the
+//! The time of a request under the lock of a hub, with and without a record. The record has a line for the
 //! request. The channel that takes the line to the writing thread is not measured.
 
 use std::hint::black_box;

@@ -289,7 +289,8 @@ fn no_checkpoint_is_removed_for_a_pass_that_hub_0_does_not_confirm() {
         assert_eq!(whole(&dirs), [3, 5]);
         why
     };
-    // A pass from an earlier process of hub 0, whose last whole checkpoint was of another round.
+    // A pass that an earlier process of hub 0 gave to a worker. The last whole checkpoint of that process was of
+    // another round.
     let former = Pass { secret: "1".repeat(32), worker: 1, first_round: Round(3), checkpoints: true };
     says(
         refused(former.clone()),
