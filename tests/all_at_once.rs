@@ -1,5 +1,5 @@
 //! Faults of all kinds at once on processes, drawn from a seed: a short run of `make chaos`. It takes a minute,
-//! in which it only waits until hubs forget failed jobs. Tests begin in the order of their names, so this test is the first.
+//! because it waits until hubs forget failed jobs. Tests begin in the order of their names, so this test is the first.
 
 use std::process::Command;
 

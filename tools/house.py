@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Prints the outliers of the source tree, for whoever plans the next clean-up: `tools/house.py`.
 
-`tools/house.py --check` prints only the parts of the coordinator that are too large, and the circles of coordinator and hub. It
-fails if there are any.
+`tools/house.py --check` prints only the parts of the coordinator that are too large, and the circles of imports of
+coordinator and hub. It fails if there are any.
 
 - types of the coordinator with more than 12 fields or 25 methods of their own, and functions of more than 60 lines
 - folders with more than 12 files, files with more than 400 lines

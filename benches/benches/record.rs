@@ -1,5 +1,5 @@
-//! The time of a request under the lock of a hub: of a request that is not recorded, and of one whose line is
-//! recorded. The channel to the writing thread, which takes the line next, is not measured.
+//! The time of a request under the lock of a hub, with and without a record. The record has a line for the
+//! request. The channel that takes the line to the writing thread is not measured.
 
 use std::hint::black_box;
 use std::sync::Arc;

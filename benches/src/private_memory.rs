@@ -87,7 +87,7 @@ impl<E: Element> PrivateMemory<E> {
         self.each_chunk(|_, slots, weights, kept| kernels.run(&optimizer, &step, slots, weights, kept));
     }
 
-    /// Calls `then` with each chunk's number, slots, weights and kept values.
+    /// Calls `then` with each chunk's number, slots (the workers' gradients), weights and kept values (the state).
     pub fn each_chunk(&mut self, mut then: impl FnMut(usize, &Slots<E>, &mut [E], &mut [f32])) {
         let per_element = self.optimizer.kept_per_element(E::DTYPE);
         let mut starts = vec![std::ptr::null(); self.gradients.len()];

@@ -147,7 +147,7 @@ fn a_run_without_the_limit_says_so() {
     assert_eq!((&report["checked"], &report["limit_gb_per_s"]), (&true.into(), &serde_json::Value::Null));
 }
 
-/// The probe compares weights and the last norm with the oracle's. Here the norms of several kinds of jobs are compared.
+/// The probe compares weights and the last norm with the oracle's. This test compares the norms of several kinds of jobs.
 #[test]
 fn norms_come_back_and_clip() {
     let _watchdog = Watchdog::start();

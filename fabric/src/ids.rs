@@ -27,8 +27,7 @@ impl Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Imm(pub u32);
 
-/// The id of a link at one port: the lowest that was free when the link was attached, at the port of the
-/// link's transport.
+/// The id of a link at one port. The port of a transport gives a new link its lowest free id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 

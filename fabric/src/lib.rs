@@ -4,9 +4,9 @@
 //! the links that one thread polls. The only verb is [`Port::post`]. It makes the bytes at a span of this window appear
 //! at the same span of the peer's window. Then it shows the peer an immediate.
 //!
-//! [`shm`], [`tcp`], [`verbs`] and [`sim`] are transports: they have the same traits, the same contract and the same
-//! conformance suite. [`any`] is one port over the first three. This crate must never depend on tensors, optimizers
-//! or rounds.
+//! [`shm`], [`tcp`], [`verbs`] and [`sim`] are transports: they implement the same traits, keep the same contract and
+//! pass the same conformance suite. [`any`] is one port over the first three. This crate must never depend on tensors,
+//! optimizers or rounds.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 

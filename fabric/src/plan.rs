@@ -64,8 +64,8 @@ impl PlannedLink {
         hub_ports.zip(0..).map(link).collect()
     }
 
-    /// Works like [`dealt`](Self::dealt), for a joiner with one port. A hub also uses this plan,
-    /// because the hello names the joiner's ports.
+    /// Works like [`dealt`](Self::dealt), for a joiner with one port. A hub plans any joiner's links in this
+    /// way, because the hub takes the joiner's ports from the hello.
     pub fn of_one_port(capacities: &[u32]) -> Vec<Self> {
         Self::dealt(capacities, &[PortId(0)])
     }

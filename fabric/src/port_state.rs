@@ -1,5 +1,5 @@
-//! The state that a port shares with the other threads of its process: the thread that watches sockets,
-//! handshakes, and threads that wake the port.
+//! The state that a port shares with other threads of its process. They are the thread that watches sockets,
+//! the threads of handshakes, and threads that wake the port.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

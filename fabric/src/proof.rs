@@ -1,6 +1,6 @@
 //! The proof that the sender of a hello has the token of a join. The proof does not show the token: a reader
-//! of the proof cannot make another valid hello. A hello is valid only once, because after the hello the link
-//! exists.
+//! of the proof cannot make another valid hello. A copy of a hello is refused, because the link that the hello
+//! names already exists.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

@@ -16,7 +16,7 @@ use pbox_core::{
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
 
-/// The jobs: a plain job, one with pulls, one with a codec, one with Slim-DP, and one with hubs as members.
+/// The jobs: a plain job, one with pulls, one with a codec, and one with hubs as members.
 /// Each has four chunks, of which the last two are a group.
 static JOBS: LazyLock<Vec<(Wire, LevelTerms)>> = LazyLock::new(|| {
     let keys = vec![Key::f32("a", [35]), Key::f32("b", [2]), Key::f32("c", [1])];
@@ -78,7 +78,7 @@ pub fn run(bytes: &[u8]) {
                 true => |wire: &Wire, chunk| wire.gradient_span(chunk),
                 false => |wire: &Wire, chunk| wire.weights_span(chunk),
             };
-            // The content `Nothing` has no bytes. Sums and answers are never sent ahead of a push.
+            // The content `Nothing` has no bytes. In these jobs, no sum and no answer is sent ahead of a push.
             let may_come = match content {
                 Content::Gradient | Content::Weights => true,
                 Content::Nothing => false,

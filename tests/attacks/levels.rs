@@ -82,7 +82,7 @@ fn a_partition_between_two_levels_heals() {
 fn a_hub_below_that_stands_still_is_named_on_the_other_machine() {
     let _watchdog = Watchdog::start();
     let (top, below) = tree(&[]);
-    // A job through a hub below needs both machines.
+    // Only the top hub runs innocent jobs: a job through a hub below needs both machines.
     beside(&[&top.address()], || {
         let mut sessions = ready(|machine| config_at(&below[machine as usize].address(), "job", 0, 1));
         let ended = rounds_while(&mut sessions, u32::MAX, || {

@@ -122,7 +122,7 @@ fn lookups(pid: u32) -> usize {
 }
 
 /// A silent name server delays nobody. Each join names a host, at which the hubs of a mesh shall meet, and
-/// nobody resolves the name. The page, the metrics, other jobs and the stop wait for none of them.
+/// nobody resolves the name. The page, the metrics, other jobs and the hub's stop do not wait for these joins.
 #[test]
 fn a_name_server_that_is_silent_holds_up_nobody_and_no_stop() {
     let _watchdog = Watchdog::start();
@@ -155,7 +155,7 @@ fn a_name_server_that_is_silent_holds_up_nobody_and_no_stop() {
             |weights: Vec<Vec<f32>>| Vec::from_iter(weights.concat().iter().map(|each| each.to_bits()));
         assert_eq!(beside.run(&address).concat(), bits(beside.reference_after(beside.rounds)));
         assert_eq!(ended.load(Ordering::SeqCst), 0, "the joins go on");
-        // Each join has asked again in the meantime.
+        // Each join has asked the name server again in the meantime.
         std::thread::sleep(Duration::from_secs(LIMIT_S + 2));
         assert_eq!(lookups(hub.process.pid()), 4, "one for each name");
         assert!(hub.process.finish().success(), "the hub stops while the name server is silent");

@@ -91,7 +91,7 @@ fn the_mean_of_decoded_sums_is_clipped() {
     let hubs = [hub(2), hub(1)];
     let codecs = ["bf16", "qsgd:4:64", "onebit", "topk:0.1", "dgc:0.1:0.9:none:4"];
     for (codec, optimizer) in codecs.into_iter().zip([NESTEROV, ADAM, Optimizer::Average, NESTEROV, ADAM]) {
-        // Here each block has values in f32, whatever the type of the key.
+        // Decoded sums are in f32. So each block of the norm has f32 values, whatever the type of the key.
         let keys = keys().into_iter().chain([Key::new(Dtype::BF16, "more", [40_000])]).collect();
         let (job, compression) = (codec.replace(':', "-"), Some(codec.parse().unwrap()));
         let training = Training { keys, compression, ..clipped(&job, optimizer, 3.0) };

@@ -76,7 +76,7 @@ impl Device {
         let dma_buf = unsafe { OwnedFd::from_raw_fd(export.fd) };
         let bytes = rustix::fs::seek(&dma_buf, rustix::fs::SeekFrom::End(0)).unwrap() as usize;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address that the kernel chooses.
+        // SAFETY: the mapping is fresh, at an address that the kernel chooses.
         let start = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &dma_buf, 0) };
         println!("a dma-buf of {bytes} bytes");
         Some(Device { dma_buf, start: start.unwrap().cast(), bytes })
@@ -85,7 +85,7 @@ impl Device {
     fn write(&self, offset: usize, values: &[u8]) {
         let place = OFFSET as usize + offset;
         assert!(place + values.len() <= self.bytes);
-        // SAFETY: inside the mapping, and nobody else in this process writes there.
+        // SAFETY: the range lies in the mapping, and nobody else in this process writes to the range.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.start.add(place), values.len()) };
     }
 }

@@ -145,7 +145,7 @@ fn a_job_goes_on_from_a_checkpoint() {
             (config.terms.level.compression, config.terms.optimizer) = (slim("slim:1:0.5:4"), ADD);
             let mut session = Session::join(config).unwrap();
             for key in session.keys() {
-                // If the job has weights already, these weights are ignored.
+                // If the job has weights already, the hub ignores the weights that this worker broadcasts.
                 session.gradient_mut::<f32>(key).unwrap().fill(life as f32);
             }
             session.broadcast_written().unwrap();

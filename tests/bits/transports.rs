@@ -49,8 +49,8 @@ fn the_bits_are_the_same_by_every_transport() {
     }
 }
 
-/// Workers send bytes ahead of their pushes, and the hub answers them ahead. A third of the gradients changes
-/// before the push.
+/// Workers send the bytes of gradients ahead of their pushes, and the hub answers before the pushes. A third of
+/// the gradients changes before the push.
 #[test]
 fn the_bits_are_the_same_with_bytes_ahead_by_every_transport() {
     let _watchdog = Watchdog::start();

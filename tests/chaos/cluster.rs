@@ -34,7 +34,7 @@ pub struct HubProcess {
     pub address: SocketAddr,
     pub data: SocketAddr,
     pub relay: Relay,
-    /// The directory of its checkpoints, if it writes them.
+    /// The directory of the hub's checkpoints, if the hub writes any.
     pub checkpoints: Option<PathBuf>,
     above: Option<(String, String)>,
     log: PathBuf,
@@ -99,7 +99,7 @@ impl HubProcess {
         Ok(())
     }
 
-    /// Ends its process with a signal, and waits for the end.
+    /// Ends the hub's process with a signal, and waits for the end.
     pub fn end(&self, signal: Signal) -> Result<()> {
         let Some((mut child, _stdin)) = self.lock().take() else { return Ok(()) };
         let status = {
@@ -118,7 +118,7 @@ impl HubProcess {
         }
     }
 
-    /// Returns the process; an error if it has ended.
+    /// Returns the id of the hub's process, or an error if the process has ended.
     pub fn pid(&self) -> Result<u32> {
         let mut place = self.lock();
         let (child, _) = place.as_mut().with_context(|| format!("{} does not run", self.name))?;
@@ -127,7 +127,7 @@ impl HubProcess {
         Ok(child.id())
     }
 
-    /// Returns the number of times that it was started.
+    /// Returns the number of times that the hub was started.
     pub fn lives(&self) -> u32 {
         self.lives.load(Ordering::Relaxed)
     }

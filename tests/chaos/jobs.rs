@@ -291,7 +291,7 @@ impl Driver<'_> {
             ends.store(true, Ordering::Relaxed);
             reader.join().expect("a reader does not panic")
         });
-        // For other rounds no worker has the weights: each worker was killed, or has made another round.
+        // A reader may have a round that no worker reported: each worker was killed, or has made another round.
         for (round, digest) in read {
             match past.get(&round) {
                 Some(known) if *known == digest => self.tally.compared(),

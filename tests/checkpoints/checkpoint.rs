@@ -193,7 +193,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
     all_push_rounds(&mut sessions, 2, Round(5), -0.5);
     sessions.into_iter().for_each(|session| session.leave().unwrap());
 
-    // The end of the job writes a checkpoint. A stop between two rounds writes one, too.
+    // The end of the job writes a checkpoint. A stop of the hub between two rounds writes one, too.
     let mut sessions = join_all(2, |rank| config(&second, "job", rank, 2));
     all_push_rounds(&mut sessions, 1, Round(7), -1.5);
     second.stop("it is Friday");

@@ -55,8 +55,8 @@ fn file_of(dir: &Path, end: &str) -> Option<String> {
     names.filter(|name| name.ends_with(end)).max()
 }
 
-/// Asserts that the failed job continues with the first of these weights for the first key, and the second
-/// for the other keys.
+/// Asserts that the failed job continues with the weight `weights.0` for the first key, and `weights.1` for
+/// the other keys.
 fn goes_on(config: impl Fn(u32) -> SessionConfig + Sync, weights: (f32, f32)) {
     let sessions = ready_all(2, config);
     assert_eq!(sessions[0].next_round(), Round(5));

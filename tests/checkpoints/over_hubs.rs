@@ -258,7 +258,7 @@ fn a_part_that_is_damaged_costs_one_generation_at_all_hubs() {
         assert!(dirs[spoiled].path().join(aside).exists(), "a person may want it");
         assert_eq!([rounds_in(dirs[0].path()), rounds_in(dirs[1].path())], [[3], [3]]);
     }
-    // No generation is left, which is an error.
+    // If no round is left of which all parts are good, the join fails.
     let dirs = directories(2);
     ended(&dirs);
     for round in [3, 5] {
@@ -289,7 +289,8 @@ fn no_checkpoint_is_removed_for_a_pass_that_hub_0_does_not_confirm() {
         assert_eq!(whole(&dirs), [3, 5]);
         why
     };
-    // A pass from an earlier process of hub 0, whose last whole checkpoint was of another round.
+    // A pass that an earlier process of hub 0 gave to a worker. The last whole checkpoint of that process was of
+    // another round.
     let former = Pass { secret: "1".repeat(32), worker: 1, first_round: Round(3), checkpoints: true };
     says(
         refused(former.clone()),
@@ -388,7 +389,8 @@ fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
             jobs.contains("worker 0 is gone") || jobs.contains("worker 0 was silent")
         });
     }
-    // A new job of this name begins. It has the last state if the suspended hub could save its part in time.
+    // A new job of this name begins. The new job has the failed job's last state if the suspended hub could save
+    // its part in time.
     let mut sessions = ready_all(1, |rank| config_at(&list, "job", rank, 1));
     rounds(&mut sessions[0], 1).unwrap();
 }

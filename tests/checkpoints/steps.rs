@@ -1,5 +1,5 @@
-//! Keys that have made different numbers of steps: Adam continues to count the steps of each key. A worker
-//! brings the state, or it comes from a checkpoint, on one hub and on several. The bits are those of a job
+//! Keys that have made different numbers of steps: Adam continues to count the steps of each key. The
+//! state comes from a worker or from a checkpoint, on one hub and on several. The bits are those of a job
 //! that was never interrupted. All hyperparameters of the optimizer continue in the same way.
 
 use super::checkpoint::{ADAM, hub_every};

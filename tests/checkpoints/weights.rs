@@ -204,7 +204,8 @@ impl Large {
         describe(&self.address).jobs[0].readers.unwrap_or_default()
     }
 
-    /// Returns the connection of a reader that has a copy, and takes no byte yet.
+    /// Returns the connection of a slow reader. The hub has a copy of the weights for this reader, which has
+    /// read no byte yet.
     fn slow(&self) -> TcpStream {
         let before = self.readers().reads;
         let mut slow = TcpStream::connect(self.hub.address()).unwrap();
@@ -233,8 +234,8 @@ fn rest(mut slow: TcpStream) -> u64 {
     std::io::copy(&mut slow, &mut std::io::sink()).unwrap()
 }
 
-/// Two slow readers have the only two copies. All readers that arrive before a copy is free again share the
-/// next copy.
+/// The hub has two copies of the weights, and two slow readers use both. All readers that arrive before a copy
+/// is free again share the next copy.
 #[test]
 fn readers_that_wait_share_a_copy() {
     let _watchdog = Watchdog::start();
@@ -309,7 +310,8 @@ fn a_slow_reader_holds_up_no_other_reader() {
     large.session.leave().unwrap();
 }
 
-/// Two readers that take nothing have the two copies. The hub cuts off the older one for the third reader.
+/// Two readers that take nothing use the hub's two copies of the weights. The hub cuts off the older of these
+/// readers for a third reader.
 #[test]
 fn readers_that_stand_still_are_cut_for_those_that_wait() {
     let _watchdog = Watchdog::start();

@@ -112,7 +112,7 @@ fn weights_that_workers_write_are_compared_in_every_round() {
     let hub = hub(1);
     let mut sessions = ready_all(WORKERS, |rank| comparing(&hub, rank));
     rounds(&mut sessions, 1);
-    // Round 2 compares only the written weights. Round 3 also compares the weights before it.
+    // Round 2 compares only the written weights. Round 3, a third round, also compares the weights before it.
     for round in [2, 3] {
         assert!(write(&mut sessions, |_| round as f32).iter().all(Result::is_ok));
         assert!(sessions.iter().all(|session| session.weights::<f32>(SECOND).unwrap()[0] == round as f32));

@@ -83,8 +83,8 @@ fn a_hub_that_stops_loses_nothing_of_slim_dp() {
     }
 }
 
-/// A push of a lost round includes the values that were left out since the last round in which all were
-/// pushed. There are at most five such rounds.
+/// A push of a lost round also has values that earlier rounds left out. They are at most five rounds old,
+/// because every fifth round pushes all values.
 #[test]
 fn a_hub_of_slim_dp_that_is_killed_loses_the_rounds_since_its_checkpoint() {
     let _watchdog = Watchdog::start();

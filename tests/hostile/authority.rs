@@ -75,7 +75,7 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
             let body = br#"{"token": "00", "secret": "00", "seen": 0, "round": 1, "learning_rate": 1, "from_round": 1, "state_before": 1}"#;
             let (status, said) = ask(&hub, "POST", &format!("/v1/jobs/job/{verb}"), shown, body);
             assert_eq!(status, 401, "{verb}: {}", String::from_utf8_lossy(&said));
-            // The hub reads nothing of the body. A hub that did would wait for these bytes.
+            // The hub reads nothing of the body. A hub that read the body would wait for the missing bytes.
             let wrong = "Phub-Member 0123456789abcdef0123456789abcdef";
             let mut half = TcpStream::connect(hub.address()).unwrap();
             let head = format!(

@@ -49,7 +49,7 @@ fn train<E: Element>(
 
 /// Compares two jobs: two machines with two workers each, and two workers that push these machines' sums. The
 /// mean of the first job is half of the mean of the second job. Everything else is equal, bit for bit:
-/// frames, draws, values that are left out, answers.
+/// frames, random draws, values that are left out, answers.
 fn compare<E: Element>(machines: &Machines, keys: &[Key], optimizer: Optimizer, codec: &str) {
     let with = |mut config: SessionConfig, optimizer: Optimizer| {
         config.terms.keys = keys.to_vec();

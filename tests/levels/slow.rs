@@ -41,8 +41,8 @@ fn a_hub_above_may_read_and_make_its_memory_for_longer_than_the_heartbeat_limit(
     let below = HubSettings { above: Some(proxy.address()), machine, ..settings(1, 1) };
     let below = Hub::start(&below).unwrap();
     let mut request = join_request(0, 1);
-    // A join allows for the slowest hub, which takes some seconds for the windows of 16 machines. Only one
-    // machine joins.
+    // The timeout of a join allows for the slowest hub, which takes some seconds to make the windows of 16
+    // machines. Only one machine joins here.
     request.terms.keys = vec![Key::f32("large", [8 << 20])];
     request.terms.chunk_bytes = 1 << 20;
     std::thread::scope(|scope| {
@@ -55,7 +55,7 @@ fn a_hub_above_may_read_and_make_its_memory_for_longer_than_the_heartbeat_limit(
     });
 }
 
-/// Formerly each hub that did not lead waited for the hub before it.
+/// Formerly each hub at the top, except the first (the leader), waited for the hub before it.
 #[test]
 fn the_hubs_that_do_not_lead_make_a_job_at_the_same_time() {
     let _watchdog = Watchdog::start();

@@ -34,7 +34,7 @@ fn train(mut session: Session, keys: &[Key], optimizer: Optimizer, worker: u32, 
     let mut oracle = Oracle::new(keys, optimizer, shape);
     for round in 0..ROUNDS {
         if round == 3 && optimizer.keeps_weights() {
-            // Both calls have the same result. They pass through all levels of hubs.
+            // Both calls set the same learning rate, through all levels of hubs.
             match worker % 2 {
                 0 => session.set_learning_rate(0.02).unwrap(),
                 _ => session.set_optimizer(optimizer.with_learning_rate(0.02), None).unwrap(),

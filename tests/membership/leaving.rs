@@ -20,7 +20,7 @@ use worker_shim::{Session, SessionError};
 fn a_worker_that_leaves_early_is_named_to_the_others() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
-    // Workers that never sleep get the news too. Each case has its own job, because a name is free again only when the hub
+    // Workers that never sleep get the notice, too. Each case has its own job, because a name is free again only when the hub
     // has seen the end of its sessions.
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
     for (job, idle) in ["job-a", "job-b", "job-c"].into_iter().zip(policies) {
@@ -135,7 +135,7 @@ fn leaving_a_failed_job_does_not_touch_its_namesake() {
     let hub = hub(1);
     let old = join_by_hand(&hub, "job", &join_request(0, 2));
     assert_eq!(leave_by_hand(&hub, "job", &old.token), 200, "it gives up, and the job fails");
-    // The new job begins to gather; then the old worker leaves once more.
+    // The new job begins to wait for its workers; then the old worker leaves once more.
     join_by_hand(&hub, "job", &join_request(0, 2));
     assert_eq!(leave_by_hand(&hub, "job", &old.token), 200);
     let mut third = config(&hub, "job", 0, 2);
@@ -154,7 +154,7 @@ fn a_worker_that_drops_its_session_is_named_to_the_others() {
             config.idle = idle;
             config
         });
-        // Both other workers wait for its push already.
+        // Both other workers already wait for the push of worker 2, whose session is then dropped.
         sessions.iter_mut().take(2).for_each(|session| push_all(session).unwrap());
         drop(sessions.pop());
         for session in &mut sessions {

@@ -31,7 +31,7 @@ fn weights_are(session: &Session, value: f32) {
     }
 }
 
-/// Waits until the news name these members. The test's watchdog is the limit.
+/// Waits until the session knows that these workers are the members. The test's watchdog is the limit.
 fn until_members(session: &Session, expected: &[u32]) {
     while session.members() != expected {
         std::thread::yield_now();

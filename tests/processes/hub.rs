@@ -44,7 +44,7 @@ fn begin(command: &mut Command, variables: &[(&str, &str)]) -> Program {
     Program::start(command)
 }
 
-/// The main function of a hub's process, which is no test. It does nothing if its variable is not set.
+/// The main function of a hub's process, which is no test. It does nothing if [`VARIABLE`] is not set.
 #[test]
 fn hub_process() {
     if std::env::var_os(VARIABLE).is_none() {

@@ -114,7 +114,7 @@ impl Remote {
     }
 }
 
-/// The main function of a worker process, which is no test. It does nothing if its variable is not set.
+/// The main function of a worker process, which is no test. It does nothing if [`VARIABLE`] is not set.
 #[test]
 fn worker_process() {
     let Ok(what) = std::env::var(VARIABLE) else { return };

@@ -1,5 +1,5 @@
-//! A sleeping core wakes by itself, also for workers over shared memory and TCP: no other thread wakes with
-//! it.
+//! A sleeping core wakes without the help of another thread of the hub, even if its workers use shared memory
+//! and TCP.
 
 use crate::processes::hub::start_hub;
 use fabric::any::Transport;

@@ -1,5 +1,5 @@
-//! Calls out of order. Keys are used or pushed again while they are in flight, or pushed before there are
-//! weights. Keys do not exist, and learning rates are not finite. The session survives each of these calls.
+//! Wrong calls, which a session survives. A call uses or pushes a key that is in flight, or pushes before there
+//! are weights. A call names a key that does not exist, or sets a learning rate that is not finite.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ fn a_key_under_way_belongs_to_the_hub() {
         says(&error, &words);
         says(&error, &[doing]);
     }
-    // The other keys still belong to the worker.
+    // The worker can still read and write the other keys.
     assert_eq!(session.weights::<f32>(SECOND).unwrap(), [1.0]);
     session.gradient_mut::<f32>(THIRD).unwrap();
     go_on([session, peer], &[FIRST]);
@@ -219,7 +219,7 @@ fn a_key_that_the_peer_does_not_push_is_named_at_the_limit() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let policies = [IdlePolicy::SHARED, IdlePolicy::DEDICATED, IdlePolicy::BUSY_POLL];
-    // The limit is long enough for a broadcast on a busy machine, so the jobs wait at the same time.
+    // The limit is long, because a broadcast takes long on a busy machine. To save time, the jobs wait together.
     on_threads(3, |job| {
         let (name, idle) = (format!("job-{job}"), policies[job as usize]);
         let mut sessions = ready_all(2, |rank| {

@@ -6,7 +6,7 @@ use hub_tests::{NOWHERE, config_at, refused, says};
 
 const VARIABLE: &str = "PHUB_TEST_NAMES";
 
-/// Runs the process of a worker whose join fails. It is no test, and without its variable it does nothing.
+/// Runs the process of a worker whose join fails. It is no test, and does nothing if [`VARIABLE`] is not set.
 #[test]
 fn worker_process() {
     if std::env::var_os(VARIABLE).is_some() {

@@ -20,7 +20,7 @@ pub enum Break {
     LoseAnswer,
 }
 
-/// A change to the message of a request with this path: its body or its answer.
+/// A function that changes the body or the answer of a request with this path.
 pub type Rewrite = fn(&str, &mut Value);
 
 #[derive(Debug)]

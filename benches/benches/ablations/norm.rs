@@ -1,4 +1,5 @@
-//! The cost of a norm between sum and step. Either the mean is kept, or the slots are summed twice.
+//! The cost of a norm between sum and step. Either the mean is kept, or the slots (the workers' gradients) are
+//! summed twice.
 
 use std::hint::black_box;
 use std::sync::Barrier;

@@ -1,6 +1,6 @@
 //! The timeline of a simulated cluster: how fast machines with known links, compute times and start-up times
-//! would train. It can have more machines than are available (iBatch's paper has 72), and is used for the
-//! figures. It was checked against measurements on few machines.
+//! would train. The simulated cluster can have more machines than are available (iBatch's paper has 72). The
+//! figures use the simulation, which was checked against measurements on few machines.
 //!
 //! ```text
 //!   trace (compute times) + placement (which hub has which bytes) + links -> Cluster

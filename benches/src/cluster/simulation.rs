@@ -93,7 +93,7 @@ impl PartialOrd for Planned {
 
 #[derive(Clone, Debug, Default)]
 struct Worker {
-    /// The layers whose gradients wait for the link. The gradients of the first are on the link.
+    /// The layers whose gradients wait for the link. The gradients of the first layer are on the link.
     pushes: VecDeque<usize>,
     /// Whether the worker has been notified of each layer.
     noticed: Vec<bool>,

@@ -10,9 +10,10 @@
 //!                |<- computing inside: layers 0 and 1 ---->|
 //! ```
 //!
-//! So an iteration takes at least the sum of two times. They are the compute time outside of a layer's window,
-//! and the longer of computing and sending inside the window. The last layer's window contains all bytes. While the last layer
-//! computes, the link has nothing to carry.
+//! A layer's window is the time from its gradients to the use of its weights. For each layer, an iteration
+//! takes at least the compute time outside the window, plus the longer of computing and sending inside the
+//! window. The last layer's window contains all bytes. While the last layer computes, the link has nothing to
+//! carry.
 
 use std::time::Duration;
 

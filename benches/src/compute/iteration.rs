@@ -32,7 +32,7 @@ pub trait Worker {
     /// Continues the exchange until this time.
     fn compute_until(&mut self, until: Duration) -> Result<(), Self::Error>;
 
-    /// Checks the state. It is called when all weights of an iteration have arrived, and before the next
+    /// Runs the worker's own check, once per iteration: when all weights have arrived, and before the next
     /// iteration pushes anything.
     fn look(&mut self) -> Result<(), Self::Error>;
 }

@@ -76,8 +76,8 @@ pub struct Args {
     #[arg(long, value_name = "NORM", help_heading = JOB)]
     pub clip_norm: Option<f32>,
 
-    /// Scale the mean gradient of each round down by one factor: that by which the norm of the round before was
-    /// above this norm.
+    /// Scale the mean gradient of each round down by the factor by which the norm of the previous round was above
+    /// this norm.
     #[arg(long, value_name = "NORM", conflicts_with = "clip_norm", help_heading = JOB)]
     pub clip_norm_last: Option<f32>,
 

@@ -66,7 +66,7 @@ pub struct Report {
     goodput_gb_per_s: f64,
     limit_gb_per_s: Option<f64>,
     limit_ratio: Option<f64>,
-    /// The lowest and the highest ratio of the legs.
+    /// The lowest and the highest ratio of the limit's time to the rounds' time in a `Leg`.
     limit_ratio_spread: Option<[f64; 2]>,
     checked: bool,
     hub_rss_mb: f64,
@@ -124,7 +124,7 @@ pub(super) struct Measured<'a> {
     pub layout: &'a Layout,
     pub legs: &'a [Leg],
     pub worker_rss: u64,
-    /// The hub's descriptions before and after each leg.
+    /// The hub's descriptions before and after each `Leg`.
     pub hub: &'a [(HubReply, HubReply)],
     /// The credit, traffic and pulls of rank 0.
     pub credit: CreditReport,

@@ -18,7 +18,7 @@ use super::report::{CreditReport, Crossed, PullReport, digest};
 use crate::child;
 use crate::compute::{ComputePlan, Times};
 
-/// The number of rounds between two checks of a chunk. A check reads one line of each chunk, and all elements
+/// The number of rounds between two checks of a chunk. A check reads one cache line of each chunk, and all elements
 /// after the last round. A wrong bit stays in weights and state, so a later check finds it. A line of every
 /// chunk in every round cost a miss of cache and TLB for each line. The misses took 4% of the processors'
 /// time, and were half of the hub's wait for pushes.
@@ -41,7 +41,7 @@ pub(super) enum Word {
     },
     /// This number of rounds is done.
     Rounds(u32),
-    /// The rounds of a leg are done, with the time of each.
+    /// The rounds of a leg (a group of rounds) are done, with the time of each.
     Leg(Vec<u64>),
     /// The iterations of a leg are done, in a run with compute.
     Computed(Times),
@@ -145,7 +145,7 @@ impl<E: Element> Worker<E> {
         Ok(worker)
     }
 
-    /// Makes one round and checks one line of some chunks.
+    /// Makes one round and checks one cache line of some chunks.
     fn round(&mut self) -> Result<()> {
         let keys = self.session.layout().keys().len() as u32;
         self.session.push_keys((0..keys).rev().map(KeyId))?;
@@ -240,7 +240,7 @@ fn steps_of(session: &Session, optimizer: Optimizer) -> u32 {
     session.next_round().0.saturating_sub(u32::from(optimizer.keeps_weights()))
 }
 
-/// Checks one line of some chunks after a round.
+/// Checks one cache line of some chunks after a round.
 fn check_lines<E: Element>(
     session: &Session,
     expected: &Expected<E>,

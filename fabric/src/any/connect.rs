@@ -12,7 +12,7 @@ use crate::memory::{RecvWindow, SendWindow};
 use crate::plan::PlannedLink;
 use crate::{shm, tcp, verbs};
 
-/// The ports of one end, a hub or a worker, and what its handshakes need of them.
+/// The state that the handshakes of one end, a hub or a worker, need of the end's ports.
 #[derive(Clone, Debug)]
 pub struct Group {
     shm: Arc<shm::Group>,
@@ -21,8 +21,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Sets the options for TCP. Only TCP has frames: shared memory moves no bytes, and a NIC checks the
-    /// bytes that it moves.
+    /// Sets the options for TCP. Only TCP needs a frame format: shared memory moves no bytes, and a NIC
+    /// checks the bytes that it moves.
     pub fn with_tcp(self, tcp: tcp::Options) -> Self {
         Group { tcp, ..self }
     }
@@ -219,8 +219,8 @@ impl Hello {
     }
 
     /// Completes the hello, once the token is known. Over shared memory, takes the descriptors that arrived
-    /// with the hello. Over TCP, adds this connection to the peer's other connections. Closes wrong
-    /// descriptors, which may block: no thread may wait for the caller.
+    /// with the hello. Over TCP, adds this connection to the peer's other connections. The call may block,
+    /// because it closes wrong descriptors. So no other thread may wait for the caller.
     pub fn gather(self) -> Result<Gathered, ConnectError> {
         Ok(match self {
             Hello::Tcp(hello) => match hello.gather()? {

@@ -38,8 +38,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether a post copies its bytes to the peer. If so, the owner may post a span, write other bytes to it,
-    /// and post it again.
+    /// Whether the owner may post a span, write other bytes to the span at once, and post it again. Shared memory
+    /// forbids that, because it copies no bytes; TCP with checksums does, because the checksum would be wrong.
     pub fn carries_drafts(&self) -> bool {
         match self {
             Endpoint::Shm(_) => false,

@@ -1,4 +1,4 @@
-//! One end of a meeting: a port, its links, and their windows.
+//! One end of a meeting (a near end and its connected peers): a port, its links, and their windows.
 //!
 //! This file is on the `unsafe` list, because it reads a receive window.
 

@@ -7,8 +7,8 @@
 //!   near is a worker:  one port == one connection, all links ==> a port a link     a hub, peer 0
 //! ```
 //!
-//! A hub reports its address before anybody connects. A peer process runs the test binary again, and a
-//! variable tells it to be a peer: see
+//! A hub reports its address before anybody connects. A peer process runs the test binary again, and an
+//! environment variable tells the process to be a peer: see
 //! [`conformance_of_hub_and_workers!`](crate::conformance_of_hub_and_workers).
 
 use std::process::Command;

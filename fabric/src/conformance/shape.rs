@@ -52,7 +52,7 @@ impl Shape {
             .collect()
     }
 
-    /// Returns the number, over all links of a window, of the chunk from which a value is posted.
+    /// Returns the index in the window of the chunk from which a value is posted.
     pub(super) fn chunk(&self, link: usize, value: u32) -> usize {
         link % self.links * self.chunks as usize + (value % self.chunks) as usize
     }

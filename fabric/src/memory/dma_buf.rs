@@ -13,7 +13,7 @@ use rustix::fs::{SeekFrom, fstatfs, seek};
 /// The file system type of dma-bufs: its magic number (linux/magic.h).
 const DMA_BUF_FS: u64 = 0x444d_4142;
 
-/// A dma-buf, starting at one of its bytes. Its text form is `DESCRIPTOR` or `DESCRIPTOR:OFFSET`.
+/// The part of a dma-buf from a byte offset on. Its text form is `DESCRIPTOR` or `DESCRIPTOR:OFFSET`.
 #[derive(Clone, Debug)]
 pub struct DmaBuf {
     fd: Arc<OwnedFd>,
@@ -57,7 +57,7 @@ pub enum DmaBufError {
 }
 
 impl DmaBuf {
-    /// Creates the dma-buf of a descriptor. It starts at byte `offset`.
+    /// Creates the part of a descriptor's dma-buf from byte `offset` on.
     pub fn new(fd: OwnedFd, offset: u64) -> Self {
         DmaBuf { fd: Arc::new(fd), offset }
     }

@@ -139,7 +139,7 @@ impl Mapping {
             return Self::checked(what, len, map(std::ptr::null_mut(), MapFlags::empty()));
         }
         let reserved = len.get() + HUGE_PAGE;
-        // SAFETY: a fresh mapping at an address that the kernel chooses; nothing can be accessed there.
+        // SAFETY: the kernel chooses the address of this fresh mapping, and nothing can be accessed there.
         let start = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Pages of files that the kernel would drop first (`inactive_file`) count as free, as they do in the
-//! machine's own number.
+//! machine's `MemAvailable`.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};

@@ -142,7 +142,7 @@ impl RecvWindow {
         Ok(RecvWindow { mapping, bytes, local: true, shown: None })
     }
 
-    /// Returns the memory of `window`, which other peers read, so that these peers see the received bytes. A
+    /// Returns a receive window in the memory of `window`, whose other readers then see the received bytes. A
     /// hub between upper hubs and its own workers needs such a window. A transport does not receive into
     /// spans that an owner at this end writes.
     pub fn shown(window: &Arc<SendWindow>) -> Self {
@@ -342,7 +342,7 @@ mod tests {
         let view = RecvWindow::open(window.fd().unwrap(), 4096).unwrap();
         let (_window, mut owned) = window.split(vec![vec![span(64, 128)]]).unwrap();
         owned[0].elements_mut::<f32>(0).fill(3.0);
-        // SAFETY: one thread, no writer while the slice lives.
+        // SAFETY: the test has one thread, so nobody writes while the slice lives.
         assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [3.0; 32]);
     }
 
@@ -374,7 +374,7 @@ mod tests {
         drop(former);
         let too_small = SendWindow::new(4096).unwrap();
         assert!(matches!(view.reopen(too_small.fd().unwrap()), Err(WindowError::TooSmall { .. })));
-        // SAFETY: one thread, no writer while the slice lives.
+        // SAFETY: the test has one thread, so nobody writes while the slice lives.
         assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [3.0; 32], "it stays");
         view.reopen(later.fd().unwrap()).unwrap();
         // SAFETY: as above.
@@ -393,7 +393,7 @@ mod tests {
         let view = RecvWindow::open(window.fd().unwrap(), 4096).unwrap();
         // SAFETY: the window is local; the array is as long as the span; nobody reads meanwhile.
         unsafe { recv.write(span(64, 4), [1u8, 2, 3, 4].as_ptr()) }.unwrap();
-        // SAFETY: one thread, no writer while the slice lives.
+        // SAFETY: the test has one thread, so nobody writes while the slice lives.
         assert_eq!(unsafe { view.elements::<u8>(span(64, 4)) }.unwrap(), [1, 2, 3, 4]);
         owned[0].elements_mut::<u8>(0).fill(9);
         for (offset, bytes) in [(256, 4), (200, 57), (319, 1), (128, 1024)] {
@@ -450,7 +450,7 @@ mod tests {
             // SAFETY: the window is local, and nobody reads it meanwhile.
             unsafe { window.write(place, source.as_ptr()) }.unwrap();
             make(&window);
-            // SAFETY: one thread, no writer while the slice lives.
+            // SAFETY: the test has one thread, so nobody writes while the slice lives.
             assert_eq!(unsafe { window.elements::<u8>(place) }.unwrap(), source);
         }
         window.populate(span(BYTES, 64)); // out of bounds: does nothing
@@ -463,7 +463,7 @@ mod tests {
         let view = RecvWindow::open(window.fd().unwrap(), 4096).unwrap();
         let (_window, mut owned) = window.split(vec![vec![span(64, 6)]]).unwrap();
         owned[0].elements_mut::<u16>(0).copy_from_slice(&[1, 2, 0x0304]);
-        // SAFETY: one thread, no writer while the slice lives.
+        // SAFETY: the test has one thread, so nobody writes while the slice lives.
         let read = unsafe { view.elements::<u8>(span(64, 6)) };
         assert_eq!(read.unwrap(), [1, 0, 2, 0, 4, 3]);
         let error = view.elements_ptr::<f32>(span(64, 6)).unwrap_err();

@@ -16,7 +16,7 @@ use crate::ring::bell::{self, Place};
 #[derive(Debug)]
 pub(super) struct OwnBell {
     word: Bell,
-    /// The waker for this process, if the port sleeps at descriptors.
+    /// The waker by which this process wakes the port, if the port sleeps at descriptors.
     beside: OnceLock<Waker>,
 }
 

@@ -17,7 +17,7 @@ pub fn accepted(socket: OwnedFd) -> Accepted {
     Accepted { socket: Guest::new(socket) }
 }
 
-/// Returns what the worker makes of the answer that is in its socket.
+/// Runs the worker's half of the handshake on the answer that is in the worker's socket.
 pub fn welcome(
     socket: &OwnedFd,
     group: &Arc<Group>,

@@ -1,8 +1,8 @@
 //! Seeds for a test, and how to replay a failed seed.
 
-/// The variable with the only seed to run.
+/// The environment variable with the only seed to run.
 const VARIABLE: &str = "PHUB_SIM_SEED";
-/// The variable with a factor for the number of seeds.
+/// The environment variable with the factor by which the number of seeds is multiplied.
 const TIMES: &str = "PHUB_SIM_TIMES";
 
 /// Returns the seeds `0..count`. If `PHUB_SIM_TIMES` is set, returns that many times as many seeds. If

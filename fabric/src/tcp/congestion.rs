@@ -31,8 +31,7 @@ const NAME_BYTES: usize = 15;
 /// The requested congestion control.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// The system's algorithm. If that is BBR and the round trip is short: a loss-based algorithm that this
-    /// process may use.
+    /// The system's algorithm. On a short path, a loss-based algorithm that this process may use replaces BBR.
     #[default]
     Auto,
     /// The system's algorithm.

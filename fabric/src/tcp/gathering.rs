@@ -30,8 +30,8 @@ pub(super) struct Gathering(Mutex<HashMap<[u8; 16], Partial>>);
 struct Partial {
     message: HelloMessage,
     links: Vec<Option<Said>>,
-    /// The sender of a channel. It is dropped when all connections of the worker have arrived, which ends the
-    /// wait.
+    /// The sender of the channel on which the worker's [`Pending`] waits. The sender is dropped when all
+    /// connections of the worker have arrived, which ends this wait.
     _whole: SyncSender<()>,
 }
 

@@ -38,7 +38,7 @@ pub struct GroupOptions {
     pub paths: PathFlags,
 }
 
-/// The ports of one end, and what the handshake needs of them.
+/// The ports of one end, with the NICs and settings that the handshake needs.
 #[derive(Debug)]
 pub struct Group {
     pub(super) ports: Vec<Arc<PortState>>,
@@ -145,8 +145,8 @@ impl Group {
         let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
         let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
         let nic = Arc::new(Nic::open(&context, options, self.settings)?);
-        // This check is for NICs that open later. `Fitness` does the check for NICs that are open at the
-        // start.
+        // A NIC with a link-local address is refused if there is a better NIC. `Fitness` has done this for the
+        // NICs that are open at the start, so here the rule is only for NICs that open later.
         let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
         let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());
         if is_new && options.gid_index.is_none() && nic.is_link_local() && has_better() {
@@ -273,8 +273,8 @@ impl Group {
         Ok(rail.expect("the port was just given it"))
     }
 
-    /// Returns the address of each port's NIC in a hub, for a joiner that pairs its NICs with all of them. If the
-    /// NIC is lost, returns its last address. If the NIC was never open, returns a placeholder.
+    /// Returns the address of each port's NIC in a hub, for a joiner that pairs its NICs with all NICs of the hub. If a
+    /// NIC is lost, returns the NIC's last address. If a NIC was never open, returns a placeholder.
     pub(super) fn addresses(&self) -> Vec<Address> {
         let nics = self.nics_in_use();
         let address = |wanted: &Vec<NicOptions>| {

@@ -147,7 +147,7 @@ impl End {
         End { port, link, recv: joined.recv, spans, device: nic.device.clone() }
     }
 
-    /// Posts every chunk to the other end, each with different words, and checks them there.
+    /// Posts every chunk to the other end, each with different words, and checks the arrived words.
     fn send(&mut self, to: &mut End, salt: u32) -> Result<(), LoopbackError> {
         let posts = self.spans.len();
         for chunk in 0..posts {

@@ -53,8 +53,8 @@ const RETRIES: PathSetting = PathSetting {
     default: 6,
     help: "How often a packet is sent again before its link fails",
 };
-/// The number of retries after the answer "not ready". 7 means no limit. A peer without a receive request is
-/// backpressure, which never happens within the protocol
+/// The number of retries after the answer "not ready". 7 means no limit. A peer that lacks a receive request
+/// gives this answer, which never happens within the protocol
 /// ([decision 59](../../../docs/design/rdma.md#settings-of-paths)).
 const RNR_RETRIES: PathSetting = PathSetting {
     flag: "--rdma-rnr-retries",

@@ -19,11 +19,10 @@ JOIN_BY = {"googlenet": {"join_by": "/"}, "inception3": {"join_by": "."}}
 NODES = [1, 2, 4, 6, 8, 12, 18, 24, 30, 40, 50, 60, 72]
 BLADES, BLADE_GBPS = 8, 10
 DEFAULT_AT_72, DEFAULT_AT_30, LAYER_AT_30 = 26, 22, 21
-# In figure 6 a push has this share of its full bytes: one gradient in a hundred, each with its place (Aji and
-# Heafield 2017, whom the paper names without a share).
+# In figure 6 a push has this share of its full bytes: one gradient in a hundred, each with its index. The paper cites
+# Aji and Heafield 2017 for these pushes, and gives no share.
 SPARSE_MODELS, SPARSE = ["inception3", "vgg19"], 0.02
-# The ratios of the time of pulling to that of the forward pass, around the ratio 1, at which the two take equally
-# long.
+# The ratios of the time of pulling to the time of the forward pass. At the ratio 1 the two times are equal.
 LOADS = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4]
 
 

@@ -53,8 +53,8 @@ def bound_s(model_bytes, machines, mbit, mtu=MTU):
 
 
 def volume(model_bytes, machines):
-    """Returns the bytes that a machine must send in a round, and receive: for the shares of the other machines, and for its
-    own."""
+    """Returns the bytes that a machine must send in a round: gradients of the other machines' shares, and weights of its own
+    share. The machine must receive as many bytes."""
     return 2 * (machines - 1) / machines * model_bytes
 
 

@@ -13,8 +13,8 @@ import random
 CHUNK_BYTES = 32 << 10
 # The values that a step reads and writes in addition to the slots: weights and momentum (Nesterov).
 STATE = ["weights", "momentum"]
-# The ways to sum slots: all at a chunk's last arrival; each as early as the order of the workers allows; each at its arrival, in
-# any order.
+# When a core sums the slots (workers' gradients) of a chunk: all slots when the last one has arrived; each slot when the slots of
+# all workers before it have arrived; each slot when it arrives.
 WAYS = ["last", "in order", "any order"]
 # The numbers of chunks by which the last worker is behind the first.
 LAGS = [0, 16, 64, 256, 512, 1024, 2048, 4096]
@@ -161,7 +161,7 @@ def carried(machine, bytes_each):
 
 
 def rows(machines, chunks, workers, lags, seeds):
-    """Yields a row for each machine, lag and way. NICs deliver into the usual part of the cache, into half
+    """Yields a row for each machine, lag and way to sum. NICs deliver into the usual part of the cache, into half
     of that part, or into memory."""
     for machine in machines:
         blocks = machine.cache_mb * 10**6 // CHUNK_BYTES

@@ -17,7 +17,7 @@ pub fn open_device(go_on: impl Fn() -> *mut ibv_context, (device,): (*mut ibv_de
     let name = device.device().unwrap();
     let context = go_on();
     if !context.is_null() && std::env::var_os("LIKE_FAULTS").is_some() {
-        // SAFETY: a context that nobody else has yet.
+        // SAFETY: the context is new, and nobody else has it yet.
         intercept(unsafe { &mut (*context).ops });
     }
     let has_pipe = std::env::var("LIKE_EVENTS_OF").map_or(true, |of| of.as_bytes() == name.as_bytes());
@@ -25,7 +25,7 @@ pub fn open_device(go_on: impl Fn() -> *mut ibv_context, (device,): (*mut ibv_de
         // The pipe is opened in both directions, so that a read never sees its end.
         let pipe = OpenOptions::new().read(true).write(true).open(pipe);
         let pipe = pipe.expect("LIKE_EVENTS is a named pipe").into_raw_fd();
-        // SAFETY: a context that nobody else has yet.
+        // SAFETY: the context is new, and nobody else has it yet.
         let real = unsafe { replace(&mut (*context).async_fd, pipe) };
         EVENTS.lock().unwrap().push((context as usize, real, pipe));
     }
@@ -47,7 +47,7 @@ pub fn alloc_pd(go_on: impl Fn() -> *mut ibv_pd, (context,): (*mut ibv_context,)
 }
 
 pub fn name_of(context: *mut ibv_context) -> CString {
-    // SAFETY: the caller's open context, which has a device.
+    // SAFETY: the caller's context is open, and has a device.
     device_name(unsafe { (*context)._device })
 }
 
@@ -57,17 +57,17 @@ pub fn device_name(device: *mut ibv_device) -> CString {
     type Function = unsafe extern "C" fn(*mut ibv_device) -> *const c_char;
     // SAFETY: the function of this name has this type.
     let of = unsafe { transmute::<*mut c_void, Function>(real("ibv_get_device_name")) };
-    // SAFETY: the caller's device, of a list that is not freed, or of an open context.
+    // SAFETY: the caller's device belongs to a list that is not freed, or to an open context.
     unsafe { CStr::from_ptr(of(device)) }.to_owned()
 }
 
 pub fn query_device(go_on: impl Fn() -> c_int, (_, attr): (*mut ibv_context, *mut ibv_device_attr)) -> c_int {
     let answer = go_on();
-    // SAFETY: the caller's structure, which is filled in now.
+    // SAFETY: `attr` is the caller's structure, which is filled in now.
     let attr = unsafe { &mut *attr };
     if let Some(kind) = kind() {
-        // A completion queue must not be deeper than soft-RoCE can make it, or a test would fail for soft-RoCE's limit and not
-        // for this kind's.
+        // The device must not report deeper completion queues than soft-RoCE can make. Otherwise a test would fail by
+        // soft-RoCE's limit, and not by this kind's.
         (attr.max_qp_wr, attr.max_cqe) = (kind.max_qp_wr as c_int, kind.max_cqe.min(attr.max_cqe));
     }
     answer
@@ -80,22 +80,22 @@ pub fn query_port(
 ) -> c_int {
     let answer = go_on();
     if DOWN.lock().unwrap().contains(&name_of(context)) {
-        // SAFETY: the caller's structure, which has this field.
+        // SAFETY: `attr` is the caller's structure, which has this field.
         unsafe { (*attr).state = IBV_PORT_DOWN };
     }
     let name = name_of(context);
     if let Some(made_up) = infiniband().iter().find(|port| port.device.as_bytes() == name.as_bytes()) {
-        // SAFETY: the caller's structure, which has these fields.
+        // SAFETY: `attr` is the caller's structure, which has these fields.
         let attr = unsafe { &mut *attr };
         attr.lid = made_up.lid;
         attr.flags &= !IBV_QPF_GRH_REQUIRED; // which ports of RoCE say
     }
     if setting("LIKE_GRH").is_some() {
-        // SAFETY: the caller's structure, which has this field.
+        // SAFETY: `attr` is the caller's structure, which has this field.
         unsafe { (*attr).flags |= IBV_QPF_GRH_REQUIRED };
     }
     if let Some(keys) = partition_keys() {
-        // SAFETY: the caller's structure, which has this field.
+        // SAFETY: `attr` is the caller's structure, which has this field.
         unsafe { (*attr).pkey_tbl_len = keys.len() as u16 };
     }
     answer

@@ -32,7 +32,7 @@ pub fn events_of(context: *mut ibv_context) -> Option<(c_int, c_int)> {
 /// Makes an object, such as a queue, while the context has the descriptor of the real events.
 pub fn with_real_events<T>(context: *mut ibv_context, make: impl Fn() -> T) -> T {
     let Some((real, pipe)) = events_of(context) else { return make() };
-    // SAFETY: the caller's open context, whose events others read by `get_async_event`.
+    // SAFETY: the caller's context is open. Other threads read its events by `get_async_event`.
     unsafe { (*context).async_fd = real };
     let made = make();
     // SAFETY: the caller's open context, as above.

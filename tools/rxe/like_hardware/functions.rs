@@ -39,7 +39,7 @@ macro_rules! made_from_a_context {
     ($($type:ty),*) => {$(
         impl Argument for *mut $type {
             fn context(self) -> Option<*mut ibv_context> {
-                // SAFETY: the caller's object, which begins with its context.
+                // SAFETY: `self` is the caller's object, which begins with its context.
                 (!self.is_null()).then(|| unsafe { *self.cast::<*mut ibv_context>() })
             }
         }
@@ -171,7 +171,7 @@ macro_rules! data_path {
                     let device = || [None, $(Argument::device($argument)),*].into_iter().flatten().next();
                     match fault(stringify!($name), device) {
                         Some(errno) => $failed(errno),
-                        // SAFETY: the driver's own, with the caller's arguments.
+                        // SAFETY: the function is the driver's own, and the arguments are the caller's.
                         None => unsafe { $field.get().unwrap()($($argument),*) },
                     }
                 }

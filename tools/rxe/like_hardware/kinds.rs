@@ -13,9 +13,9 @@ pub struct Kind {
 }
 
 /// Kinds with the limits that `ibv_devinfo -v` shows in public reports. The limits of mlx5 are from openucx/ucx
-/// issue 8229 and ofiwg/libfabric pull request 9940. A send request of a reliable connection has 256 bytes
-/// there, and a queue 2 MiB. Those of mlx4 are from a ConnectX-3 with firmware 2.42.5000. Those of bnxt_re are
-/// from a Thor in uccl-project/uccl issue 250, which has no figure for regions. In 2023, linux-rdma/rdma-core
+/// issue 8229 and ofiwg/libfabric pull request 9940. On mlx5, a send request of a reliable connection
+/// has 256 bytes, and a queue 2 MiB. The limits of mlx4 are from a ConnectX-3 with firmware 2.42.5000. The limits of
+/// bnxt_re are from a Thor in uccl-project/uccl issue 250, which has no figure for regions. In 2023, linux-rdma/rdma-core
 /// pull request 1315 added `ibv_resize_cq` to bnxt_re.
 const KINDS: [Kind; 3] = [
     Kind {

@@ -65,7 +65,7 @@ pub fn reg_dmabuf_mr(
     _: impl Fn() -> *mut ibv_mr,
     (pd, offset, bytes, iova, fd, access): (*mut ibv_pd, u64, usize, u64, c_int, c_int),
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's domain, which begins with its context.
+    // SAFETY: `pd` is the caller's domain, which begins with its context.
     let device = name_of(unsafe { *pd.cast::<*mut ibv_context>() });
     log(format!("dma-buf of={device:?} offset={offset} bytes={bytes} iova={iova} access={access}"));
     if offset % PAGE != iova % PAGE {
@@ -74,23 +74,23 @@ pub fn reg_dmabuf_mr(
     if fd < 0 {
         return fail(EBADF);
     }
-    // SAFETY: the caller's descriptor, which is not closed here.
+    // SAFETY: `fd` is the caller's descriptor, and is not closed here.
     let mut file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let Ok(size) = file.seek(SeekFrom::End(0)) else { return fail(EBADF) };
     if offset.checked_add(bytes as u64).is_none_or(|end| end > size) {
         return fail(EINVAL);
     }
-    // SAFETY: a fresh mapping at an address that the kernel chooses.
+    // SAFETY: the mapping is fresh, at an address that the kernel chooses.
     let start = unsafe { mmap(std::ptr::null_mut(), size as usize, PROT_READ_WRITE, MAP_SHARED, fd, 0) };
     if start as isize == -1 {
         return std::ptr::null_mut();
     }
-    // SAFETY: the caller's domain, and a range of the mapping, which remains until the region is gone.
+    // SAFETY: the domain is the caller's. The range lies in the mapping, which remains until the region is gone.
     let made = unsafe {
         ibv_reg_mr_iova2(pd, start.wrapping_byte_add(offset as usize), bytes, iova, access as c_uint)
     };
     if made.is_null() {
-        // SAFETY: mapped above, and nobody else has it.
+        // SAFETY: the range was mapped above, and nobody else has it.
         unsafe { munmap(start, size as usize) };
     } else {
         DMA_BUFS.lock().unwrap().push((made as usize, start as usize, size as usize));
@@ -105,7 +105,7 @@ pub fn dereg_mr(go_on: impl Fn() -> c_int, (mr,): (*mut ibv_mr,)) -> c_int {
     let mapped = place.map(|place| mapped.swap_remove(place));
     let answer = go_on();
     if let Some((_, start, size)) = mapped {
-        // SAFETY: mapped for this region, which is gone.
+        // SAFETY: the range was mapped for this region, which is gone.
         unsafe { munmap(start as *mut c_void, size) };
     }
     answer

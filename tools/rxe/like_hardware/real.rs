@@ -26,11 +26,11 @@ pub fn real(name: &str) -> *mut c_void {
     let library = *LIBRARY.get_or_init(|| {
         let found = REAL.iter().find(|file| Path::new(file).exists()).expect("a libibverbs.so.1");
         let file = CString::new(*found).unwrap();
-        // SAFETY: a path; the library's initialisers ask nothing of the process.
+        // SAFETY: `file` is a path, and the library's initialisers ask nothing of the process.
         unsafe { dlopen(file.as_ptr(), RTLD_NOW | RTLD_GLOBAL) as usize }
     });
     let symbol = CString::new(name).unwrap();
-    // SAFETY: a library that is never unloaded, and a name.
+    // SAFETY: the library is never unloaded, and `symbol` is a name.
     let found = unsafe { dlsym(library as *mut c_void, symbol.as_ptr()) };
     assert!(!found.is_null(), "the real libibverbs has no {name}");
     found

@@ -100,7 +100,7 @@ impl SendChain {
         // A pointer to the first field of the first element. It is valid for the whole box, into which the
         // chain's other pointers lead.
         let first = self.sends.as_mut_ptr().cast::<ibv_send_wr>();
-        // SAFETY: a chain of requests that `push` filled in. It ends after the last of them.
+        // SAFETY: `push` filled in the chain's requests. The chain ends after the last of these requests.
         let posted = unsafe { qp.post_sends(first) };
         self.sends[last].request.next = next;
         posted
@@ -110,7 +110,7 @@ impl SendChain {
     #[cfg(test)]
     pub fn post_plain(qp: &QueuePair) -> Result<(), i32> {
         let mut send = ibv_send_wr { opcode: IBV_WR_SEND, ..Default::default() };
-        // SAFETY: a chain of one request that reads no memory.
+        // SAFETY: the chain has one request, which reads no memory.
         unsafe { qp.post_sends(&raw mut send) }
     }
 
@@ -122,7 +122,7 @@ impl SendChain {
             send_flags: IBV_SEND_SIGNALED,
             ..Default::default()
         };
-        // SAFETY: a chain of one request that reads and writes no memory.
+        // SAFETY: the chain has one request, which reads and writes no memory.
         unsafe { qp.post_sends(&raw mut fence) }
     }
 }

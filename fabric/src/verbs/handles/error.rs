@@ -126,7 +126,7 @@ pub struct CreateError {
     pub what: &'static str,
     /// The NIC.
     pub device: String,
-    /// The requested size, with the device's maximum. It may be empty.
+    /// The requested size with the device's maximum, as text. Empty if the object has no size.
     pub size: String,
     /// The function that failed, and the kernel's error.
     pub error: String,

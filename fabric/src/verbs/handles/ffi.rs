@@ -51,7 +51,7 @@ pub const IBV_WC_RECV_RDMA_WITH_IMM: ibv_wc_opcode = 129;
 pub type ibv_access_flags = c_uint;
 pub const IBV_ACCESS_LOCAL_WRITE: ibv_access_flags = 1;
 pub const IBV_ACCESS_REMOTE_WRITE: ibv_access_flags = 2;
-/// The first of the optional flags: a driver may ignore it.
+/// The first of the optional flags, which a driver may ignore.
 pub const IBV_ACCESS_RELAXED_ORDERING: ibv_access_flags = 1 << 20;
 
 pub type ibv_qp_type = c_uint;

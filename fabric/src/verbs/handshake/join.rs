@@ -38,7 +38,8 @@ pub(in crate::verbs) struct Parts {
 }
 
 impl Parts {
-    /// Adds the socket, and returns the links. The thread `phub-watch` observes the socket from now on.
+    /// Makes a connection of the links and the handshake's socket. Returns the links. The thread `phub-watch`
+    /// observes the socket from now on.
     pub fn watched(
         self,
         group: &Arc<Group>,

@@ -14,7 +14,7 @@ use crate::verbs::address::{Address, Gid, LinkLayer, Mtu};
 const MAGIC: [u8; 8] = *b"phubrdm6";
 /// The most NICs of a joiner.
 const MAX_NICS: usize = 64;
-/// The most ranges of a window, in all links of a connection together: 32 GiB in runs of 512 KiB.
+/// The most ranges of a window, in all links of a connection together: enough for 32 GiB in ranges of 512 KiB.
 pub(in crate::verbs) const MAX_RANGES: usize = 1 << 16;
 /// The kernel's limit on a device's name.
 const MAX_NAME: usize = 64;
@@ -219,7 +219,7 @@ impl Message {
         Ok(message)
     }
 
-    /// Returns the message's name, for the error that another message was expected.
+    /// Returns the message's name, for the error of a message that was not expected.
     pub fn name(&self) -> &'static str {
         match self {
             Message::Hello { .. } => "a hello",

@@ -27,7 +27,7 @@ use crate::verbs::port::link::random_packet;
 /// after half a second. The limit is shorter than a step of the handshake, because the other end waits.
 const WITHIN: Duration = Duration::from_secs(2);
 
-/// This end of a pair that is tried.
+/// This end of a pair of NICs in a trial.
 pub(super) struct TrialEnd {
     qp: QueuePair,
     queue: Arc<CompletionQueue>,

@@ -18,7 +18,7 @@ use crate::port::CloseReason;
 use crate::verbs::handles::context::{Context, NicEvent};
 use crate::verbs::handles::work::Work;
 
-/// The time after which unsent posts are given up. The NIC of a live peer takes microseconds for each.
+/// The time after which unsent posts are given up. The NIC of a live peer takes microseconds for each post.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// The longest time for which `detach` itself waits until the last posts are sent. It waits so that the peer

@@ -355,7 +355,7 @@ impl Link {
         self.receives.post(&self.qp, RECEIVES)
     }
 
-    /// Posts a fence, a write without bytes, after the earlier posts. When they are done, the fence
+    /// Posts a fence, a write without bytes, after the earlier posts. When these posts are done, the fence
     /// completes, and [`fence_passed`](Self::fence_passed) is called.
     pub fn fence(&mut self) -> Result<(), i32> {
         if !self.waiting.is_empty() {
