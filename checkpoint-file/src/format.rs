@@ -10,7 +10,7 @@
 //! The digest has a fixed position, so that it can be written last, and be replaced by zeros when it is
 //! computed.
 //!
-//! Plain functions; any thread. Must not depend on files.
+//! Plain functions, for any thread. This module must not depend on files.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

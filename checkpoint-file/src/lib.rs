@@ -7,7 +7,8 @@
 //! | `read.rs` | a parser that trusts nothing in a file |
 //! | `error.rs` | bytes that are no checkpoint, and checkpoints of other jobs |
 //!
-//! Called from any thread that may wait. Must not depend on directories, hubs, or the network.
+//! Any thread that may wait may call this crate. The crate must not depend on directories, hubs, or the
+//! network.
 
 #![forbid(unsafe_code)]
 

@@ -38,8 +38,8 @@ impl EachRounds {
         EachRounds { each, from: Round(0), known: None, former: None, pace: 0.0, lead: 2 }
     }
 
-    /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`. `None` counts as
-    /// near: the answer of a hub without the job says that the job is missing.
+    /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`.
+    /// `None` counts as near, so that the hub is asked, and answers that the job is missing.
     pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> (Round, bool) {
         let Some(seen) = seen else { return (self.multiple(self.from), true) };
         self.sees(seen, now);

@@ -8,7 +8,7 @@
 //! The frame has the length of its content. XOR works block by block in both directions, so that a block is read, changed and
 //! digested while it is in the cache.
 //!
-//! Plain functions, for any thread. Must not depend on files.
+//! Plain functions, for any thread. This module must not depend on files.
 
 use std::fmt;
 use std::io::{self, BufReader, BufWriter, Read, Write};

@@ -47,7 +47,7 @@ impl Job {
         Job { numbers: rates.into_iter().map(of).collect(), ..self }
     }
 
-    /// Returns the tensors that its hub keeps of each key.
+    /// Returns the tensors that the job's hub keeps of each key.
     pub fn tensors(&self) -> Tensors {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }

@@ -13,8 +13,8 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
-/// The number of cores of the fastest NIC. With two cores, one can post while the other steps. With more than
-/// four cores, the queue pairs of many workers crowd the NIC's cache.
+/// The number of cores of the fastest NIC. With two cores, one core can post sends while the other core runs
+/// the optimizer. With more than four cores, the queue pairs of many workers crowd the NIC's cache.
 const CORES_OF_A_NIC: RangeInclusive<u64> = 2..=4;
 
 /// Returns the owners' cpus, in slot order.
