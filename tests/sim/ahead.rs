@@ -56,7 +56,8 @@ fn weights(job: &Simulated) -> [Vec<f32>; 2] {
     [0, 1].map(|rank| job.workers[rank].weights::<f32>(KEY).unwrap().to_vec())
 }
 
-/// Makes a round and a second one, once with answers ahead and once without, and compares the results.
+/// Makes two rounds, once with answers ahead and once without, and compares the weights. `round` makes the
+/// first of them.
 fn same(what: &str, round: impl Fn(&mut Simulated)) {
     let [ahead, plain] = [true, false].map(|answers_ahead| {
         let mut job = sent_ahead(answers_ahead);
@@ -140,8 +141,8 @@ fn whatever_comes_between_changes_no_bit() {
     });
 }
 
-/// The weights of answers ahead do not count as a step. A state has the weights of the last step, and so has
-/// a newcomer.
+/// The weights of answers ahead do not count as a step. A state, and a worker that joins now, get the weights
+/// of the last step.
 #[test]
 fn weights_ahead_count_nothing() {
     let [states, plain] = [true, false].map(|answers_ahead| {

@@ -102,8 +102,8 @@ fn a_post_that_arrives_twice_is_noticed_at_both_ends() {
             push_all(&mut job, round)?;
             job.settle(1000)
         });
-        // A worker may see an answer that it does not expect. A hub may see a violation, and then drops
-        // the worker.
+        // A worker may see an answer that it does not expect. A hub may see a violation of the protocol by a
+        // worker, and then drops this worker.
         match outcome {
             Err(error) if error.to_string().contains("the hub broke the protocol") => {}
             other => {

@@ -1,6 +1,7 @@
-//! Workers lose their links at any moment of a round, while the network delays and reorders. They make new links into
-//! the same memory. With any terms, all rounds are made, and every weight has the bits of a run without losses. A
-//! failure prints its seed. `lives` has the same test for workers that step alone (SSP, ASP).
+//! Workers lose their links at any moment of a round, while the network delays and reorders messages. The
+//! workers make new links into the same memory. With any terms, all rounds are made, and every weight has the
+//! bits of a run without losses. A failure prints its seed. `lives` has the same test for workers that step
+//! alone (SSP, ASP).
 
 use std::sync::Arc;
 

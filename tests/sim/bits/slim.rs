@@ -1,6 +1,6 @@
 //! Slim-DP in small clusters over the simulated network. Every weight that a worker reads equals that of a
-//! plain model, element by element. This holds for any order of arrival and number of cores, and whichever
-//! push a fault of the network makes unreadable.
+//! plain model, element by element. This holds for any order of arrival and number of cores, even if the
+//! network makes pushes unreadable.
 //!
 //! A seed decides everything. A failure prints its seed.
 
@@ -37,15 +37,16 @@ struct Chunk {
 /// The plain model of the method, which handles one element after another.
 struct Model {
     slim: SlimDp,
-    /// Whether workers add to the elements that were left out, instead of overwriting them.
+    /// Whether a worker adds each gradient to the values that it did not push, instead of overwriting these
+    /// values.
     keeps: bool,
     optimizer: Optimizer,
     workers: u32,
     chunks: Vec<Chunk>,
     /// The set that was selected after the previous round, by chunk.
     selected: Option<Vec<Vec<u64>>>,
-    /// The number of chunks that were pushed as the two sets of Slim-DP: significant set and explorer. `mended` counts
-    /// the chunks that were pushed again.
+    /// The number of chunks that were pushed as the two sets of Slim-DP: the significant set, and the explorer
+    /// (elements drawn at random). `mended` counts the chunks that were pushed again.
     sets: usize,
     mended: usize,
 }

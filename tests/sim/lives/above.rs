@@ -20,8 +20,8 @@ use super::tree::{ABANDONED, Tree};
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Tree {
-    /// Kills the hubs at the top. `have_begun`: whether all workers have weights since the job began. Otherwise the
-    /// rounds that were noted before are still right.
+    /// Kills the hubs at the top. `have_begun` says that all workers have weights since the job began.
+    /// Otherwise the rounds that were noted at the previous loss are still right.
     pub fn hubs_above_die(&mut self, have_begun: bool) {
         if have_begun {
             self.note_reached();

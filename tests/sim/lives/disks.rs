@@ -21,7 +21,7 @@ use super::life::Life;
 /// The reason why a file is not written.
 const FULL: &str = "the disk is full";
 
-/// The occasion of last states. No other snapshot has this number.
+/// The occasion of a failed job's last state, as a number that no other snapshot has.
 const LAST: Occasion = Occasion::Asked(u64::MAX, Selection::All);
 
 /// The weights of chunks before a round.
@@ -154,7 +154,7 @@ impl Disks {
     }
 
     /// Returns the state from which the coordinator continues, the files that are left, and whether a file
-    /// was damaged. Files that were not written yet are lost, and so are all later files.
+    /// was damaged. Loses the files that were not written yet, and the files of rounds after this state.
     pub fn restore(&mut self, dice: &mut Dice) -> (Option<Restored>, Files, bool) {
         self.collected.clear();
         self.squares.clear();

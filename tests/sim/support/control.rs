@@ -572,7 +572,7 @@ impl Control {
                 Some(member) => {
                     let waits =
                         member.standing.waits_for_cut(self.commands.len()) && !self.job().life.gathers();
-                    // A newcomer may not yet have joined all hubs.
+                    // A worker that joins has possibly not joined all hubs yet.
                     let waits = waits && self.job().hubs.share.is_whole();
                     // Nobody begins to take part in a job that ends.
                     let waits = waits && !self.is_closed();

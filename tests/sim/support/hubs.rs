@@ -117,7 +117,7 @@ impl Hubs {
         are_dropped && self.hubs.iter_mut().all(|hub| hub.relink(rank))
     }
 
-    /// Whether the worker that joined last is a member at all hubs.
+    /// Whether the worker that joined last with this rank is a member at all hubs.
     pub fn have(&self, rank: u32) -> bool {
         let worker = self.names[rank as usize];
         self.hubs.iter().all(|hub| hub.job().members.rank(worker) == Some(rank))

@@ -12,7 +12,7 @@ use crate::doctor::check::Check;
 const BYTES: usize = 8 << 20;
 
 /// Sends the bytes over a NIC to itself. The link has room for the chunks of the job's fullest lane (a core
-/// with its NIC), because a device does not guarantee the queue sizes that it announces (decision 39).
+/// with its NIC). A device does not guarantee the queue sizes that it announces (decision 39).
 pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
     let name = format!("bytes over {nic}");
     match loopback(nic, BYTES, chunks, paths) {

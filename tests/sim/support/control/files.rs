@@ -199,7 +199,8 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Tells hub 0, as another hub, the state of this hub's part of a checkpoint, as soon as it is decided.
+    /// Answers hub 0, which asks for the state of this hub's part of a checkpoint, as soon as the state is
+    /// decided.
     pub fn part_asked(&mut self, follow: FollowId, before: Round, whole: WholeRounds) {
         let ask = AskForWritten { job: self.id, before, whole, wait: WAIT };
         let (asked, effects) = self.ask(ask).expect("the job goes on");

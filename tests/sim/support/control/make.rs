@@ -38,7 +38,8 @@ pub(super) fn hub_of(
     let late = LateLimits { warning: LATE / 2, limit: Some(LATE) };
     let mut hub = Hub::new(Settings { jobs_limit: 1, quotas: Quotas::default(), late });
     for former in 0..id.0 {
-        // A job that was not made keeps its number.
+        // A reserved job uses up its number even if it is never made. So the loop uses up the numbers below
+        // `id`.
         let name = former.to_string();
         ask(&mut hub, Reserve { name: name.clone() }, now);
         ask(&mut hub, Release { name }, now);

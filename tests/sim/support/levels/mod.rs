@@ -58,7 +58,7 @@ pub struct Terms {
     /// The seed of a late control, as in [`simulated`](crate::simulated::Terms::late).
     pub late: Option<u64>,
     /// The state that the job continues from, with the rounds that workers had reached, by worker. With a
-    /// state, no worker waits until all workers take part.
+    /// state, `Levels::new` returns before all workers take part.
     pub again: Option<Again>,
 }
 
