@@ -28,8 +28,7 @@ use super::life::BY_KEY;
 const STEPS: u32 = 300;
 /// Codecs that keep the pushed numbers and their sums exactly.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
-/// A part of the error of a hub that ends because no worker is left who could push a round that this hub has
-/// already sent up.
+/// A part of the error of a hub that has sent a round up and has no worker left who could push the round.
 pub const ABANDONED: &str = "was the last that could push";
 /// A time that no life reaches.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
