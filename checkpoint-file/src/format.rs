@@ -268,8 +268,8 @@ pub struct Entry {
     pub shown: Key,
 }
 
-/// Checks that a model's keys can be saved. A job with checkpoints fails at its join if they cannot, and not
-/// only when the first checkpoint is due.
+/// Checks that a model's keys can be saved. If the keys cannot be saved, a job with checkpoints fails at its
+/// join, and not only when the first checkpoint is due.
 ///
 /// # Errors
 /// Returns an error if a file cannot hold the keys.

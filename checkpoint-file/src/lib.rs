@@ -23,6 +23,6 @@ pub use format::{
 };
 pub use read::{About, Decoded, about, check_digest, decode};
 
-/// The number of bytes that are read, written and digested at a time. It is large enough for any disk.
-/// Besides such a piece, a save needs only the memory of the snapshot and the header.
+/// The number of bytes that are read, written and digested at a time. This number is large enough for the
+/// full speed of any disk. Besides such a piece, a save needs only the memory of the snapshot and the header.
 pub const PIECE_BYTES: usize = 4 << 20;

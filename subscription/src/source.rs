@@ -104,7 +104,8 @@ impl Source {
         Ok(Source { hubs: Hubs::new(&hubs)?, ask: Ask { job, credential, only }, precision, names, patience })
     }
 
-    /// Returns the job's weights before one round. At one hub it is the round that is furthest ahead.
+    /// Returns the job's weights before one round. If the job has one hub, this is the furthest round of the
+    /// job.
     ///
     /// # Errors
     /// Returns an error if there are no weights now, or if there will never be any.

@@ -77,7 +77,8 @@ fn weights_come_before_the_pushes_and_once() {
     let ([mut job, mut plain], gradients) = ([true, false].map(sent_ahead), [Content::Gradient; 2]);
     let words = job.workers[0].weights::<f32>(KEY).unwrap_err().to_string();
     says(words, &["\"a\"", "reading its weights"]);
-    // The network alters the next answers. Answers ahead have already arrived.
+    // The network alters the answers that are sent from now on. Answers ahead have already arrived, so they
+    // stay unaltered.
     for job in [&job, &plain] {
         let ends = job.ends.iter().flatten().map(|end| end.peer());
         ends.for_each(|end| (0..3).for_each(|chunk| job.net().flip_next(end, 64 * chunk)));

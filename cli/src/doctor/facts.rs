@@ -16,8 +16,8 @@ pub(crate) struct Memlock {
     pub hard: Option<u64>,
     /// Whether CAP_IPC_LOCK is effective.
     pub capable: bool,
-    /// Whether the capabilities are those of the machine. Drivers ignore the capabilities of a user
-    /// namespace.
+    /// Whether the capabilities are those of the machine's first user namespace. Drivers ignore the
+    /// capabilities of any other user namespace.
     pub first_namespace: bool,
 }
 
@@ -66,7 +66,8 @@ fn chosen(text: &str) -> Option<String> {
 pub(crate) struct Balancing {
     /// The setting `kernel.numa_balancing`. `None` if the kernel has no such setting.
     pub setting: Option<String>,
-    /// Whether memory of this program has a policy, so that its pages are not balanced.
+    /// Whether memory of this program has a NUMA policy. If it has, the kernel does not move the program's
+    /// pages.
     pub has_policy: bool,
 }
 

@@ -75,7 +75,7 @@ impl Model {
         }
     }
 
-    /// Makes a round. `corrupt` has the pushes that arrived with a corrupt signature.
+    /// Makes a round. `corrupt` has the pushes whose significant set arrived with a corrupt signature.
     fn round(&mut self, round: Round, corrupt: &BTreeSet<(u32, ChunkId)>) {
         let selects = self.slim.selects(round, Round(1));
         let step = Step::new(&self.optimizer, self.workers, round, self.optimizer.learning_rate(), 1.0, 1.0);

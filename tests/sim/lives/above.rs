@@ -1,5 +1,6 @@
-//! The hubs above a tree are lost and come back. They end at any moment, and the jobs below end with them.
-//! The sessions of all machines wait, and join again at hubs that continue from the last file.
+//! The hubs above a tree are lost and come back. The hubs above end at any moment, and the jobs below end
+//! with these hubs. The sessions of all machines wait, and join again at hubs that continue from the last
+//! file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

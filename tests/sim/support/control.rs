@@ -99,7 +99,7 @@ pub struct Control {
     pub saves: bool,
     /// The bytes that have crossed the links of members.
     crossed: CrossedHere,
-    /// The cut that lets the members begin, while it waits for the hubs above.
+    /// The cut that lets the members begin, while this cut waits for the hubs above.
     waits_above: Option<CutId>,
     /// The number of cores whose links to the hubs above are lost; `None` if no links are lost.
     unlinked_above: Option<usize>,
@@ -129,8 +129,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Creates the control of a job that gathers, at the hub of this share, on this many cores. Each of the
-    /// job's hubs has this many shards that own chunks.
+    /// Creates the control of a job that gathers its members, at the hub of this share, on this many cores.
+    /// Each of the job's hubs has this many shards that own chunks.
     pub fn with_owners(
         named: (JobId, String),
         terms: &Arc<JobTerms>,

@@ -41,9 +41,9 @@ pub enum Letter {
     Save(Vec<u32>, LastRequest),
     /// The other hub has written its part of the last state, or has not.
     Saved(Result<LastReply, String>),
-    /// A hub stops, and asks hub 0 to end the job at a cut. It gives this time to the round in flight.
+    /// A hub stops, and asks hub 0 to end the job at a cut. The round in flight may take this time.
     End(usize, Duration),
-    /// The job has ended at a cut for this hub. The flag says whether it is saved.
+    /// The job has ended at a cut for this hub. The flag says whether the job is saved.
     Ended(usize, bool),
     /// Hub 0 asks this hub for its part of the checkpoint before a round, and sends the rounds of complete checkpoints.
     HasPart(FollowId, u32, Round, WholeRounds),
@@ -78,8 +78,8 @@ pub struct Hubs {
 }
 
 impl Hubs {
-    /// Creates the hubs of a job that gathers, each with this many cores. `owners` gives the numbers of
-    /// shards that own chunks.
+    /// Creates the hubs of a job that gathers its members, each with this many cores. `owners` gives the
+    /// numbers of shards that own chunks.
     pub fn new(terms: &Arc<JobTerms>, cores: usize, owners: &[usize]) -> Self {
         let hub = |hub| {
             let (job, share) = ((JOB, "the job".to_owned()), Share::of_hub(terms, hub));

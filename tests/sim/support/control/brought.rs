@@ -12,7 +12,7 @@ use super::{Command, Control};
 const BYTES: u64 = 1000;
 
 impl Control {
-    /// Lets rank 0 bring a state to the job, which gathers and has no state.
+    /// Lets rank 0 bring a state to the job, which gathers its members and has no state.
     pub fn will_bring(&mut self, layout: &Arc<Layout>, state: &Arc<Restored>) {
         self.brings = Some((Arc::clone(layout), Arc::clone(state)));
     }

@@ -16,7 +16,7 @@ pub(super) const LATE: Duration = Duration::from_secs(100);
 /// The memory that reading a join needs, in bytes.
 const JOIN_BYTES: u64 = 1000;
 
-/// A piece of a key, for a hub that owns chunks. The control only asks whether there is one.
+/// A piece of a key, for a hub that owns chunks. The control only asks whether a hub has a piece.
 const PIECE: Piece = Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 };
 
 /// Gives a hub an input, and counts the input.

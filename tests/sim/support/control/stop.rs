@@ -21,7 +21,7 @@ pub enum Stopping {
     Not,
     /// The job is being saved.
     Saves,
-    /// The job has failed. The flag says whether it was saved before.
+    /// The job has failed. The flag says whether the job was saved before.
     Saved(bool),
     /// The time is over, and nobody waits for the state any more.
     TooLate,
