@@ -278,7 +278,8 @@ fn a_reader_of_a_hub_below_others_gets_the_weights_from_the_hubs_above() {
         if steps == 2 {
             session.leave().unwrap();
         } else {
-            // The job fails, because its worker ends without a leave. The hub still describes the failed job in the next loop.
+            // The job fails, because its worker ends without a leave. The loop below first gets the failed job,
+            // which the hub still describes.
             let key = session.keys().next().unwrap();
             session.push(key).unwrap();
             drop(session);

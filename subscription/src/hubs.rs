@@ -346,7 +346,7 @@ impl HubOf {
             return Err(NoWeights::Away(format!("the hub at {} was started again", self.address)));
         }
         self.keys = job.as_ref().map_or(0, |job| job.keys);
-        // If the hub lacks the job, it refuses with its own message.
+        // If the hub lacks the job, the hub refuses the request with its own message.
         Ok(job.as_ref().map_or(0, of_weights) + MAX_HEADER_BYTES)
     }
 

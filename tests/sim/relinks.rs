@@ -97,7 +97,7 @@ impl Links {
         for (rank, made_in) in (0..).zip(&mut self.made_in) {
             match made_in {
                 None => {}
-                // The cores may not have dropped the old links yet.
+                // The links are not made while a core has not yet dropped the old links.
                 Some(0) => *made_in = (!job.relink(rank).unwrap()).then_some(0),
                 Some(left) => *left -= 1,
             }

@@ -1,4 +1,4 @@
-//! A worker's round. Its two loops overlap with the exchange of weights and gradients.
+//! A worker's round. The forward and the backward loop overlap with the exchange of weights and gradients.
 
 use worker_shim::{Session, SessionError};
 

@@ -168,7 +168,8 @@ mod tests {
         let list = "564417cfb000 default file=/local/head mapped=2 N0=2\n7f0000000000 local anon=1 N0=1\n";
         assert!(has_local(list) && !has_local(list.lines().next().unwrap()));
         let status = read_to_string("/proc/self/status").unwrap();
-        // A filter of system calls, as in a container, may refuse the policy.
+        // Checks nothing under a filter of system calls, as in a container, because the filter may refuse the
+        // policy.
         if status.contains("Seccomp:\t0") && std::path::Path::new("/proc/self/numa_maps").exists() {
             assert!(Balancing::read().has_policy);
         }

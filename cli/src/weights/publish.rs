@@ -163,7 +163,7 @@ impl Publishing {
                 Err(NoWeights::NoJob(_)) if seen => return Ok(End::OfJob),
                 Err(why) => {
                     // A hub that is away may return with the job. So a missing job is the job's end only if
-                    // the job was seen since then.
+                    // the job was seen after the hub's return.
                     seen &= !matches!(why, NoWeights::Away(_));
                     self.waits(why.to_string())?;
                     PAUSE

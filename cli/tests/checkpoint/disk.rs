@@ -62,7 +62,7 @@ pub fn on_a_disk_for_two(dir: &Path) {
     let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(5), &[(0, f32::NAN)])).unwrap_err();
     says(error, &["job.safetensors", "No space left", "unchanged"]);
     assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
-    // A file that no job continues from is removed first.
+    // On a full disk, the store first removes a file that no job continues from.
     std::fs::rename(dir.join("job@3.safetensors"), dir.join("job@not-finite.safetensors")).unwrap();
     store.save("job", Share::WHOLE, &job.snapshot(Round(6))).unwrap();
     assert_eq!(files(dir), ["job.safetensors", "job@4.safetensors"]);

@@ -91,7 +91,7 @@ impl Cluster {
             }
             _ => {}
         }
-        // The network must keep the order: a core's part of the norm is sent before its answers.
+        // The network must keep the order: a core sends its part of the norm before its answers.
         faults.reorder &= !terms.job.finds_norms();
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
         terms.job.answers_ahead = dice.below(2) == 0;

@@ -146,7 +146,7 @@ impl Tree {
         };
         let levels = vec![level(job.level), level(LevelTerms::default()), level(LevelTerms::default())];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
-        // The network must keep the order: a core's part of the norm is sent before its answers.
+        // The network must keep the order: a core sends its part of the norm before its answers.
         let reorder = dice.below(2) == 0 && !job.finds_norms();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
         let ledger = Ledger::new(&layout, &job);

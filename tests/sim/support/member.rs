@@ -201,7 +201,8 @@ impl Members {
                     job.drop_links(rank);
                     Event::Dropped { came, is_awaited }
                 }
-                // No path is open, or a late request made a hub drop links that it had granted.
+                // The try fails: no path is open, or a late request made a hub drop links that it had
+                // granted.
                 Step::MakeLinks if self.dice.below(4) == 0 || !job.relink(rank).expect("links are made") => {
                     self.seen.tries += 1;
                     Event::Failed(Failure::ForNow)

@@ -1,5 +1,5 @@
 //! A hub and its workers over the simulated transport, in one thread. The caller makes every step, and a seed
-//! decides everything else. Tests with faults use it, and so does the probe without processes.
+//! decides everything else. Tests of faults, of orders of messages, and of checkpoints use this cluster.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -61,8 +61,8 @@ pub struct Again {
 }
 
 impl Terms {
-    /// Creates the terms of a job in BSP that stops when a worker is lost. The hub leaves no part of its work out, each
-    /// chunk is one slice, and links have no limit of credit.
+    /// Creates the terms of a job in BSP that stops when a worker is lost. The hub does all its work (no
+    /// ablation), each chunk is one slice, and links have no limit of credit.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };

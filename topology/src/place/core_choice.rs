@@ -213,7 +213,7 @@ fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<St
     let mut chosen = Vec::with_capacity(count);
     let mut ranks = ranks(allowed).into_iter();
     while chosen.len() < count {
-        // Seats go to nodes with NICs first, then to other nodes of these sockets, and then to any node.
+        // Seats go to nodes with NICs first, then to other nodes of sockets with NICs, and then to any node.
         let next = apportion::next_seat(&demand, &taken, |at| demand[at] > 0 && !pools[at].free.is_empty())
             .or_else(|| {
                 apportion::next_seat(&cores, &taken, |at| {
