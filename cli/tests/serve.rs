@@ -68,8 +68,8 @@ fn left_behind(pid: u32, dir: &Path, names: &[String]) -> Vec<String> {
     }
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // The line is "pid (name) state parent group ...". The fields show which processes are children of
-        // the process with this id, or are in its group.
+        // The line is "pid (name) state parent group ...". Keeps the lines of the process with this id, and
+        // of its children.
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         if process.file_name() == *pid.to_string() || fields.get(1) == Some(&&*pid.to_string()) {
             left.push(stat);

@@ -177,8 +177,8 @@ fn settings(dice: &mut Dice) -> (SlimDp, Optimizer) {
     (slim, optimizer)
 }
 
-/// Runs a cluster. Returns the number of chunks that were pushed as sets, and the number that were pushed
-/// again.
+/// Runs a cluster. Returns the number of chunks that were pushed as the sets of Slim-DP, and the number that
+/// were pushed again.
 fn cluster(seed: u64) -> (usize, usize) {
     let mut dice = Dice::new(seed);
     let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=150)]));
