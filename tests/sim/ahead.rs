@@ -13,8 +13,8 @@ use sim_tests::values::same_bits;
 const KEY: KeyId = KeyId(0);
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.25, momentum: 0.75, weight_decay: 0.125 };
 
-/// Returns two workers that have made the broadcast and a round, and have sent gradients ahead. All gradients
-/// have arrived.
+/// Returns two workers that have made the broadcast and a round, and have sent the next gradients ahead of
+/// their pushes. All gradients have arrived.
 fn sent_ahead(answers_ahead: bool) -> Simulated {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [40])], 64).unwrap());
     let mut terms = Terms::new(2, 2, NESTEROV).with(|job| {

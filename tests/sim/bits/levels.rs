@@ -334,7 +334,7 @@ fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize
     ((mixed % 255) as f32 - 127.0) / 37.0
 }
 
-/// Returns, by round, whether all workers skip the round, if the rounds have these norms.
+/// Returns, by round, whether all workers skip the round. `norms` has the norm of each round.
 fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
     let mut counted = Vec::new();
     let is_skipped = |norm: &Option<f32>| {

@@ -38,8 +38,8 @@ pub struct Disks {
     files: BTreeMap<u32, BTreeMap<Round, Part>>,
     /// The parts of snapshots that were collected, by hub.
     collected: HashMap<(u32, Occasion), Part>,
-    /// The sum of squares of the last round, by collected snapshot. `of_files` has it by file. Only a job with one hub
-    /// has such sums.
+    /// The sum of squares of the last round, by collected snapshot. `of_files` has such sums by the round of a
+    /// file. Only a job with one hub has such sums.
     squares: HashMap<Occasion, ExactSum>,
     of_files: HashMap<Round, ExactSum>,
     /// The optimizer's hyperparameters in each file.

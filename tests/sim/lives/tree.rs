@@ -195,7 +195,7 @@ impl Tree {
     }
 
     /// Runs until all workers take part and have weights. The hubs at the top may be lost again before that.
-    /// Returns whether they are alive.
+    /// Returns whether the hubs at the top are alive.
     fn begin(&mut self) -> bool {
         let are_lost_again = self.may_fall && self.dice.below(3) == 0;
         let falls = |tree: &mut Tree| {
@@ -337,7 +337,7 @@ impl Tree {
         count("hubs whose round nobody could push", usize::from(is_abandoned));
     }
 
-    /// Whether a machine takes part at the hubs at the top. It may lack links for some time.
+    /// Whether a machine takes part at the hubs at the top. The machine may lack links for some time.
     fn machine_lives(job: &Levels, rank: u32) -> bool {
         let is_of_rank = |hub: &usize| job.above(*hub) == Some(0) && job.rank_above(*hub) == rank as usize;
         let hub = (1..job.nodes.len()).find(is_of_rank).expect("a machine has a hub");

@@ -285,7 +285,8 @@ impl Control {
         self.first_round(rank)
     }
 
-    /// Notes which machines are missing at the hubs above. `above` is the state in their news.
+    /// Notes which machines are missing at the hubs above. `above` is the job's state in the news of the hubs
+    /// above.
     pub fn misses_machines(&mut self, above: &JobState) {
         let machines = match above {
             JobState::Gathering { missing, .. } => missing.clone(),
@@ -431,8 +432,8 @@ impl Control {
         true
     }
 
-    /// Publishes the news, if there are any. Members see from the version that the news have changed. Notes who has
-    /// begun to take part.
+    /// Publishes the news, if there are any. A new version shows members that the news have changed. Notes who
+    /// has begun to take part.
     fn publish(&mut self) {
         let news = self.job().news.now();
         if news.version == self.heard.version {

@@ -35,7 +35,7 @@ pub enum Letter {
     Failed(String, Blame),
     /// The job has failed at a hub, which asks whether the other hub still has the job.
     Failing(FailedRequest),
-    /// The answer for the hub of this number: whether the other hub still has the job, and its rounds.
+    /// The answer for the hub of this number: whether the other hub still has the job, and the job's rounds.
     Holds(usize, Result<FailedReply, String>),
     /// Hub 0 asks these hubs to write their parts of the last state.
     Save(Vec<u32>, LastRequest),
@@ -144,7 +144,7 @@ impl Hubs {
         self.post.is_empty() && self.hubs.iter().all(|hub| !hub.has_work() && hub.last_due().is_none())
     }
 
-    /// Whether something other than the job has failed, so that its last state may not be saved.
+    /// Whether something other than the job has failed, so that the job's last state is possibly not saved.
     pub fn has_trouble_with_last(&self) -> bool {
         self.post.has_disturbed_last || self.hubs.iter().any(|hub| hub.last.has_trouble)
     }

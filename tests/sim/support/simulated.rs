@@ -103,7 +103,7 @@ pub struct Simulated {
     pub workers: Vec<Exchange<sim::Port>>,
     /// The batches in which each worker pulls, by rank.
     pub batches: Vec<Option<Batches>>,
-    /// The worker's end of each link, by rank and core. Tests cause faults with it.
+    /// The worker's end of each link, by rank and core. Tests use these ends to cause faults.
     pub ends: Vec<Vec<EndId>>,
     /// The worker's own windows, by rank.
     windows: Vec<sim::Windows>,
@@ -329,7 +329,7 @@ impl Simulated {
         Ok(())
     }
 
-    /// Handles the messages that wait in the control at once, unless the control is late.
+    /// Handles at once the messages that wait in the control, unless the control is late.
     fn control_at_once(&mut self) -> Result<()> {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }

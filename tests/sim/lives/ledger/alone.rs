@@ -26,8 +26,8 @@ pub struct Alone {
     seen: HashMap<(usize, KeyId), (usize, Round)>,
     /// The number of pushes of former workers that are stepped, as a range of possible numbers. By chunk, then by rank.
     former: Vec<Vec<RangeInclusive<u32>>>,
-    /// Whether the job may have ended at a cut, a pause between two rounds. Answers after the cut do not keep
-    /// the staleness.
+    /// Whether the job may have ended at a cut, a pause between two rounds. Answers after the cut need not
+    /// keep the bound of the staleness.
     pub may_end: bool,
 }
 

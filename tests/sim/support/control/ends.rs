@@ -145,8 +145,8 @@ impl Control {
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Lets living members take the news first, as heartbeats do at once. Then some time passes before they report that
-    /// they live.
+    /// Lets living members take the news first, because their heartbeats take news at once. Then some time
+    /// passes before they report that they live.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
         self.heard_of(&lives);
         self.now += LIMIT / 2;

@@ -65,7 +65,8 @@ impl Control {
         self.want_at(purpose, at, limit, |_, _| {});
     }
 
-    /// Asks for a copy of these tensors here, before a named round. The round may have passed, or may never come.
+    /// Asks for a copy of these tensors at this hub, before a named round. The round may have passed, or may
+    /// never come.
     pub fn want_before(&mut self, round: Round, selection: Selection, limit: Duration) {
         self.want_at(Use::Client(selection), CutAt::Before(round), limit, |control, want| {
             control.files.named.insert(want, round);

@@ -38,7 +38,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Handles the messages that wait in the controls at once, unless the control is late.
+    /// Handles at once the messages that wait in the controls, unless controls are late.
     pub(super) fn control_at_once(&mut self) -> Result<()> {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }
