@@ -75,7 +75,7 @@ fn while_stepping<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
     while_counting(session, &AtomicU32::new(0), read)
 }
 
-/// Makes rounds all the time while `read` runs. `next` gets the next round after each.
+/// Makes rounds all the time while `read` runs. After each round, `next` gets the number of the next round.
 pub(crate) fn while_counting<T>(session: &mut Session, next: &AtomicU32, read: impl FnOnce() -> T) -> T {
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use pbox_core::Round;
 
-/// The expected time until a wanted round, at or below which a hub is asked for this round. A hub looks at its jobs'
-/// rounds every few seconds.
+/// The limit of the expected time until a wanted round: within this time, a hub is asked for the round. A hub
+/// looks at its jobs' rounds every few seconds.
 const NEAR: Duration = Duration::from_secs(4);
 
 /// The highest value of [`EachRounds::lead`]: half of the distance that a hub accepts.

@@ -25,8 +25,8 @@ use crate::whole::whole_keys;
 /// The time that a hub has to describe its jobs.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The number of rounds ahead of the furthest hub at which all hubs are asked for their state, for each try. A hub takes at
-/// most 1024.
+/// The distances, one for each try, from the furthest hub's round to the round for which all hubs are asked. A
+/// hub takes at most 1024.
 const MARGINS: [u32; 4] = [4, 32, 256, 512];
 
 /// The most levels of hubs that a job may have.
