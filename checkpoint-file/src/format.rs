@@ -165,7 +165,7 @@ pub(crate) struct Metadata {
     pub steps: Option<String>,
     /// JSON, `{"key": [lr_mult, wd_mult], ...}`.
     pub multipliers: String,
-    /// JSON: the hub's share in this part, in a job over several hubs.
+    /// JSON: the share of the hub that owns this part, in a job over several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
     /// JSON, `{"key": [extent, ...], ...}`: the shapes of the keys of which this hub has a part, for readers without the model.

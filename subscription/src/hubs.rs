@@ -150,7 +150,7 @@ impl Hubs {
         Err(SourceError::Levels { job: ask.job, most: MAX_DEPTH }.into())
     }
 
-    /// Whether the job ran at all hubs at the last look.
+    /// Whether the job runs at all hubs, according to the last answer of each hub.
     pub fn all_run(&self) -> bool {
         self.all.iter().all(|hub| hub.runs)
     }

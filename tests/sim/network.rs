@@ -168,8 +168,8 @@ fn one_seed_gives_one_run() {
     }
 }
 
-/// The last worker of a job dies after it has pushed some keys, so that nobody can end the round. A newcomer
-/// begins after that round, and waits for the weights of all keys.
+/// The last worker of a job dies after it has pushed some keys, so that nobody can end the round. A new
+/// worker begins after that round, and waits for the weights of all keys.
 #[test]
 fn a_round_that_no_worker_can_end_is_left_out() {
     for newcomer_first in [true, false] {

@@ -314,7 +314,7 @@ fn a_newcomer_that_loses_its_first_weights_gets_them_again() {
         }
         job.kill(1);
         assert_eq!(job.rejoin(1).unwrap(), Round(2), "{consistency}");
-        // The weights of the newcomer are on their way.
+        // The weights of the new worker are on their way.
         (0..10).for_each(|_| _ = job.turn_core(0));
         assert!(!job.workers[1].is_ready(KeyId(0)));
         job.unlink(1);

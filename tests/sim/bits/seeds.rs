@@ -478,7 +478,7 @@ struct Element {
     /// The number of steps so far. A round without workers has no step.
     steps: u32,
     seen: f32,
-    /// The error of the means that were sent.
+    /// The part of the means that rounding has left out so far. The next mean gets this part.
     left_out: f32,
 }
 

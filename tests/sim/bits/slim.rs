@@ -43,7 +43,7 @@ struct Model {
     optimizer: Optimizer,
     workers: u32,
     chunks: Vec<Chunk>,
-    /// The set that was selected after the previous round, by chunk.
+    /// The significant set that was selected after the previous round, by chunk.
     selected: Option<Vec<Vec<u64>>>,
     /// The number of chunks that were pushed as the two sets of Slim-DP: the significant set, and the explorer
     /// (elements drawn at random). `mended` counts the chunks that were pushed again.

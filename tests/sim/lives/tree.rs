@@ -35,7 +35,7 @@ const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 /// The largest difference between the rounds of a worker's keys.
 const AHEAD: u32 = 3;
 
-/// A tree, and the expectations of the test.
+/// A tree of hubs, and the values that the test expects.
 pub struct Tree {
     pub dice: Dice,
     pub layout: Arc<Layout>,
@@ -58,7 +58,7 @@ pub struct Tree {
     pub read: usize,
 }
 
-/// Draws a shape with two or three levels.
+/// Draws the shape of a tree with two or three levels.
 fn shape(dice: &mut Dice) -> Vec<Shape> {
     let machine = |dice: &mut Dice| Shape::Hub(vec![Shape::Worker; dice.from(1..=3) as usize]);
     let rack = |dice: &mut Dice| (0..dice.from(1..=3)).map(|_| machine(dice)).collect::<Vec<_>>();

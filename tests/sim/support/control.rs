@@ -225,7 +225,7 @@ impl Control {
         self.connect(rank, token);
     }
 
-    /// Returns the join of a worker that has this number at all hubs.
+    /// Returns the request to join of a worker that has this number at all hubs.
     fn join_of(&self, rank: u32, worker: u64, token: Token) -> Join {
         let job = self.job();
         let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (*job.spec.terms).clone()) };
@@ -352,7 +352,7 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Cuts the job for hub 0, which gives the cut's number.
+    /// Begins a cut of the job for hub 0, which gives the cut's number.
     pub fn follow(&mut self, of_lead: CutId, cut: u64) {
         let (cut, effects) = self.ask(HeldByLead { job: self.id, cut }).expect("the job goes on");
         self.follows.insert(cut, (of_lead, false));
@@ -373,7 +373,7 @@ impl Control {
         }
     }
 
-    /// Notes as hub 0 that a hub has all links of a newcomer.
+    /// Notes, at hub 0, that a hub has all links of a worker that joins.
     pub fn arrived(&mut self, request: &ArrivedRequest) {
         if self.failed.is_none() {
             let arrived = Arrived { job: self.id, hub: request.hub, worker: request.worker };

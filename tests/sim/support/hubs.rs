@@ -27,7 +27,7 @@ pub enum Letter {
     Held(CutId, Result<Option<Round>, String>),
     /// The other hub has released the job, or has not.
     Released(CutId, Result<(), String>),
-    /// A hub has all links of a newcomer.
+    /// A hub has all links of a worker that joins.
     Arrived(ArrivedRequest),
     /// A hub has lost a worker, and continues.
     Lost(u64, String),

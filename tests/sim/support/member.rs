@@ -160,7 +160,7 @@ impl Members {
         self.waiting.push(message);
     }
 
-    /// Takes an answer. Nobody waits for it if the request was answered before.
+    /// Takes an answer. Ignores the answer if the request was answered before.
     fn answered(&mut self, job: &mut Simulated, message: &Message) {
         let Simulation { asked, granted, .. } = &mut self.members[message.rank as usize];
         if asked.take_if(|asked| asked.request == message.request).is_some() {

@@ -1,5 +1,6 @@
-//! A hub and its workers over the simulated transport, in one thread. The caller makes every step, and a seed
-//! decides everything else. Tests of faults, of orders of messages, and of checkpoints use this cluster.
+//! The hubs of a job and its workers over the simulated transport, in one thread. The caller makes every
+//! step, and a seed decides everything else. Tests of faults, of orders of messages, and of checkpoints use
+//! this cluster.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -90,7 +91,7 @@ impl Terms {
 /// The seed of random compression.
 pub const SEED: u64 = 7;
 
-/// A job on one hub over a simulated network.
+/// A job on one or several hubs over a simulated network.
 pub struct Simulated {
     net: Net,
     wire: Wire,
@@ -136,7 +137,7 @@ fn dealt(layout: &Layout, chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>
 pub const JOB: JobId = JobId(0);
 
 impl Simulated {
-    /// Connects a job's workers to its hub over `net`.
+    /// Connects a job's workers to its hubs over `net`.
     pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms) -> Result<Self> {
         let job =
             JobTerms { keys: layout.keys().to_vec(), chunk_bytes: layout.chunk_bytes(), ..terms.job.clone() };

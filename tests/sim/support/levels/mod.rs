@@ -81,7 +81,7 @@ pub struct Node {
     members: Vec<Member>,
     cores_of_a_hub: usize,
     depth: usize,
-    /// The windows of its links to the hub above.
+    /// The windows of this node's links to the hub above.
     up: Option<Up>,
     alive: bool,
     pub control: Control,
