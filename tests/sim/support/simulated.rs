@@ -39,8 +39,8 @@ pub struct Terms {
     /// Whether the network keeps the order of posts, and loses and repeats none, as real transports do. In such a
     /// network, gradients may be sent ahead, and both ends of a link check arrivals.
     pub is_orderly: bool,
-    /// The seed by which cores carry out the control's commands late, and the control takes in reports late.
-    /// Without a seed, both happen at once.
+    /// The seed of delays: cores carry out the control's commands late, and the control takes in reports
+    /// late. Without a seed, both happen at once.
     pub late: Option<u64>,
     /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,

@@ -83,8 +83,8 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets nodes that wait for the hubs above look whether they take part at these hubs, in the order from the
-    /// leaves to the root. Returns whether any of these nodes takes part now.
+    /// Lets nodes that wait for the hubs above look whether they take part there now. The order is from the
+    /// leaves to the root. Returns whether any node takes part now.
     fn look_above(&mut self) -> bool {
         let mut begins = false;
         for node in (1..self.nodes.len()).rev() {
