@@ -1,6 +1,7 @@
 //! Bytes as hexadecimal digits, and back. Bytes have only one spelling: two digits each, with small letters.
 //!
-//! So comparing two texts is the same as comparing their bytes. Must not depend on the meaning of the bytes.
+//! So comparing two texts is the same as comparing their bytes. This module must not depend on the meaning of
+//! the bytes.
 
 /// Returns the digits of bytes: two for each byte.
 pub fn hex(bytes: &[u8]) -> String {

@@ -25,7 +25,8 @@ pub fn directory() -> Option<PathBuf> {
 pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     let failed = |error| CredentialError::Unreadable { path: path.to_owned(), error };
     match fs::metadata(path) {
-        // If the home is a file, such as /dev/null, the attempt to create the file fails, and its error names the home.
+        // If the home directory is in truth a file, such as /dev/null, creating the file fails with an error
+        // that names the home.
         Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => {
             make(path).map_err(|error| CredentialError::Unmade { path: path.to_owned(), error })?;
         }

@@ -107,7 +107,7 @@ impl FromStr for Proof {
         let parts = || {
             let (right, rest) = text.split_once('.')?;
             let (right, expires) = Token::right_of(right)?;
-            // The name of a job may have dots.
+            // The text is split from its end, because the name of a job may have dots.
             let mut parts = rest.rsplitn(4, '.').map(str::to_owned);
             let (proof, digest, nonce) = (parts.next()?, parts.next()?, parts.next()?);
             Some(Proof { right, expires, job: parts.next()?, nonce, digest, proof })

@@ -39,7 +39,8 @@ impl Secret {
     /// Returns an error if the text is too short, or has spaces.
     pub fn new(text: &str) -> Result<Self, WeakSecret> {
         let wrong = |seen: &str| Err(WeakSecret { seen: seen.to_owned() });
-        // The prefix is refused: a worker that gets its secret from a shell has a secret without the prefix.
+        // Refuses the prefix: a worker that gets the same line from a shell has a secret without it, and
+        // would not match the hub.
         if text.starts_with("PHUB_TOKEN=") {
             return wrong("begins with PHUB_TOKEN=, which is for a shell: write only what follows it");
         }

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The job name in a token for all jobs of a hub, and for the hub itself.
 pub const ALL_JOBS: &str = "*";
 
-/// A right that a token gives. Each right contains the rights before it.
+/// A right that a token gives. Each right except [`Peer`](Right::Peer) contains the rights before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Right {
     /// The right to see what a hub does, and the state of jobs.
@@ -128,7 +128,7 @@ impl FromStr for Token {
     fn from_str(text: &str) -> Result<Self, NotAToken> {
         let parts = || {
             let (right, rest) = text.strip_prefix(Self::BEGIN)?.split_once('.')?;
-            // The name of a job may have dots.
+            // The text is split at its last dot, because the name of a job may have dots.
             let (job, proof) = rest.rsplit_once('.')?;
             let (right, expires) = Self::right_of(right)?;
             Some(Token { right, expires, job: job.to_owned(), proof: proof.to_owned() })

@@ -10,7 +10,7 @@
 //! The digest has a fixed position, so that it can be written last, and be replaced by zeros when it is
 //! computed.
 //!
-//! Plain functions; any thread. Must not depend on files.
+//! Plain functions, for any thread. This module must not depend on files.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -165,7 +165,7 @@ pub(crate) struct Metadata {
     pub steps: Option<String>,
     /// JSON, `{"key": [lr_mult, wd_mult], ...}`.
     pub multipliers: String,
-    /// JSON: the hub's share in this part, in a job over several hubs.
+    /// JSON: the share of the hub that owns this part, in a job over several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
     /// JSON, `{"key": [extent, ...], ...}`: the shapes of the keys of which this hub has a part, for readers without the model.
@@ -268,8 +268,8 @@ pub struct Entry {
     pub shown: Key,
 }
 
-/// Checks that a model's keys can be saved. A job with checkpoints fails at its join if they cannot, and not
-/// only when the first checkpoint is due.
+/// Checks that a model's keys can be saved. If the keys cannot be saved, a job with checkpoints fails at its
+/// join, and not only when the first checkpoint is due.
 ///
 /// # Errors
 /// Returns an error if a file cannot hold the keys.

@@ -7,7 +7,8 @@
 //! | `read.rs` | a parser that trusts nothing in a file |
 //! | `error.rs` | bytes that are no checkpoint, and checkpoints of other jobs |
 //!
-//! Called from any thread that may wait. Must not depend on directories, hubs, or the network.
+//! Any thread that may wait may call this crate. The crate must not depend on directories, hubs, or the
+//! network.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,6 @@ pub use format::{
 };
 pub use read::{About, Decoded, about, check_digest, decode};
 
-/// The number of bytes that are read, written and digested at a time. It is large enough for any disk.
-/// Besides such a piece, a save needs only the memory of the snapshot and the header.
+/// The number of bytes that are read, written and digested at a time. This number is large enough for the
+/// full speed of any disk. Besides such a piece, a save needs only the memory of the snapshot and the header.
 pub const PIECE_BYTES: usize = 4 << 20;

@@ -4,7 +4,7 @@
 //! for the values. No value is returned before the digest is checked. The memory needed is the length of the
 //! file, and a small multiple of its header while the header is read.
 //!
-//! Owned by the thread that loads. Must not depend on directories.
+//! The thread that loads owns a checkpoint. This module must not depend on directories.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -43,7 +43,7 @@ pub struct Decoded {
     multipliers: Multipliers,
     /// The sum of squares of the gradients of the previous round, if the file has it.
     last_squares: Option<ExactSum>,
-    /// The mean of the gradient's norms so far. If the file has none, a mean of no norms.
+    /// The mean of the gradient's norms so far. If the file has no such mean, the mean of no norms.
     norm_mean: NormMean,
     share: Option<FileShare>,
     shapes: Shapes,
@@ -248,7 +248,8 @@ fn read_values(
     let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
     let mut slab = Slab::zeroed("a checkpoint", elements)?;
     let mut left = value_bytes;
-    // The file and the windows have little-endian f32, and so does this machine.
+    // The file, this machine, and the windows (the memory of links) have little-endian f32. So no
+    // value is converted.
     for piece in slab.as_mut_slice().as_mut_bytes().chunks_mut(PIECE_BYTES) {
         file.read_exact(piece).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => DecodeError::Ended { seen: file_bytes - left, expected: file_bytes },

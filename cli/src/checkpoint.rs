@@ -101,7 +101,7 @@ fn list(directory: &Path) -> anyhow::Result<()> {
             })
             .unwrap_or_default();
         let age = age.map_or("?".to_owned(), spoken);
-        // Opening a FIFO would wait for its writer.
+        // Opens only plain files: opening a FIFO would wait for its writer.
         let about =
             if path.is_file() { about(&path).map_err(|e| e.to_string()) } else { Err("no file".into()) };
         match about {

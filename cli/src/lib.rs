@@ -192,8 +192,8 @@ fn is_of_settings(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Catches SIGXFSZ. Without a handler, a file or a window beyond `ulimit -f` ends the process without a message. With a
-/// handler only the call fails.
+/// Catches SIGXFSZ. Without a handler, a write to a file, or to a window in a memfd, beyond `ulimit -f` ends
+/// the process without a message. With a handler only the call fails.
 fn catch_file_too_large() -> anyhow::Result<()> {
     // The handler stays after the end of this runtime.
     let runtime = Builder::new_current_thread().enable_io().build()?;

@@ -126,7 +126,7 @@ pub(crate) fn address(hub: &str) -> anyhow::Result<Address> {
     Ok(Address::new(bare(hub), Named::Here))
 }
 
-/// Sends a hub a request for a page, or a post if `posts` is set.
+/// Sends a hub a GET request for a path, or a POST request if `posts` is set. Returns the answer.
 fn ask<R: Answer>(
     hub: &str,
     posts: Option<()>,

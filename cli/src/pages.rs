@@ -54,7 +54,8 @@ impl CompletionsArgs {
         let mut script = Vec::new();
         generate(self.shell, &mut program, "phub-server", &mut script);
         let script = String::from_utf8(script)?;
-        // For a program with a hyphen, the library's table for bash has another name than its lookup uses.
+        // If the program's name has a hyphen, the library's script for bash defines a table by one name and
+        // looks it up by another.
         let script = script.replace("phub__subcmd__server__subcmd__", "phub__server__subcmd__");
         line(script.trim_end())
     }

@@ -71,7 +71,7 @@ fn hubs_that_give_no_common_round_in_five_tries_are_asked_again_later() {
     let is_slow = Arc::new(AtomicBool::new(true));
     let slow = {
         let (next, tries, is_slow) = (Arc::clone(&next), Arc::clone(&tries), Arc::clone(&is_slow));
-        // The request comes to the hub after the round that it names, or long after the other hub has answered.
+        // Delays a request until the round that it names has passed, or for ten rounds if it names no round.
         move |request: &str| {
             tries.fetch_add(1, Ordering::Relaxed);
             let before =
@@ -97,8 +97,8 @@ fn hubs_that_give_no_common_round_in_five_tries_are_asked_again_later() {
     });
 }
 
-/// Checks a reader between two jobs of one name. The last hub describes the job with `first` keys, then the workers begin a
-/// new job, and only then the hub answers the request for weights.
+/// Checks a reader between two jobs of one name. The last hub describes the job with `first` keys. Then the
+/// workers begin a new job, and only then does the hub answer the request for weights.
 fn made_anew(hubs: usize, first: usize) {
     let dir = tempfile::tempdir().unwrap();
     let hubs = serve(dir.path(), hubs);

@@ -79,7 +79,7 @@ fn a_certificate_has_names() {
         says(said, &["--name", "expected a host name or an address"]);
     }
     assert!(!out.exists());
-    // A worker compares addresses, which have no brackets.
+    // The brackets are removed: a worker compares addresses, which have none.
     let names = "[2001:db8::1],::1,10.0.0.1,*.hubs.example,hub_1";
     let made =
         phub_server(&["certificate", "--out", out.to_str().unwrap(), "--name", names]).output().unwrap();
@@ -387,7 +387,8 @@ fn topology_of_racks_takes_the_papers_formula() {
     let of = |racks, more: &[&str]| {
         of_machines("cores:2", &[&["--racks", racks, "--workers-per-rack", "8"], more].concat())
     };
-    // 24 x 102.3 MB cross at 40 Gb/s, and 102.3 MB cross at 10 Gb/s.
+    // Flat: 24 x 102.3 MB cross the link of a rack at 40 Gb/s. Mesh: 102.3 MB cross the link of a worker at
+    // 10 Gb/s.
     says(
         of("4", &speeds),
         &[

@@ -75,7 +75,7 @@ fn while_stepping<T>(session: &mut Session, read: impl FnOnce() -> T) -> T {
     while_counting(session, &AtomicU32::new(0), read)
 }
 
-/// Makes rounds all the time while `read` runs. `next` gets the next round after each.
+/// Makes rounds all the time while `read` runs. After each round, `next` gets the number of the next round.
 pub(crate) fn while_counting<T>(session: &mut Session, next: &AtomicU32, read: impl FnOnce() -> T) -> T {
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -278,7 +278,8 @@ fn a_reader_of_a_hub_below_others_gets_the_weights_from_the_hubs_above() {
         if steps == 2 {
             session.leave().unwrap();
         } else {
-            // The job fails, because its worker ends without a leave. The hub still describes the failed job in the next loop.
+            // The job fails, because its worker ends without a leave. The loop below first gets the failed job,
+            // which the hub still describes.
             let key = session.keys().next().unwrap();
             session.push(key).unwrap();
             drop(session);

@@ -68,8 +68,8 @@ fn left_behind(pid: u32, dir: &Path, names: &[String]) -> Vec<String> {
     }
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // The line is "pid (name) state parent group ...". The fields give the process's children and its
-        // group.
+        // The line is "pid (name) state parent group ...". Keeps the lines of the process with this id, and
+        // of its children.
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         if process.file_name() == *pid.to_string() || fields.get(1) == Some(&&*pid.to_string()) {
             left.push(stat);
@@ -274,7 +274,7 @@ fn a_second_hub_takes_another_port() {
     drop(sessions);
 }
 
-/// Checks that a drained hub ends with the status that tells its unit not to start it again.
+/// Checks that a drained hub ends with the status that tells its systemd unit not to start it again.
 #[test]
 fn a_drained_hub_ends_with_its_last_job() {
     let _watchdog = Watchdog::start();
@@ -289,7 +289,8 @@ fn a_drained_hub_ends_with_its_last_job() {
     assert_eq!((status.code(), said.as_str()), (Some(i32::from(phub_cli::exit::DRAINED)), ""));
 }
 
-/// Checks that `timeout 8 phub-server serve` works: it sends SIGTERM to the hub, and then to the hub's group.
+/// Checks that `timeout 8 phub-server serve` works: `timeout` sends SIGTERM to the hub, and then to the hub's
+/// group.
 #[test]
 fn a_second_sigterm_at_once_is_the_first() {
     let _watchdog = Watchdog::start();

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use pbox_core::Round;
 
-/// The expected time until a wanted round, at or below which a hub is asked for this round. A hub looks at its jobs'
-/// rounds every few seconds.
+/// The limit of the expected time until a wanted round: within this time, a hub is asked for the round. A hub
+/// looks at its jobs' rounds every few seconds.
 const NEAR: Duration = Duration::from_secs(4);
 
 /// The highest value of [`EachRounds::lead`]: half of the distance that a hub accepts.
@@ -38,8 +38,8 @@ impl EachRounds {
         EachRounds { each, from: Round(0), known: None, former: None, pace: 0.0, lead: 2 }
     }
 
-    /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`. `None` counts as
-    /// near: the answer of a hub without the job says that the job is missing.
+    /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`.
+    /// `None` counts as near, so that the hub is asked, and answers that the job is missing.
     pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> (Round, bool) {
         let Some(seen) = seen else { return (self.multiple(self.from), true) };
         self.sees(seen, now);

@@ -25,8 +25,8 @@ use crate::whole::whole_keys;
 /// The time that a hub has to describe its jobs.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The number of rounds ahead of the furthest hub at which all hubs are asked for their state, for each try. A hub takes at
-/// most 1024.
+/// The distances, one for each try, from the furthest hub's round to the round for which all hubs are asked. A
+/// hub takes at most 1024.
 const MARGINS: [u32; 4] = [4, 32, 256, 512];
 
 /// The most levels of hubs that a job may have.
@@ -49,7 +49,8 @@ pub(crate) struct Hubs {
     all: Vec<HubOf>,
     /// The job's name at these hubs, if the job was found at the named ones.
     found: Option<String>,
-    /// The margin that was enough, and the round that it led to, if hubs had given different rounds at first.
+    /// The index in [`MARGINS`] with which the next fetch begins, and the round of the last fetch. `None` if
+    /// all hubs gave one round at once.
     known: Option<(usize, Round)>,
 }
 
@@ -130,8 +131,8 @@ impl Hubs {
                     above.clone_from(&job.above);
                     ask.job.push_str(SUMS);
                 }
-                // The hub refuses the request with its own message. A failed job does not say whether the next job of its name
-                // has hubs above.
+                // In these two cases nothing is kept in `found`. A hub without the job refuses the request with
+                // its own message. After a failed job, the next job of its name may have hubs above.
                 job if above.is_empty() && job.is_none_or(JobReply::has_failed) => return Ok(ask),
                 None => {
                     let why = format!("the hub at {address} does not have job {:?} yet", ask.job);
@@ -149,13 +150,13 @@ impl Hubs {
         Err(SourceError::Levels { job: ask.job, most: MAX_DEPTH }.into())
     }
 
-    /// Whether the job ran at all hubs at the last look.
+    /// Whether the job runs at all hubs, according to the last answer of each hub.
     pub fn all_run(&self) -> bool {
         self.all.iter().all(|hub| hub.runs)
     }
 
-    /// Returns the round of the furthest hub at its last look, which was a few seconds ago. `None` if the job does not run at all
-    /// hubs.
+    /// Returns the round of the furthest hub. The round may be a few seconds old, because a hub looks at its
+    /// jobs now and then. `None` if the job does not run at all hubs.
     pub fn round(&mut self, ask: &Ask) -> Result<Option<Round>, NoWeights> {
         let ask = self.find(ask)?;
         let mut furthest = None;
@@ -166,7 +167,8 @@ impl Hubs {
         Ok(furthest.filter(|_| self.all_run()))
     }
 
-    /// Returns the parts of all hubs before this round; if a hub has passed it, the round of the furthest hub as an error.
+    /// Returns the parts of all hubs before this round. If a hub has passed this round, returns the round of
+    /// the furthest hub as the inner error.
     pub fn fetch_before(
         &mut self,
         ask: &Ask,
@@ -199,7 +201,8 @@ impl Hubs {
                 Err(NoPart::Because(why)) => return Err(why),
                 Err(NoPart::Unlike(why)) => return Err(why.into()),
                 Err(NoPart::Passed(front)) => front,
-                // The workers push nothing, so all hubs stay in the same round. The next try asks for the current state.
+                // The job does not reach the round ahead, because its workers push nothing. So all hubs stay in
+                // one round, and the next try asks for the current state.
                 Err(NoPart::Far(_)) if before.take().is_some() => continue,
                 Err(NoPart::Far(why)) => return Err(NoWeights::NotYet(why)),
             };
@@ -215,8 +218,8 @@ impl Hubs {
         }
     }
 
-    /// Returns the parts of all hubs, before a round or now. If they do not belong together, asks once more: a new job may
-    /// have begun between the answers of two hubs.
+    /// Returns the parts of all hubs, before a round or now. If the parts do not belong together, asks once
+    /// more: a new job may have begun between the answers of two hubs.
     fn parts(&mut self, ask: &Ask, before: Option<Round>) -> Result<Vec<Decoded>, NoPart> {
         match self.ask_all(ask, before) {
             Err(NoPart::Unlike(_)) => self.ask_all(ask, before),
@@ -322,7 +325,7 @@ impl HubOf {
         if bytes > most {
             return Err(NoPart::Unlike(SourceError::Length { hub, job: of, only: *only, bytes, most }));
         }
-        // A hub that ended during the fetch may return.
+        // A fetch that fails here may succeed later, because a hub that ended during the fetch may return.
         let decoded = decode(state, bytes);
         let decoded =
             decoded.map_err(|error| NoWeights::NotYet(format!("the state of job {job:?}: {error}")))?;
@@ -343,7 +346,7 @@ impl HubOf {
             return Err(NoWeights::Away(format!("the hub at {} was started again", self.address)));
         }
         self.keys = job.as_ref().map_or(0, |job| job.keys);
-        // If the hub lacks the job, it refuses with its own message.
+        // If the hub lacks the job, the hub refuses the request with its own message.
         Ok(job.as_ref().map_or(0, of_weights) + MAX_HEADER_BYTES)
     }
 

@@ -27,7 +27,7 @@ pub struct Tensor {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names(pub BTreeMap<String, Tensor>);
 
-/// An error: a line of a mapping that describes no tensor.
+/// An error: an entry of a mapping that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message
 pub enum NamesError {
@@ -52,7 +52,8 @@ impl<'de> Deserialize<'de> for Names {
     }
 }
 
-/// The visitor of a mapping's lines. A map of serde's would keep the last of two lines for one key.
+/// The visitor of a mapping's entries. Serde's own map would keep the last of two entries for one key,
+/// without an error.
 struct Lines;
 
 impl<'de> Visitor<'de> for Lines {

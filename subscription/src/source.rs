@@ -104,10 +104,11 @@ impl Source {
         Ok(Source { hubs: Hubs::new(&hubs)?, ask: Ask { job, credential, only }, precision, names, patience })
     }
 
-    /// Returns the job's weights before one round. At one hub it is the round that is furthest ahead.
+    /// Returns the job's weights before one round. If the job has one hub, this is the furthest round of the
+    /// job.
     ///
     /// # Errors
-    /// Returns an error if there are none now, or never.
+    /// Returns an error if there are no weights now, or if there will never be any.
     pub fn fetch(&mut self) -> Result<(Origin, Weights), NoWeights> {
         let parts = self.hubs.fetch(&self.ask);
         let (round, parts) = self.judge(parts)?;
@@ -118,7 +119,7 @@ impl Source {
     /// Returns the job's weights before the next wanted round, if the job is near it.
     ///
     /// # Errors
-    /// Returns an error if there are none now, or never.
+    /// Returns an error if there are no weights now, or if there will never be any.
     pub fn fetch_next(&mut self, rounds: &mut EachRounds) -> Result<Fetched, NoWeights> {
         let seen = self.hubs.round(&self.ask).map(|round| rounds.next(round, Instant::now()));
         let parts = seen.and_then(|(before, is_near)| match is_near {
@@ -195,7 +196,8 @@ impl Patience {
     fn judge<T>(&mut self, result: Result<T, NoWeights>, now: Instant) -> Result<T, NoWeights> {
         let why = match result {
             Err(NoWeights::Away(ref why)) => why.clone(),
-            // A hub that came back may wait for its workers: first for all of them, and then for some.
+            // A hub that came back has no job, or no weights, until its workers have joined again. This time
+            // counts as away, too.
             Err(NoWeights::NoJob(ref why) | NoWeights::NotYet(ref why))
                 if self.had_job && self.since.is_some() =>
             {

@@ -4,9 +4,9 @@
 //!   next_version() --way--> thread: Way::step --way, step--> next_version(): return it, try again, or end
 //! ```
 //!
-//! The calling thread waits, and every 50 ms asks its caller whether the wait is over. A try for which nobody waits any more
-//! continues on its thread, and the next call gets its result. The `Way` to the weights is at one thread at a time. Must not
-//! depend on the source of the weights.
+//! The calling thread waits, and every 50 ms asks its caller whether the wait is over. A try for which nobody
+//! waits any more continues on its thread, and the next call gets its result. Only one thread at a time has the
+//! `Way` to the weights. This module must not depend on the source of the weights.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -87,7 +87,8 @@ impl Wanted {
 #[derive(Debug)]
 pub struct Subscription {
     every: Duration,
-    /// The longest wait for one version, without the time of `every`. `None` for no limit.
+    /// The longest wait for one version. The time `every` between two versions does not count. `None` for no
+    /// limit.
     timeout: Option<Duration>,
     /// The process that made the subscription. Threads do not cross a fork.
     process: u32,
@@ -163,7 +164,7 @@ impl Subscription {
         }
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
-            // A panic of `interrupted` leaves the state whole.
+            // A panic of `interrupted` leaves the state intact, so the poison of the lock does not matter.
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
             Err(TryLockError::WouldBlock) => return Err(SubscriptionError::Busy),
         };
@@ -222,7 +223,8 @@ impl State {
                     self.begun = Some(begun);
                     return Ok(Some(version));
                 }
-                // A hub makes a new copy for each try, so the next try comes later.
+                // Each try makes the hub copy its weights. So the next try waits for `every`, and not only
+                // for `PAUSE`.
                 Step::Same(because) => (why, until) = (because, begun.checked_add(every.max(PAUSE))),
                 Step::Later(because) => (why, until) = (because, Instant::now().checked_add(PAUSE)),
                 Step::Again(because) => why = because,

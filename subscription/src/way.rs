@@ -101,12 +101,13 @@ impl OfHubs {
             }
             Ok(Fetched::Passed { before, front }) => {
                 self.is_known = true;
-                // The next wanted round may pass, too, before a later try.
+                // The next try is due at once: before a later try, the next wanted round may pass, too.
                 Step::Again(format!("round {} has passed: the job is in round {}", before.0, front.0))
             }
             Err(NoWeights::NoJob(_)) if self.is_known => Step::End,
             Err(NoWeights::Away(why)) => {
-                // A hub that comes back has no job until the workers have joined again.
+                // A missing job is not the job's end then: a hub that comes back has no job until the workers
+                // have joined again.
                 self.is_known = false;
                 Step::Later(why)
             }
@@ -152,7 +153,7 @@ impl OfDirectory {
             }
             Err(error) => {
                 if !error.may_pass() {
-                    // The next call waits for a newer version.
+                    // The damaged version counts as seen, so the next call waits for a newer one.
                     self.last = Some(next);
                 }
                 fault(error)

@@ -9,7 +9,7 @@ use pbox_core::control::Only;
 
 use crate::error::SourceError;
 
-/// The names of averages of weights in a hub's state begin like this.
+/// The prefix of the names of averages of weights in a hub's state.
 const AVERAGE: &str = "optimizer/ema/";
 
 /// A key's shape, and its values in pieces.

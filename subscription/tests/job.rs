@@ -100,7 +100,7 @@ pub fn settings(hub: &Hub) -> SourceSettings {
     SourceSettings::new(&hub.address().to_string(), "job")
 }
 
-/// Subscribes to what is newest, without a pause between versions.
+/// Subscribes to the newest weights, without a pause between versions.
 pub fn newest(settings: SourceSettings) -> Subscription {
     Subscription::to_hubs(settings, Wanted::Newest { every: Duration::ZERO }).unwrap()
 }

@@ -13,8 +13,8 @@ use sim_tests::values::same_bits;
 const KEY: KeyId = KeyId(0);
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.25, momentum: 0.75, weight_decay: 0.125 };
 
-/// Returns two workers that have made the broadcast and a round, and have sent gradients ahead. All gradients
-/// have arrived.
+/// Returns two workers that have made the broadcast and a round, and have sent the next gradients ahead of
+/// their pushes. All gradients have arrived.
 fn sent_ahead(answers_ahead: bool) -> Simulated {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [40])], 64).unwrap());
     let mut terms = Terms::new(2, 2, NESTEROV).with(|job| {
@@ -56,7 +56,8 @@ fn weights(job: &Simulated) -> [Vec<f32>; 2] {
     [0, 1].map(|rank| job.workers[rank].weights::<f32>(KEY).unwrap().to_vec())
 }
 
-/// Makes a round and a second one, once with answers ahead and once without, and compares the results.
+/// Makes two rounds, once with answers ahead and once without, and compares the weights. `round` makes the
+/// first of them.
 fn same(what: &str, round: impl Fn(&mut Simulated)) {
     let [ahead, plain] = [true, false].map(|answers_ahead| {
         let mut job = sent_ahead(answers_ahead);
@@ -76,7 +77,8 @@ fn weights_come_before_the_pushes_and_once() {
     let ([mut job, mut plain], gradients) = ([true, false].map(sent_ahead), [Content::Gradient; 2]);
     let words = job.workers[0].weights::<f32>(KEY).unwrap_err().to_string();
     says(words, &["\"a\"", "reading its weights"]);
-    // The network alters the next answers. Answers ahead have already arrived.
+    // The network alters the answers that are sent from now on. Answers ahead have already arrived, so they
+    // stay unaltered.
     for job in [&job, &plain] {
         let ends = job.ends.iter().flatten().map(|end| end.peer());
         ends.for_each(|end| (0..3).for_each(|chunk| job.net().flip_next(end, 64 * chunk)));
@@ -140,8 +142,8 @@ fn whatever_comes_between_changes_no_bit() {
     });
 }
 
-/// The weights of answers ahead do not count as a step. A state has the weights of the last step, and so has
-/// a newcomer.
+/// The weights of answers ahead do not count as a step. A state, and a worker that joins now, get the weights
+/// of the last step.
 #[test]
 fn weights_ahead_count_nothing() {
     let [states, plain] = [true, false].map(|answers_ahead| {

@@ -11,7 +11,7 @@ use pbox_core::{
 };
 use sim_tests::simulated::{JOB, Simulated, Terms};
 
-/// Returns a worker that has pushed its gradients of round 0 to two cores. Only core 0 has taken in its part.
+/// Returns a worker that has pushed its gradients of round 0 to two cores. Only core 0 has taken in its push.
 fn pushed() -> Simulated {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms = Terms::new(1, 2, Optimizer::Average).with(|job| {
@@ -90,8 +90,8 @@ fn parts_that_are_lost_with_links_are_told_and_passed_on_again() {
 
 /// Returns why the core of hub 0 drops workers that pass on these parts of the norm from hub 1.
 ///
-/// The job has two hubs and two workers. The workers push the only chunk of hub 0 in round 0. Then they pass
-/// on the parts, each with the round and the hub that its post names.
+/// The job has two hubs and two workers. The workers push the only chunk of hub 0 in round 0. Then the
+/// workers pass on the parts, each as a post that names the round and the hub in its entry.
 fn passed_on(parts: &[(u32, Told, Round, usize)]) -> Vec<String> {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms =

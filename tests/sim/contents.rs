@@ -1,5 +1,6 @@
-//! Tests that contents of pushes are checked. Pushes that do not go together end the job with an error that names the
-//! ranks, the key and the round. Contents that a job does not take end the job in the same way.
+//! Tests that contents of pushes are checked. Some contents, such as weights and gradients, may not be pushed
+//! in one round. Such pushes end the job with an error that names the ranks, the key and the round. Contents
+//! that a job does not take end the job in the same way.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! Tests how often a core asks its port to hand answers over. Within a turn it asks only for an early
-//! delivery, which the port of a NIC may postpone. At the end of the turn it asks once.
+//! Tests how often a core asks its port to hand answers over. Within a turn (one pass of its loop) the core
+//! asks only for an early delivery, which the port of a NIC may postpone. At the end of the turn the core
+//! asks once.
 
 use std::sync::Arc;
 use std::task::Waker;

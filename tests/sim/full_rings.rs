@@ -46,7 +46,7 @@ fn all_workers_whose_rings_are_full_are_named() {
     let mut notices = Vec::new();
     core.release(JOB, Round(0), &[0, 1, 2], &mut notices);
     push_all(&mut core, &mut workers, ChunkId(0), &mut notices);
-    // One worker reads the answer that it has.
+    // One worker takes its answer, so its ring has room again.
     let (port, _) = &mut workers[1];
     while port.poll(&mut [Arrival::default()]) == 0 {}
     push_all(&mut core, &mut workers, ChunkId(1), &mut notices);

@@ -102,8 +102,8 @@ fn a_post_that_arrives_twice_is_noticed_at_both_ends() {
             push_all(&mut job, round)?;
             job.settle(1000)
         });
-        // A worker may see an answer that it does not expect. A hub may see a violation, and then drops
-        // the worker.
+        // A worker may see an answer that it does not expect. A hub may see a violation of the protocol by a
+        // worker, and then drops this worker.
         match outcome {
             Err(error) if error.to_string().contains("the hub broke the protocol") => {}
             other => {
@@ -168,8 +168,8 @@ fn one_seed_gives_one_run() {
     }
 }
 
-/// The last worker of a job dies after it has pushed some keys, so that nobody can end the round. A newcomer
-/// begins after that round, and waits for the weights of all keys.
+/// The last worker of a job dies after it has pushed some keys, so that nobody can end the round. A new
+/// worker begins after that round, and waits for the weights of all keys.
 #[test]
 fn a_round_that_no_worker_can_end_is_left_out() {
     for newcomer_first in [true, false] {

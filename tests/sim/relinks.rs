@@ -1,6 +1,7 @@
-//! Workers lose their links at any moment of a round, while the network delays and reorders. They make new links into
-//! the same memory. With any terms, all rounds are made, and every weight has the bits of a run without losses. A
-//! failure prints its seed. `lives` has the same test for workers that step alone (SSP, ASP).
+//! Workers lose their links at any moment of a round, while the network delays and reorders messages. The
+//! workers make new links into the same memory. With any terms, all rounds are made, and every weight has the
+//! bits of a run without losses. A failure prints its seed. `lives` has the same test for workers that step
+//! alone (SSP, ASP).
 
 use std::sync::Arc;
 
@@ -96,7 +97,7 @@ impl Links {
         for (rank, made_in) in (0..).zip(&mut self.made_in) {
             match made_in {
                 None => {}
-                // The cores may not have dropped the old links yet.
+                // The links are not made while a core has not yet dropped the old links.
                 Some(0) => *made_in = (!job.relink(rank).unwrap()).then_some(0),
                 Some(left) => *left -= 1,
             }
@@ -313,7 +314,7 @@ fn a_newcomer_that_loses_its_first_weights_gets_them_again() {
         }
         job.kill(1);
         assert_eq!(job.rejoin(1).unwrap(), Round(2), "{consistency}");
-        // The weights of the newcomer are on their way.
+        // The weights of the new worker are on their way.
         (0..10).for_each(|_| _ = job.turn_core(0));
         assert!(!job.workers[1].is_ready(KeyId(0)));
         job.unlink(1);

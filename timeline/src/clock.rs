@@ -69,7 +69,8 @@ impl Clock {
         quickest.expect("there are several attempts").1
     }
 
-    /// Returns a time as nanoseconds of this clock. An earlier time than this value's start counts as the start.
+    /// Returns a time as nanoseconds of this clock. A time before the start of this `Clock` counts as its
+    /// start.
     pub fn ns(&self, time: Instant) -> u64 {
         self.monotonic_ns + time.saturating_duration_since(self.start).as_nanos() as u64
     }

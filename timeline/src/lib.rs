@@ -5,8 +5,8 @@
 //!                                                              files of several processes --merge--> one file, with one clock
 //! ```
 //!
-//! The file has Chrome's trace event format, with one event per line. Must never depend on gradients, links and jobs: the
-//! code that adds an event names its subject.
+//! The file has Chrome's trace event format, with one event per line. This crate must never depend on
+//! gradients, links and jobs: the code that adds an event names its subject.
 
 #![forbid(unsafe_code)]
 

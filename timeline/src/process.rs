@@ -77,7 +77,7 @@ impl Process {
         process
     }
 
-    /// Adds what this process knows of other clocks.
+    /// Adds the differences to other clocks that this process knows.
     pub fn knows(&mut self, clocks: &[Ahead]) {
         self.about["clock"]["others"] = json!(clocks);
     }

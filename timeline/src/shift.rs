@@ -108,8 +108,8 @@ mod tests {
         events.filter_map(|event| event["ts"].as_f64()).collect()
     }
 
-    /// The shift of a clock is that of the most exact path. Four machines have events at the same moment. Worker 1 knows
-    /// the clocks of two hubs.
+    /// The shift of a clock comes from the most exact chain of clocks. Four machines have events at the same
+    /// moment. Worker 1 knows the clocks of two hubs.
     #[test]
     fn clocks_are_found_by_the_way_that_is_the_most_exact() {
         let mut all = [

@@ -1,5 +1,6 @@
-//! The one-process run. It computes every worker's gradient, sums the gradients in worker order, and steps with the oracle,
-//! element by element. It uses no hub, no chunk, no kernel and no other process.
+//! The one-process run. It computes every worker's gradient, sums the gradients in worker order, and steps with
+//! the oracle. The oracle is a plain optimizer that handles one element after another. The run uses no hub, no
+//! chunk, no kernel and no other process.
 
 use pbox_core::{KeyId, Round, oracle};
 

@@ -1,4 +1,4 @@
-//! A worker's round. Its two loops overlap with the exchange of weights and gradients.
+//! A worker's round. The forward and the backward loop overlap with the exchange of weights and gradients.
 
 use worker_shim::{Session, SessionError};
 
@@ -25,7 +25,8 @@ pub fn round(session: &mut Session, pass: &mut NetworkPass, batch: &Samples) -> 
         let (weight, bias) = (Network::weight(layer), Network::bias(layer));
         pass.bias_gradient(layer, session.gradient_mut(bias)?);
         session.push(bias)?;
-        // After the push of a key, the hub may write the key's weights. So the backward pass uses them before.
+        // After the push of a key, the hub may write the key's weights. So the backward pass uses the weights
+        // before this push.
         pass.backward(layer, session.weights(weight)?);
         pass.weight_gradient(layer, session.gradient_mut(weight)?);
         session.push(weight)?;

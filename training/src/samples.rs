@@ -1,5 +1,5 @@
-//! Samples: rows of features, each with a class. They are split, scaled and selected in memory. Does not
-//! depend on files.
+//! Samples: rows of features, each with a class. They are split, scaled and selected in memory. This module
+//! does not depend on files.
 
 use super::random::Random;
 

@@ -8,7 +8,7 @@
 //! The frame has the length of its content. XOR works block by block in both directions, so that a block is read, changed and
 //! digested while it is in the cache.
 //!
-//! Plain functions, for any thread. Must not depend on files.
+//! Plain functions, for any thread. This module must not depend on files.
 
 use std::fmt;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -28,7 +28,8 @@ const LEVEL: i32 = 1;
 pub enum Encoding {
     /// The new bytes XOR the old ones.
     Xor,
-    /// The positions and the new values of the bytes that changed. A tensor has less than 4 GiB.
+    /// The positions and the new values of the bytes that changed. Only a tensor of less than 4 GiB can have
+    /// this form.
     Overwrite,
 }
 
@@ -36,7 +37,7 @@ impl Encoding {
     /// Both encodings.
     pub const ALL: [Encoding; 2] = [Encoding::Xor, Encoding::Overwrite];
 
-    /// Whether the encoding can be that of a tensor with this number of bytes.
+    /// Whether a tensor with this number of bytes can have this encoding.
     pub(crate) fn fits(self, bytes: u64) -> bool {
         self == Encoding::Xor || bytes <= u64::from(u32::MAX)
     }

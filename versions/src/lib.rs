@@ -19,7 +19,7 @@
 //! | `work.rs` | work on many tensors, on all cores of the machine |
 //!
 //! The layout of the directory is that of slime, miles and SGLang's `/pull_weights`; `docs/formats.md`
-//! describes it. Must not depend on hubs, jobs' protocols or the network.
+//! describes the layout. This crate must not depend on hubs, jobs' protocols or the network.
 
 #![forbid(unsafe_code)]
 

@@ -29,13 +29,14 @@ const LOCK: &str = ".phub-publisher";
 /// The name of the file with the job's name. It is written before the first version.
 const JOB: &str = ".phub-job";
 
-/// The limit on the bytes that are read from this file.
+/// The limit on the bytes that are read from the file with the job's name.
 const JOB_BYTES: u64 = 4096;
 
 /// The settings of a publisher.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// The number of versions from one whole version to the next. A new reader applies fewer deltas than this number.
+    /// The number of versions from one whole version, which has all values, to the next. A new reader applies
+    /// fewer deltas than this number.
     pub whole_each: NonZeroU32,
     /// The number of newest versions that are kept, with the versions on which they build.
     pub keep: NonZeroU32,
@@ -253,7 +254,7 @@ impl Publisher {
         let there = disk::versions(&self.dir)?.last().copied();
         self.newest = self.newest.max(there.unwrap_or(self.newest));
         let id = VersionId(self.newest.0 + 1);
-        // The base may have been removed from outside.
+        // Another program may have removed the last version. Then no delta can build on it.
         let is_base = |last: &&At| there == Some(last.id) && last.weights.is_like(&weights);
         let base =
             self.last.as_ref().filter(is_base).filter(|_| self.deltas + 1 < self.rules.whole_each.get());

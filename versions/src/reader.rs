@@ -148,7 +148,8 @@ impl Reader {
                 read => read?,
             };
             if from.as_ref().is_some_and(|(at, _)| at.id == next) {
-                // A directory that was emptied and filled again has another version with this number.
+                // If the directory was emptied and filled again, this number belongs to another version, with
+                // another index.
                 from = from.filter(|(_, own)| *own == index);
                 if from.is_some() {
                     break;

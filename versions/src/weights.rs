@@ -200,7 +200,8 @@ impl Weights {
         self.0.keys().map(String::as_str)
     }
 
-    /// Whether both have the same tensors, with the same types and shapes. Then a delta can lead from one to the other.
+    /// Whether these weights and `other` have the same tensors, with the same types and shapes. Then a delta
+    /// can lead from one to the other.
     pub(crate) fn is_like(&self, other: &Weights) -> bool {
         let form = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.dtype, tensor.shape.clone());
         self.0.iter().map(form).eq(other.0.iter().map(form))

@@ -23,7 +23,7 @@ use crate::out::line;
 use spirals::Task;
 use team::{JOB, SLOW, Team};
 
-/// The timeout of an answer, and of the end of the workers.
+/// The timeout of each answer of the hub, and of the wait until all workers have ended.
 const PATIENCE: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_secs(1);
 

@@ -43,7 +43,7 @@ pub struct Team {
 struct Shared {
     task: Arc<Task>,
     ends: AtomicBool,
-    /// The number of the last round, on which worker 0 decides.
+    /// The number of the last round of the training. Worker 0 chooses it when the workers must end.
     last: AtomicU32,
     is_slow: AtomicBool,
     seen: Mutex<Option<Seen>>,

@@ -16,8 +16,8 @@ pub(crate) struct Memlock {
     pub hard: Option<u64>,
     /// Whether CAP_IPC_LOCK is effective.
     pub capable: bool,
-    /// Whether the capabilities are those of the machine. Drivers ignore the capabilities of a user
-    /// namespace.
+    /// Whether the capabilities are those of the machine's first user namespace. Drivers ignore the
+    /// capabilities of any other user namespace.
     pub first_namespace: bool,
 }
 
@@ -66,7 +66,8 @@ fn chosen(text: &str) -> Option<String> {
 pub(crate) struct Balancing {
     /// The setting `kernel.numa_balancing`. `None` if the kernel has no such setting.
     pub setting: Option<String>,
-    /// Whether memory of this program has a policy, so that its pages are not balanced.
+    /// Whether memory of this program has a NUMA policy. If it has, the kernel does not move the program's
+    /// pages.
     pub has_policy: bool,
 }
 
@@ -167,7 +168,8 @@ mod tests {
         let list = "564417cfb000 default file=/local/head mapped=2 N0=2\n7f0000000000 local anon=1 N0=1\n";
         assert!(has_local(list) && !has_local(list.lines().next().unwrap()));
         let status = read_to_string("/proc/self/status").unwrap();
-        // A filter of system calls, as in a container, may refuse the policy.
+        // Checks nothing under a filter of system calls, as in a container, because the filter may refuse the
+        // policy.
         if status.contains("Seccomp:\t0") && std::path::Path::new("/proc/self/numa_maps").exists() {
             assert!(Balancing::read().has_policy);
         }

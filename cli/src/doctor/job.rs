@@ -18,27 +18,28 @@ impl Job {
         Ok(Job { name, workers, layout, keys })
     }
 
-    /// Returns the bytes that the hub registers of one window of a worker, as the kernel counts them. Each
-    /// NIC registers the chunks of its lanes (decision 49). `nodes` and `nics` have the NUMA node and the NIC
-    /// of each lane.
+    /// Returns the bytes that the hub registers of one window of a worker (its gradients or its weights), as
+    /// the kernel counts them. Each NIC registers the chunks of its lanes, the cores that it serves (decision
+    /// 49). `nodes` and `nics` have the NUMA node and the NIC of each lane.
     pub fn window_bytes<N: PartialEq>(&self, nodes: &[u32], nics: &[N]) -> u64 {
         self.sum(nodes, nics, Ranges::pinned_bytes)
     }
 
     /// Returns the bytes of one window, and the number of them in huge pages if each lane's memory is on the
-    /// lane's node. `nodes` has the node of each lane.
+    /// lane's node. A lane is a core with its NIC, and `nodes` has the node of each lane.
     pub fn huge_bytes(&self, nodes: &[u32]) -> (u64, u64) {
         let window = self.layout.window_bytes();
         (window as u64, self.sum(nodes, nodes, |ranges| ranges.huge_bytes(window)))
     }
 
-    /// Returns the number of chunks of the lane with the most chunks. The links of the lane must have room
-    /// for them.
+    /// Returns the number of chunks of the lane (a core with its NIC) with the most chunks. The links of the
+    /// lane must have room for them.
     pub fn deepest_lane(&self, nodes: &[u32]) -> u32 {
         self.spans_by_lane(nodes).iter().map(|spans| spans.len() as u32).max().unwrap_or(0)
     }
 
-    /// Returns the spans that each lane on these nodes carries.
+    /// Returns the spans of the window that each lane (a core with its NIC) carries. `nodes` has the node of
+    /// each lane.
     fn spans_by_lane(&self, nodes: &[u32]) -> Vec<Vec<Span>> {
         if nodes.is_empty() {
             return Vec::new();
@@ -46,8 +47,8 @@ impl Job {
         Placement::new(&self.layout, nodes.to_vec()).spans_by_core(|chunk| self.layout.chunk(chunk).span)
     }
 
-    /// Returns the sum of `bytes` over the lanes of each NIC, or of each node. `of_lanes` has the NIC or node
-    /// of each lane.
+    /// Returns the sum of `bytes` over the lanes (cores) of each NIC, or of each node. `of_lanes` has the NIC
+    /// or node of each lane.
     fn sum<N: PartialEq>(&self, nodes: &[u32], of_lanes: &[N], bytes: impl Fn(&Ranges) -> u64) -> u64 {
         let lanes = self.spans_by_lane(nodes);
         let each = of_lanes.iter().enumerate().filter(|(lane, one)| !of_lanes[..*lane].contains(one));

@@ -160,7 +160,7 @@ fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, nccl: &N
         return nothing;
     }
     let list = &lanes::nic_list(settings, nccl);
-    // The checks of the settings report an invalid value.
+    // An invalid traffic class counts as 0 here, because the checks of the settings report it.
     let traffic_class = settings.paths.0.traffic_class().unwrap_or(0);
     let kernel = KernelRdma::read();
     let has_nics = !kernel.devices.is_empty() || host.nics.iter().any(|nic| nic.kind != NicKind::Ethernet);
@@ -198,7 +198,7 @@ fn check_nics(
 ) -> Vec<NicOptions> {
     let used = plan.map(OnNics::nics).unwrap_or_default();
     let (mut ready, mut facts) = (Vec::new(), Vec::new());
-    // A device that the list excludes also gets a line.
+    // A device that the list of NICs excludes also gets a line.
     let nics_of = |device: &Device| match list.nics(device) {
         nics if nics.is_empty() => vec![None],
         nics => nics.into_iter().map(Some).collect(),

@@ -104,7 +104,7 @@ fn acs(config: &[u8]) -> Option<u16> {
     }
     let word = |at: usize| Some(u32::from_le_bytes(*config.get(at..)?.first_chunk()?));
     let mut at = 0x100; // the offset of the first extended capability
-    // The loop has a bound, so that it ends even if the list is a circle.
+    // The loop has a bound, so that it ends even if the list of capabilities is a circle.
     for _ in 0..(4096 - 0x100) / 8 {
         let head = word(at).filter(|&head| head != 0 && head != u32::MAX);
         match head {

@@ -1,6 +1,6 @@
 //! `phub-server topology --workers-for MODEL`: the number of workers of a model that this machine can serve
-//! as their hub. It names the resource that limits the machine first, and the one that would be next (PHub,
-//! section 2: "up to 120 workers").
+//! as their hub. It names the resource that limits the machine first, and the resource that would limit it
+//! next (PHub, section 2: "up to 120 workers").
 
 use std::fmt::Write as _;
 

@@ -198,7 +198,8 @@ impl TopologyArgs {
     }
 
     fn place(&self, host: &Host, layout: &Layout) -> Result<Plan, PlaceError> {
-        // The first placement finds the cores. The hub's own rule then places runs on them.
+        // The first placement finds the cores. The hub's own rule then places runs of consecutive chunks on
+        // these cores.
         let cores = topology::place(host, &self.request(&[]))?;
         let nodes: Vec<u32> = cores.cores().iter().map(|core| core.node.0).collect();
         let run_bytes =

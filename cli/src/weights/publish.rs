@@ -97,7 +97,8 @@ impl PublishArgs {
                 "the next version is whole and no delta, because the newest version cannot be read: {why}"
             ))?;
         }
-        // A fetch waits for the hub on a thread, for which the process does not wait.
+        // A fetch waits for the hub on a thread of the runtime. The process ends without a wait for this
+        // thread.
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let rounds = self.each_rounds.map(EachRounds::new);
         let mut publishing =
@@ -161,7 +162,8 @@ impl Publishing {
                 Err(why @ (NoWeights::Lost(_) | NoWeights::Never(_))) => return Err(why.into()),
                 Err(NoWeights::NoJob(_)) if seen => return Ok(End::OfJob),
                 Err(why) => {
-                    // If the hub is away, the job may return with it, and a missing job is not the job's end.
+                    // A hub that is away may return with the job. So a missing job is the job's end only if
+                    // the job was seen after the hub's return.
                     seen &= !matches!(why, NoWeights::Away(_));
                     self.waits(why.to_string())?;
                     PAUSE

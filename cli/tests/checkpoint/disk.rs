@@ -62,7 +62,7 @@ pub fn on_a_disk_for_two(dir: &Path) {
     let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(5), &[(0, f32::NAN)])).unwrap_err();
     says(error, &["job.safetensors", "No space left", "unchanged"]);
     assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
-    // A file that no job continues from is removed first.
+    // On a full disk, the store first removes a file that no job continues from.
     std::fs::rename(dir.join("job@3.safetensors"), dir.join("job@not-finite.safetensors")).unwrap();
     store.save("job", Share::WHOLE, &job.snapshot(Round(6))).unwrap();
     assert_eq!(files(dir), ["job.safetensors", "job@4.safetensors"]);
@@ -110,7 +110,7 @@ pub fn on_a_read_only_disk(dir: &Path) {
 #[test]
 fn a_limit_on_file_sizes_is_an_error_and_no_signal() {
     let dir = tempfile::tempdir().unwrap();
-    // The unit is 512 or 1024 bytes, depending on the shell.
+    // The unit of `ulimit -f` is 512 or 1024 bytes, depending on the shell.
     let shell = prepared(Command::new("sh"), "ulimit -f 500", dir.path());
     succeeds(&mut child(shell, "limited", dir.path()));
 }
@@ -138,8 +138,8 @@ fn one_hub_at_a_time_has_a_directory() {
     says(CheckpointStore::open(dir.path()).unwrap_err(), &["in use by another hub", &process]);
     assert!(half_written.exists());
     drop(first);
-    // Another test may be starting a program now. The child holds the lock's descriptor until it executes the
-    // program.
+    // Another test may be starting a program now. Until the child executes the program, it holds the lock's
+    // descriptor.
     let mut again = CheckpointStore::open(dir.path());
     for _ in 0..1000 {
         if again.is_ok() {

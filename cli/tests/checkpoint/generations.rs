@@ -89,7 +89,7 @@ fn a_flipped_bit_in_the_version_is_damage_and_a_newer_version_is_not() {
         says(loaded.warning.unwrap(), &["continues from", "job@5.safetensors", "job@damaged.safetensors"]);
     }
     // The file of a newer program has a matching digest and is not damaged. Loading an older generation would
-    // hide the mistake.
+    // hide that the program is too old.
     let mut bytes = whole;
     bytes[at] = b'2';
     bytes[35..67].fill(b'0');
@@ -143,7 +143,8 @@ fn a_state_that_is_not_finite_replaces_nothing() {
     // Only a value of the optimizer's state is not finite.
     let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(9), &[(40, f32::NAN)]));
     says(error.unwrap_err(), &["1 value", "optimizer/exp_avg_sq/fc.weight"]);
-    // No job continues from that file, not even a job without another checkpoint.
+    // No job continues from the file with the state that is not finite, not even a job without another
+    // checkpoint.
     std::fs::remove_file(store.path("job").unwrap()).unwrap();
     assert!(job.load(&store, "job").is_none());
 }

@@ -51,7 +51,7 @@ fn a_file_cut_anywhere_is_refused() {
     let bytes = Job::small(ADAM).bytes();
     for length in 0..bytes.len() {
         assert!(decoded(&bytes[..length]).is_err(), "cut to {length} of {} bytes", bytes.len());
-        // The file was cut while a program read it.
+        // The length is that of the whole file, as if the file was cut while a program read it.
         let late = decode(&bytes[..length], bytes.len() as u64);
         assert!(late.is_err(), "cut to {length} of {} bytes", bytes.len());
     }

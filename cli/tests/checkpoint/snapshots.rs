@@ -47,7 +47,7 @@ impl Job {
         Job { numbers: rates.into_iter().map(of).collect(), ..self }
     }
 
-    /// Returns the tensors that its hub keeps of each key.
+    /// Returns the tensors that the job's hub keeps of each key.
     pub fn tensors(&self) -> Tensors {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }
@@ -84,7 +84,7 @@ impl Job {
         let mut slab = Slab::zeroed("test", values.len()).unwrap();
         slab.as_mut_slice().copy_from_slice(&values);
         let of = |&id: &ChunkId| self.steps_of(&self.keys[layout.chunk(id).key.index()], round);
-        // The core of the first chunk holds the whole norm.
+        // In these snapshots, the core of the first chunk has the whole norm.
         let norm = |norm: f32| if chunks.contains(&ChunkId(0)) { f64::from(norm) } else { 0.0 };
         let squares = self.last_norm.map(norm).map(|norm| {
             let mut sum = ExactSum::default();

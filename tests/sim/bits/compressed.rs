@@ -1,5 +1,5 @@
-//! Compressed jobs over the simulated network have the bits of a plain model, for any order of arrival, number of
-//! cores and credit. If a frame has wrong contents, the worker's error names it.
+//! Compressed jobs over the simulated network have the bits of a plain model, for any order of arrival, number
+//! of cores and credit. If a frame has wrong contents, the worker's error names the fault.
 
 use std::sync::Arc;
 

@@ -124,7 +124,7 @@ impl Tree {
             job.clip_norm_last = Some(Dice::new(seed).from(1..=40) as f32);
         }
         let rounds = rounds + if skips_spikes { 11 } else { 0 }; // a spike needs ten norms before it
-        // The network must keep the order: a core's part of the norm is sent before its answers.
+        // The network must keep the order: a core sends its part of the norm before its answers.
         faults.reorder &= !job.finds_norms();
         let is_orderly = trouble != Trouble::Posts && !faults.reorder;
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
@@ -334,7 +334,7 @@ fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize
     ((mixed % 255) as f32 - 127.0) / 37.0
 }
 
-/// Returns, by round, whether all workers skip the round, if the rounds have these norms.
+/// Returns, by round, whether all workers skip the round. `norms` has the norm of each round.
 fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
     let mut counted = Vec::new();
     let is_skipped = |norm: &Option<f32>| {

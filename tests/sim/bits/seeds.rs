@@ -91,7 +91,7 @@ impl Cluster {
             }
             _ => {}
         }
-        // The network must keep the order: a core's part of the norm is sent before its answers.
+        // The network must keep the order: a core sends its part of the norm before its answers.
         faults.reorder &= !terms.job.finds_norms();
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
         terms.job.answers_ahead = dice.below(2) == 0;
@@ -478,7 +478,7 @@ struct Element {
     /// The number of steps so far. A round without workers has no step.
     steps: u32,
     seen: f32,
-    /// The error of the means that were sent.
+    /// The part of the means that rounding has left out so far. The next mean gets this part.
     left_out: f32,
 }
 

@@ -1,6 +1,6 @@
 //! Slim-DP in small clusters over the simulated network. Every weight that a worker reads equals that of a
-//! plain model, element by element. This holds for any order of arrival and number of cores, and whichever
-//! push a fault of the network makes unreadable.
+//! plain model, element by element. This holds for any order of arrival and number of cores, even if the
+//! network makes pushes unreadable.
 //!
 //! A seed decides everything. A failure prints its seed.
 
@@ -37,15 +37,16 @@ struct Chunk {
 /// The plain model of the method, which handles one element after another.
 struct Model {
     slim: SlimDp,
-    /// Whether workers add to the elements that were left out, instead of overwriting them.
+    /// Whether a worker adds each gradient to the values that it did not push, instead of overwriting these
+    /// values.
     keeps: bool,
     optimizer: Optimizer,
     workers: u32,
     chunks: Vec<Chunk>,
-    /// The set that was selected after the previous round, by chunk.
+    /// The significant set that was selected after the previous round, by chunk.
     selected: Option<Vec<Vec<u64>>>,
-    /// The number of chunks that were pushed as the two sets of Slim-DP: significant set and explorer. `mended` counts
-    /// the chunks that were pushed again.
+    /// The number of chunks that were pushed as the two sets of Slim-DP: the significant set, and the explorer
+    /// (elements drawn at random). `mended` counts the chunks that were pushed again.
     sets: usize,
     mended: usize,
 }
@@ -74,7 +75,7 @@ impl Model {
         }
     }
 
-    /// Makes a round. `corrupt` has the pushes that arrived with a corrupt signature.
+    /// Makes a round. `corrupt` has the pushes whose significant set arrived with a corrupt signature.
     fn round(&mut self, round: Round, corrupt: &BTreeSet<(u32, ChunkId)>) {
         let selects = self.slim.selects(round, Round(1));
         let step = Step::new(&self.optimizer, self.workers, round, self.optimizer.learning_rate(), 1.0, 1.0);
@@ -176,8 +177,8 @@ fn settings(dice: &mut Dice) -> (SlimDp, Optimizer) {
     (slim, optimizer)
 }
 
-/// Runs a cluster. Returns the number of chunks that were pushed as sets, and the number that were pushed
-/// again.
+/// Runs a cluster. Returns the number of chunks that were pushed as the sets of Slim-DP, and the number that
+/// were pushed again.
 fn cluster(seed: u64) -> (usize, usize) {
     let mut dice = Dice::new(seed);
     let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=150)]));

@@ -1,5 +1,6 @@
-//! The hubs above a tree are lost and come back. They end at any moment, and the jobs below end with them.
-//! The sessions of all machines wait, and join again at hubs that continue from the last file.
+//! The hubs above a tree are lost and come back. The hubs above end at any moment, and the jobs below end
+//! with these hubs. The sessions of all machines wait, and join again at hubs that continue from the last
+//! file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,8 +21,8 @@ use super::tree::{ABANDONED, Tree};
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Tree {
-    /// Kills the hubs at the top. `have_begun`: whether all workers have weights since the job began. Otherwise the
-    /// rounds that were noted before are still right.
+    /// Kills the hubs at the top. `have_begun` says that all workers have weights since the job began.
+    /// Otherwise the rounds that were noted at the previous loss are still right.
     pub fn hubs_above_die(&mut self, have_begun: bool) {
         if have_begun {
             self.note_reached();

@@ -21,7 +21,7 @@ use super::life::Life;
 /// The reason why a file is not written.
 const FULL: &str = "the disk is full";
 
-/// The occasion of last states. No other snapshot has this number.
+/// The occasion of a failed job's last state, as a number that no other snapshot has.
 const LAST: Occasion = Occasion::Asked(u64::MAX, Selection::All);
 
 /// The weights of chunks before a round.
@@ -38,8 +38,8 @@ pub struct Disks {
     files: BTreeMap<u32, BTreeMap<Round, Part>>,
     /// The parts of snapshots that were collected, by hub.
     collected: HashMap<(u32, Occasion), Part>,
-    /// The sum of squares of the last round, by collected snapshot. `of_files` has it by file. Only a job with one hub
-    /// has such sums.
+    /// The sum of squares of the last round, by collected snapshot. `of_files` has such sums by the round of a
+    /// file. Only a job with one hub has such sums.
     squares: HashMap<Occasion, ExactSum>,
     of_files: HashMap<Round, ExactSum>,
     /// The optimizer's hyperparameters in each file.
@@ -154,7 +154,7 @@ impl Disks {
     }
 
     /// Returns the state from which the coordinator continues, the files that are left, and whether a file
-    /// was damaged. Files that were not written yet are lost, and so are all later files.
+    /// was damaged. Loses the files that were not written yet, and the files of rounds after this state.
     pub fn restore(&mut self, dice: &mut Dice) -> (Option<Restored>, Files, bool) {
         self.collected.clear();
         self.squares.clear();

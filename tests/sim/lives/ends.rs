@@ -162,7 +162,8 @@ impl Life {
         let known = || reached.iter().flatten();
         let furthest = if are_apart { known().min() } else { known().max() };
         let furthest = furthest.map_or(0, |reached| reached.0);
-        // The round of a dead worker is unknown. If workers step alone, this round may be the lowest.
+        // If workers step alone, the lowest round of all workers counts. A dead worker's round is unknown and
+        // may be the lowest, so nothing is checked then.
         let is_all_saved = is_all_saved && (!are_apart || reached.iter().all(Option::is_some));
         assert!(!is_all_saved || furthest <= first.0, "the stop lost rounds {} to {furthest}", first.0);
         count("jobs gone on from a checkpoint", usize::from(restored.is_some()));

@@ -75,9 +75,9 @@ pub struct Life {
     pub disks: Disks,
     /// The slowness of each hub's disk. In each step, the disk writes a file with a chance of one in this number.
     pub writes_one_in: Vec<u64>,
-    /// The last state that all hubs have reported as written, or from which the job has continued.
+    /// The latest state that all hubs have reported as written, or from which the job has continued.
     pub floor: Option<Round>,
-    /// The last state that the living hubs have reported as written.
+    /// The latest state that the living hubs have reported as written.
     pub said: Option<Round>,
     pub plot: Plot,
     pub stages: Vec<Stage>,
@@ -327,7 +327,7 @@ impl Life {
 
     /// Makes living members silent for a time that is not too long. A member that hangs is then lost.
     fn is_silent(&mut self) {
-        // Many silences one after another would last longer than a cut may.
+        // Many silences one after another would make a cut (a pause of the job) longer than its limit.
         if self.steps - self.silent < STANDS / 2 {
             return;
         }
@@ -370,7 +370,7 @@ impl Life {
         let former = self.looked.take().filter(|(of, stages, _)| *of == look && *stages == self.stages);
         let since = former.map_or(self.steps, |(.., since)| since);
         self.looked = Some((look.clone(), self.stages.clone(), since));
-        // Pushes may be on their way, also those that a worker repeats over new links.
+        // Waits while pushes are on their way, also pushes that a worker repeats over new links.
         let stands = self.steps - since > STANDS && !look.is_moving;
         if stands && are_late && !look.workers.is_empty() {
             let lives = |rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs);
@@ -405,7 +405,8 @@ impl Life {
             *stage = Stage::TakesPart;
             self.ledger.begins(rank, &self.job);
             if self.goes_on() && self.dice.below(8) == 0 {
-                // No worker is left who could push the rounds before the first round of this worker.
+                // Kills all other workers. Then no worker is left who could push the rounds before this
+                // worker's first round.
                 let others = (0..WORKERS).filter(|&other| other != rank);
                 let there =
                     |other: &u32| matches!(self.stages[*other as usize], Stage::TakesPart | Stage::Unlinked);
@@ -544,8 +545,8 @@ impl Life {
     }
 }
 
-/// An optimizer whose steps wait for the norms of their whole key. The steps equal those of SGD, because it does not
-/// adapt a key without decay.
+/// An optimizer whose steps wait for the norms of their whole key. The steps equal those of SGD, because LARS
+/// does not adapt a key without decay.
 pub const BY_KEY: Optimizer =
     Optimizer::Lars { learning_rate: 1.0, weight_decay: 0.0, momentum: 0.0, trust: 1.0 };
 
@@ -581,7 +582,7 @@ fn draw_level(terms: &mut Terms, layout: &Layout, dice: &mut Dice) {
 pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simulated {
     let net = Net::new(
         dice.below(u64::MAX),
-        // A line with the norm must arrive before the answers of its round.
+        // A message with the norm must arrive before the answers of its round.
         Faults {
             delay: 0..dice.from(1..=20),
             reorder: dice.below(2) == 0 && !terms.job.finds_norms(),

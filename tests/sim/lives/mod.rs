@@ -1,8 +1,9 @@
 //! Lives of jobs. Workers and hubs die, hang, leave, lose links and come back at any moment, at one hub,
 //! several hubs, in trees and meshes.
 //!
-//! Other events are drawn, too. Workers die again before they take part. There are snapshots, files and clients. Hubs do not
-//! reach each other, stop, and come back from a checkpoint. Messages of the control are late.
+//! Other events are drawn, too. Workers die again before they take part. There are snapshots, files and
+//! clients. Hubs do not reach each other, stop, and come back from a checkpoint. Messages between hubs, and
+//! between a hub and its cores, are late.
 //!
 //! All workers push ones, and the mean of ones is one, for any set of workers. With a learning rate of 1, a
 //! weight after round `r` is `-r`, plus the number of rounds that were left out. If the norm has a bound,

@@ -53,7 +53,7 @@ impl Life {
         }
     }
 
-    /// Whether the job was saved at a stop, at a cut after which no worker makes a round.
+    /// Whether a hub that stopped has saved the job, and no worker has made a round after the saved state.
     pub fn was_saved_at_stop(&mut self) -> bool {
         let states = self.job.hubs.hubs.iter().map(|hub| hub.stopping.state);
         let (mut saved, mut not_saved) = (0, 0);

@@ -28,14 +28,14 @@ use super::life::BY_KEY;
 const STEPS: u32 = 300;
 /// Codecs that keep the pushed numbers and their sums exactly.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
-/// The words of a hub that ends because no worker is left who could push a round that this hub has already sent up.
+/// A part of the error of a hub that has sent a round up and has no worker left who could push the round.
 pub const ABANDONED: &str = "was the last that could push";
 /// A time that no life reaches.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 /// The largest difference between the rounds of a worker's keys.
 const AHEAD: u32 = 3;
 
-/// A tree, and the expectations of the test.
+/// A tree of hubs, and the values that the test expects.
 pub struct Tree {
     pub dice: Dice,
     pub layout: Arc<Layout>,
@@ -58,7 +58,7 @@ pub struct Tree {
     pub read: usize,
 }
 
-/// Draws a shape with two or three levels.
+/// Draws the shape of a tree with two or three levels.
 fn shape(dice: &mut Dice) -> Vec<Shape> {
     let machine = |dice: &mut Dice| Shape::Hub(vec![Shape::Worker; dice.from(1..=3) as usize]);
     let rack = |dice: &mut Dice| (0..dice.from(1..=3)).map(|_| machine(dice)).collect::<Vec<_>>();
@@ -146,7 +146,7 @@ impl Tree {
         };
         let levels = vec![level(job.level), level(LevelTerms::default()), level(LevelTerms::default())];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
-        // The network must keep the order: a core's part of the norm is sent before its answers.
+        // The network must keep the order: a core sends its part of the norm before its answers.
         let reorder = dice.below(2) == 0 && !job.finds_norms();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
         let ledger = Ledger::new(&layout, &job);
@@ -195,7 +195,7 @@ impl Tree {
     }
 
     /// Runs until all workers take part and have weights. The hubs at the top may be lost again before that.
-    /// Returns whether they are alive.
+    /// Returns whether the hubs at the top are alive.
     fn begin(&mut self) -> bool {
         let are_lost_again = self.may_fall && self.dice.below(3) == 0;
         let falls = |tree: &mut Tree| {
@@ -337,7 +337,7 @@ impl Tree {
         count("hubs whose round nobody could push", usize::from(is_abandoned));
     }
 
-    /// Whether a machine takes part at the hubs at the top. It may lack links for some time.
+    /// Whether a machine takes part at the hubs at the top. The machine may lack links for some time.
     fn machine_lives(job: &Levels, rank: u32) -> bool {
         let is_of_rank = |hub: &usize| job.above(*hub) == Some(0) && job.rank_above(*hub) == rank as usize;
         let hub = (1..job.nodes.len()).find(is_of_rank).expect("a machine has a hub");

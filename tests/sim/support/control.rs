@@ -99,7 +99,7 @@ pub struct Control {
     pub saves: bool,
     /// The bytes that have crossed the links of members.
     crossed: CrossedHere,
-    /// The cut that lets the members begin, while it waits for the hubs above.
+    /// The cut that lets the members begin, while this cut waits for the hubs above.
     waits_above: Option<CutId>,
     /// The number of cores whose links to the hubs above are lost; `None` if no links are lost.
     unlinked_above: Option<usize>,
@@ -129,8 +129,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Creates the control of a job that gathers, at the hub of this share, on this many cores. Each of the
-    /// job's hubs has this many shards that own chunks.
+    /// Creates the control of a job that gathers its members, at the hub of this share, on this many cores.
+    /// Each of the job's hubs has this many shards that own chunks.
     pub fn with_owners(
         named: (JobId, String),
         terms: &Arc<JobTerms>,
@@ -225,7 +225,7 @@ impl Control {
         self.connect(rank, token);
     }
 
-    /// Returns the join of a worker that has this number at all hubs.
+    /// Returns the request to join of a worker that has this number at all hubs.
     fn join_of(&self, rank: u32, worker: u64, token: Token) -> Join {
         let job = self.job();
         let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (*job.spec.terms).clone()) };
@@ -285,7 +285,8 @@ impl Control {
         self.first_round(rank)
     }
 
-    /// Notes which machines are missing at the hubs above. `above` is the state in their news.
+    /// Notes which machines are missing at the hubs above. `above` is the job's state in the news of the hubs
+    /// above.
     pub fn misses_machines(&mut self, above: &JobState) {
         let machines = match above {
             JobState::Gathering { missing, .. } => missing.clone(),
@@ -351,7 +352,7 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Cuts the job for hub 0, which gives the cut's number.
+    /// Begins a cut of the job for hub 0, which gives the cut's number.
     pub fn follow(&mut self, of_lead: CutId, cut: u64) {
         let (cut, effects) = self.ask(HeldByLead { job: self.id, cut }).expect("the job goes on");
         self.follows.insert(cut, (of_lead, false));
@@ -372,7 +373,7 @@ impl Control {
         }
     }
 
-    /// Notes as hub 0 that a hub has all links of a newcomer.
+    /// Notes, at hub 0, that a hub has all links of a worker that joins.
     pub fn arrived(&mut self, request: &ArrivedRequest) {
         if self.failed.is_none() {
             let arrived = Arrived { job: self.id, hub: request.hub, worker: request.worker };
@@ -431,8 +432,8 @@ impl Control {
         true
     }
 
-    /// Publishes the news, if there are any. Members see from the version that the news have changed. Notes who has
-    /// begun to take part.
+    /// Publishes the news, if there are any. A new version shows members that the news have changed. Notes who
+    /// has begun to take part.
     fn publish(&mut self) {
         let news = self.job().news.now();
         if news.version == self.heard.version {
@@ -572,7 +573,7 @@ impl Control {
                 Some(member) => {
                     let waits =
                         member.standing.waits_for_cut(self.commands.len()) && !self.job().life.gathers();
-                    // A newcomer may not yet have joined all hubs.
+                    // A worker that joins has possibly not joined all hubs yet.
                     let waits = waits && self.job().hubs.share.is_whole();
                     // Nobody begins to take part in a job that ends.
                     let waits = waits && !self.is_closed();

@@ -27,7 +27,7 @@ pub enum Letter {
     Held(CutId, Result<Option<Round>, String>),
     /// The other hub has released the job, or has not.
     Released(CutId, Result<(), String>),
-    /// A hub has all links of a newcomer.
+    /// A hub has all links of a worker that joins.
     Arrived(ArrivedRequest),
     /// A hub has lost a worker, and continues.
     Lost(u64, String),
@@ -35,15 +35,15 @@ pub enum Letter {
     Failed(String, Blame),
     /// The job has failed at a hub, which asks whether the other hub still has the job.
     Failing(FailedRequest),
-    /// The answer for the hub of this number: whether the other hub still has the job, and its rounds.
+    /// The answer for the hub of this number: whether the other hub still has the job, and the job's rounds.
     Holds(usize, Result<FailedReply, String>),
     /// Hub 0 asks these hubs to write their parts of the last state.
     Save(Vec<u32>, LastRequest),
     /// The other hub has written its part of the last state, or has not.
     Saved(Result<LastReply, String>),
-    /// A hub stops, and asks hub 0 to end the job at a cut. It gives this time to the round in flight.
+    /// A hub stops, and asks hub 0 to end the job at a cut. The round in flight may take this time.
     End(usize, Duration),
-    /// The job has ended at a cut for this hub. The flag says whether it is saved.
+    /// The job has ended at a cut for this hub. The flag says whether the job is saved.
     Ended(usize, bool),
     /// Hub 0 asks this hub for its part of the checkpoint before a round, and sends the rounds of complete checkpoints.
     HasPart(FollowId, u32, Round, WholeRounds),
@@ -78,8 +78,8 @@ pub struct Hubs {
 }
 
 impl Hubs {
-    /// Creates the hubs of a job that gathers, each with this many cores. `owners` gives the numbers of
-    /// shards that own chunks.
+    /// Creates the hubs of a job that gathers its members, each with this many cores. `owners` gives the
+    /// numbers of shards that own chunks.
     pub fn new(terms: &Arc<JobTerms>, cores: usize, owners: &[usize]) -> Self {
         let hub = |hub| {
             let (job, share) = ((JOB, "the job".to_owned()), Share::of_hub(terms, hub));
@@ -117,7 +117,7 @@ impl Hubs {
         are_dropped && self.hubs.iter_mut().all(|hub| hub.relink(rank))
     }
 
-    /// Whether the worker that joined last is a member at all hubs.
+    /// Whether the worker that joined last with this rank is a member at all hubs.
     pub fn have(&self, rank: u32) -> bool {
         let worker = self.names[rank as usize];
         self.hubs.iter().all(|hub| hub.job().members.rank(worker) == Some(rank))
@@ -144,7 +144,7 @@ impl Hubs {
         self.post.is_empty() && self.hubs.iter().all(|hub| !hub.has_work() && hub.last_due().is_none())
     }
 
-    /// Whether something other than the job has failed, so that its last state may not be saved.
+    /// Whether something other than the job has failed, so that the job's last state is possibly not saved.
     pub fn has_trouble_with_last(&self) -> bool {
         self.post.has_disturbed_last || self.hubs.iter().any(|hub| hub.last.has_trouble)
     }

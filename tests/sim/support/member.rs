@@ -160,7 +160,7 @@ impl Members {
         self.waiting.push(message);
     }
 
-    /// Takes an answer. Nobody waits for it if the request was answered before.
+    /// Takes an answer. Ignores the answer if the request was answered before.
     fn answered(&mut self, job: &mut Simulated, message: &Message) {
         let Simulation { asked, granted, .. } = &mut self.members[message.rank as usize];
         if asked.take_if(|asked| asked.request == message.request).is_some() {
@@ -201,7 +201,8 @@ impl Members {
                     job.drop_links(rank);
                     Event::Dropped { came, is_awaited }
                 }
-                // No path is open, or a late request made a hub drop links that it had granted.
+                // The try fails: no path is open, or a late request made a hub drop links that it had
+                // granted.
                 Step::MakeLinks if self.dice.below(4) == 0 || !job.relink(rank).expect("links are made") => {
                     self.seen.tries += 1;
                     Event::Failed(Failure::ForNow)

@@ -138,7 +138,7 @@ impl Model {
         self.advance_by(&Numbers::new(self.optimizer.with_learning_rate(learning_rate)), value);
     }
 
-    /// Makes one round with these numbers in which each rank pushes `value`.
+    /// Makes one round with these hyperparameters in which each rank pushes `value`.
     pub fn advance_by(&mut self, numbers: &Numbers, value: impl Fn(u32, KeyId, usize) -> f32) {
         self.advance_as(numbers, |_, _| Content::Gradient, value);
     }
@@ -231,8 +231,8 @@ impl Model {
         (optimizer, Step::new(optimizer, self.gradients, number, rate, lr_mult, wd_mult))
     }
 
-    /// Steps a chunk with these numbers: by a sum, by a mean with a scale, or by a mean whose key has a
-    /// quotient.
+    /// Steps a chunk with these hyperparameters: by a sum, by a mean with a scale, or by a mean whose key has
+    /// a quotient.
     fn step_by(
         &mut self,
         numbers: &Numbers,

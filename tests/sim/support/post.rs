@@ -94,8 +94,8 @@ pub struct Post {
     asks: Vec<Ask>,
     /// The average number of steps from one given-up request to the next.
     pub gives_up_one_in: Option<u64>,
-    /// The average number of steps between two losses. Lost are questions about parts of checkpoints, and answers to
-    /// them.
+    /// The average number of steps between two losses of a question about a part of a checkpoint, or of its
+    /// answer.
     pub loses_parts_one_in: Option<u64>,
     /// Whether a question about a last state was given up, or asked twice.
     pub has_disturbed_last: bool,

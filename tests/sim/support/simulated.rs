@@ -1,5 +1,6 @@
-//! A hub and its workers over the simulated transport, in one thread. The caller makes every step, and a seed
-//! decides everything else. Tests with faults use it, and so does the probe without processes.
+//! The hubs of a job and its workers over the simulated transport, in one thread. The caller makes every
+//! step, and a seed decides everything else. Tests of faults, of orders of messages, and of checkpoints use
+//! this cluster.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -38,8 +39,8 @@ pub struct Terms {
     /// Whether the network keeps the order of posts, and loses and repeats none, as real transports do. In such a
     /// network, gradients may be sent ahead, and both ends of a link check arrivals.
     pub is_orderly: bool,
-    /// The seed by which cores carry out the control's commands late, and the control takes in reports late.
-    /// Without a seed, both happen at once.
+    /// The seed of delays: cores carry out the control's commands late, and the control takes in reports
+    /// late. Without a seed, both happen at once.
     pub late: Option<u64>,
     /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,
@@ -61,8 +62,8 @@ pub struct Again {
 }
 
 impl Terms {
-    /// Creates the terms of a job in BSP that stops when a worker is lost. The hub leaves no part of its work out, each
-    /// chunk is one slice, and links have no limit of credit.
+    /// Creates the terms of a job in BSP that stops when a worker is lost. The hub does all its work (no
+    /// ablation), each chunk is one slice, and links have no limit of credit.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };
@@ -90,7 +91,7 @@ impl Terms {
 /// The seed of random compression.
 pub const SEED: u64 = 7;
 
-/// A job on one hub over a simulated network.
+/// A job on one or several hubs over a simulated network.
 pub struct Simulated {
     net: Net,
     wire: Wire,
@@ -103,7 +104,7 @@ pub struct Simulated {
     pub workers: Vec<Exchange<sim::Port>>,
     /// The batches in which each worker pulls, by rank.
     pub batches: Vec<Option<Batches>>,
-    /// The worker's end of each link, by rank and core. Tests cause faults with it.
+    /// The worker's end of each link, by rank and core. Tests use these ends to cause faults.
     pub ends: Vec<Vec<EndId>>,
     /// The worker's own windows, by rank.
     windows: Vec<sim::Windows>,
@@ -136,7 +137,7 @@ fn dealt(layout: &Layout, chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>
 pub const JOB: JobId = JobId(0);
 
 impl Simulated {
-    /// Connects a job's workers to its hub over `net`.
+    /// Connects a job's workers to its hubs over `net`.
     pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms) -> Result<Self> {
         let job =
             JobTerms { keys: layout.keys().to_vec(), chunk_bytes: layout.chunk_bytes(), ..terms.job.clone() };
@@ -329,7 +330,7 @@ impl Simulated {
         Ok(())
     }
 
-    /// Handles the messages that wait in the control at once, unless the control is late.
+    /// Handles at once the messages that wait in the control, unless the control is late.
     fn control_at_once(&mut self) -> Result<()> {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }

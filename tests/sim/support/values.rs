@@ -124,8 +124,8 @@ impl Reference {
         }
     }
 
-    /// Returns the server of workers on machines that each sum first. `machines` gives their numbers of
-    /// workers.
+    /// Returns the server of workers on machines that each sum their own workers' gradients first. `machines`
+    /// has each machine's number of workers.
     pub fn on_machines(self, machines: Vec<u32>) -> Self {
         assert_eq!(machines.iter().sum::<u32>(), self.workers);
         Reference { machines, ..self }

@@ -13,8 +13,8 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
-/// The number of cores of the fastest NIC. With two cores, one can post while the other steps. With more than
-/// four cores, the queue pairs of many workers crowd the NIC's cache.
+/// The number of cores of the fastest NIC. With two cores, one core can post sends while the other core runs
+/// the optimizer. With more than four cores, the queue pairs of many workers crowd the NIC's cache.
 const CORES_OF_A_NIC: RangeInclusive<u64> = 2..=4;
 
 /// Returns the owners' cpus, in slot order.
@@ -213,7 +213,7 @@ fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<St
     let mut chosen = Vec::with_capacity(count);
     let mut ranks = ranks(allowed).into_iter();
     while chosen.len() < count {
-        // Seats go to nodes with NICs first, then to other nodes of these sockets, and then to any node.
+        // Seats go to nodes with NICs first, then to other nodes of sockets with NICs, and then to any node.
         let next = apportion::next_seat(&demand, &taken, |at| demand[at] > 0 && !pools[at].free.is_empty())
             .or_else(|| {
                 apportion::next_seat(&cores, &taken, |at| {

@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 ///
 /// The result is the same on every machine: of equal weights the lower index comes first, and of equally
 /// loaded bins the lowest is taken. No load is more than 4/3 - 1/(3 * bins) of the best possible maximum
-/// (Graham 1969). [`place`](crate::place::place) uses this rule, so both ends of a link can compute the owner
+/// (Graham 1969). [`place`](crate::place::place) uses this rule. So both ends of a link can compute the owner
 /// table from the weights and the number of bins.
 ///
 /// The cost is O(n log n): a million items take about a tenth of a second.

@@ -248,7 +248,7 @@ impl PlanParts<'_> {
 fn remarks(host: &Host, plan: &Plan) -> Vec<String> {
     let mut remarks = Vec::new();
     let idle = plan.cores.iter().filter(|core| core.items == 0).count();
-    // A request without items is only for cores and NICs.
+    // A request without items asks only for cores and NICs, so its cores without items need no remark.
     if idle > 0 && !plan.owners.is_empty() {
         remarks.push(format!("{idle} of {} cores own nothing: there are too few items.", plan.cores.len()));
     } else if plan.nic_balance().is_some_and(|balance| balance.max_over_mean > NIC_BALANCE_LIMIT) {

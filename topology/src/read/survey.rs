@@ -1,8 +1,8 @@
 //! The raw findings of a reader before they become a [`Host`]: unsorted, with gaps.
 //!
-//! Every reader needs the same steps. They are sorting, core numbers without gaps, the socket of each node,
-//! and a node for each cpu if the source does not name one. This module must not depend on which reader made
-//! the findings.
+//! Every reader needs the same steps: sorting, core numbers without gaps, and the socket of each node.
+//! Another step gives a cpu its node if the source names no node for the cpu. This module must not depend on
+//! which reader made the findings.
 
 use crate::host::{
     Cache, CoreId, Cpu, CpuId, Host, Nic, Node, NodeId, Socket, SocketId, Source, natural_order,

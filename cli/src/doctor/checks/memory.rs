@@ -5,7 +5,7 @@ use crate::doctor::facts::{HugePages, Memlock};
 use crate::doctor::job::Job;
 
 /// Judges whether the kernel lets the hub register the job's windows. `window_bytes` has the bytes of one
-/// window of a worker, added over all NICs.
+/// window of a worker (all its gradients, or all its weights), added over all NICs.
 pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock) -> Check {
     const NAME: &str = "memlock";
     let Memlock { limit, hard, capable, first_namespace } = facts;

@@ -11,8 +11,8 @@ use crate::doctor::check::Check;
 /// is enough for a figure on a real NIC.
 const BYTES: usize = 8 << 20;
 
-/// Sends the bytes over a NIC to itself. The link has room for the chunks of the job's fullest lane, because
-/// a device does not guarantee the queue sizes that it announces (decision 39).
+/// Sends the bytes over a NIC to itself. The link gets queues for the job's fullest lane (a core with its
+/// NIC): a device does not guarantee the queue sizes that it announces (decision 39).
 pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
     let name = format!("bytes over {nic}");
     match loopback(nic, BYTES, chunks, paths) {

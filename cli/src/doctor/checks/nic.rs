@@ -19,7 +19,7 @@ pub(crate) fn slot(nic: &NicFacts, port_gbps: Option<f64>) -> Option<Check> {
         best.lanes
     );
     let port = port_gbps.unwrap_or(0.0);
-    // Headers take about a tenth if packets have 256 bytes.
+    // Headers take about a tenth of the link's rate if packets have 256 bytes.
     if port > 0.9 * now.gbps() {
         let fix = "put the NIC into a slot with as many lanes as the NIC has, and set the lanes' full speed in the firmware (lspci -vv: LnkSta); the slot limits the port";
         return Some(Check::warn(name, format!("{seen}; its ports have {port} Gb/s"), fix));
@@ -234,7 +234,7 @@ mod tests {
         let config = |bytes: &[u8]| std::fs::write(tree.0.join(port).join("config"), bytes).unwrap();
         config(&[0; 64]);
         assert!(judge().unwrap().seen.ends_with("run as root"));
-        // The list has advanced error reporting at 0x100, and then ACS.
+        // The list of capabilities has advanced error reporting at 0x100, and then ACS.
         let mut bytes = vec![0; 4096];
         bytes[0x100..0x104].copy_from_slice(&[0x01, 0x00, 0x02, 0x14]);
         bytes[0x140..0x148].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00, 0x5f, 0x00, 0x1d, 0x00]);

@@ -149,7 +149,7 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
         }
         Ok(Echo::Silence)
     };
-    // Each router on the path may have a smaller MTU.
+    // Tries several times, because each router on the path may have a smaller MTU.
     for _ in 0..8 {
         let mtu = ip_mtu(&socket)?;
         let large = echo(mtu.min(65_535).saturating_sub(HEADERS))?;

@@ -1,5 +1,5 @@
-//! The checks that `serve` itself makes before it starts, by the same function. Also the memory and the
-//! threads that `serve` takes at its start.
+//! The checks that `serve` makes before it starts, made by the same function as in `serve`. Also the memory
+//! and the threads that `serve` takes at its start.
 
 use pbox_core::{JobTerms, Optimizer, Wire};
 use phub_server::job_memory::JobMemory;
@@ -54,8 +54,8 @@ pub(crate) fn threads(cores: usize) -> Check {
     }
 }
 
-/// Judges whether the job fits into this machine's memory. If it does not, that is a failure only for a job
-/// that the user has named.
+/// Judges whether the job fits into this machine's memory. If the job does not fit, the check fails only for
+/// a job that the user has named.
 pub(crate) fn memory(settings: &HubSettings, job: &Job, is_named: bool) -> Check {
     let optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
     let terms = JobTerms::new(job.workers, job.keys.clone(), optimizer);

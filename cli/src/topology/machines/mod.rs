@@ -93,7 +93,7 @@ impl MachinesArgs {
         self.machines.is_some()
     }
 
-    /// Returns the job on machines like `host`. Their hubs have the cores of `plan`.
+    /// Returns the job on machines like `host`. The hubs of these machines have the cores of `plan`.
     pub fn job(
         &self,
         host: &Host,

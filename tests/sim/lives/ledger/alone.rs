@@ -26,7 +26,8 @@ pub struct Alone {
     seen: HashMap<(usize, KeyId), (usize, Round)>,
     /// The number of pushes of former workers that are stepped, as a range of possible numbers. By chunk, then by rank.
     former: Vec<Vec<RangeInclusive<u32>>>,
-    /// Whether the job may have ended at a cut. Answers after the cut wait for nobody.
+    /// Whether the job may have ended at a cut, a pause between two rounds. Answers after the cut need not
+    /// keep the bound of the staleness.
     pub may_end: bool,
 }
 
@@ -189,7 +190,8 @@ impl Alone {
     ) {
         let Some(staleness) = self.staleness.filter(|_| !self.may_end) else { return };
         for other in (0..self.workers.len() as u32).filter(|&other| lives(other)) {
-            // The workers of a machine that is back have not begun a round yet.
+            // If a machine has just come back, its workers have no round yet. Then the machine's first round
+            // counts.
             let first = self.workers[other as usize].as_ref().map_or(0, |of| of.first.0);
             let next = first.max(*job.next(other, key).start());
             assert!(

@@ -60,7 +60,7 @@ impl Members for Levels {
     }
 }
 
-/// The ledger of a job of either kind.
+/// The ledger of a job whose workers step together, or alone.
 pub enum Ledger {
     Together(Together),
     Alone(Alone),

@@ -85,8 +85,8 @@ impl Together {
         assert!(former <= rounds.start && !rounds.is_empty(), "{chunk:?}: {rounds:?} after {of_chunk:?}");
         self.weights[chunk.index()].truncate(rounds.start as usize + 1);
         if self.most_of_last.is_some() {
-            // The norm of the round no longer includes this chunk, and scales the next step of the other
-            // chunks.
+            // The computed weights of the other chunks are dropped, too. The norm of the round no longer
+            // includes this chunk, and scales the next step of these chunks.
             self.weights.iter_mut().for_each(|of_chunk| of_chunk.truncate(rounds.start as usize + 2));
         }
         of_chunk.push(rounds);

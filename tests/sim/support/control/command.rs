@@ -1,4 +1,5 @@
-//! The commands for simulated cores. Each core has a queue, and the caller decides when it carries out its next command.
+//! The commands for simulated cores. Each core has a queue, and the caller decides when a core carries out its
+//! next command.
 
 use std::fmt;
 use std::sync::Arc;

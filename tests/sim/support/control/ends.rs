@@ -16,8 +16,8 @@ use super::{Command, Control, LIMIT, hub_of};
 use crate::hubs::Letter;
 
 impl Control {
-    /// Lets the job, which gathers, begin with a round. `reached` has the rounds that members had reached
-    /// when they lost their hubs, by rank.
+    /// Lets the job, which gathers its members, begin with a round. `reached` has the rounds that members had
+    /// reached when they lost their hubs, by rank.
     pub fn begin_again(&mut self, from: (Round, NumbersByRound), files: &Files, reached: &[Option<Round>]) {
         let (named, job) = ((self.id, self.name.clone()), self.job());
         self.hub =
@@ -145,8 +145,8 @@ impl Control {
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Lets living members take the news first, as heartbeats do at once. Then some time passes before they report that
-    /// they live.
+    /// Lets living members take the news first, because their heartbeats take news at once. Then some time
+    /// passes before they report that they live.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
         self.heard_of(&lives);
         self.now += LIMIT / 2;

@@ -65,7 +65,8 @@ impl Control {
         self.want_at(purpose, at, limit, |_, _| {});
     }
 
-    /// Asks for a copy of these tensors here, before a named round. The round may have passed, or may never come.
+    /// Asks for a copy of these tensors at this hub, before a named round. The round may have passed, or may
+    /// never come.
     pub fn want_before(&mut self, round: Round, selection: Selection, limit: Duration) {
         self.want_at(Use::Client(selection), CutAt::Before(round), limit, |control, want| {
             control.files.named.insert(want, round);
@@ -199,7 +200,8 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Tells hub 0, as another hub, the state of this hub's part of a checkpoint, as soon as it is decided.
+    /// Answers hub 0, which asks for the state of this hub's part of a checkpoint, as soon as the state is
+    /// decided.
     pub fn part_asked(&mut self, follow: FollowId, before: Round, whole: WholeRounds) {
         let ask = AskForWritten { job: self.id, before, whole, wait: WAIT };
         let (asked, effects) = self.ask(ask).expect("the job goes on");

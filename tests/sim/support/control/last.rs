@@ -33,8 +33,8 @@ pub struct LastHere {
     pub written: Option<Round>,
     /// The result.
     pub over: Option<Saved>,
-    /// Whether something other than the job has failed, so that the state may not be saved: a hub, a disk or a
-    /// request.
+    /// Whether something other than the job has failed, so that the state is possibly not saved: a hub, a disk
+    /// or a request.
     pub has_trouble: bool,
 }
 

@@ -16,7 +16,7 @@ pub(super) const LATE: Duration = Duration::from_secs(100);
 /// The memory that reading a join needs, in bytes.
 const JOIN_BYTES: u64 = 1000;
 
-/// A piece of a key, for a hub that owns chunks. The control only asks whether there is one.
+/// A piece of a key, for a hub that owns chunks. The control only asks whether a hub has a piece.
 const PIECE: Piece = Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 };
 
 /// Gives a hub an input, and counts the input.
@@ -38,7 +38,8 @@ pub(super) fn hub_of(
     let late = LateLimits { warning: LATE / 2, limit: Some(LATE) };
     let mut hub = Hub::new(Settings { jobs_limit: 1, quotas: Quotas::default(), late });
     for former in 0..id.0 {
-        // A job that was not made keeps its number.
+        // A reserved job uses up its number even if it is never made. So the loop uses up the numbers below
+        // `id`.
         let name = former.to_string();
         ask(&mut hub, Reserve { name: name.clone() }, now);
         ask(&mut hub, Release { name }, now);

@@ -21,7 +21,7 @@ pub enum Stopping {
     Not,
     /// The job is being saved.
     Saves,
-    /// The job has failed. The flag says whether it was saved before.
+    /// The job has failed. The flag says whether the job was saved before.
     Saved(bool),
     /// The time is over, and nobody waits for the state any more.
     TooLate,
@@ -39,7 +39,7 @@ pub struct StopHere {
 }
 
 impl Control {
-    /// Begins to stop, with this time for the round in flight, or repeats the order to stop.
+    /// Orders this hub to stop, or repeats the order. The round in flight may take until `limit` has passed.
     pub fn begins_to_stop(&mut self, limit: Duration) {
         self.stopping.limit = limit;
         let steps = self.ask(BeginStop { reason: REASON.to_owned(), has_files: true });

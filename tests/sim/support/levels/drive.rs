@@ -38,7 +38,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Handles the messages that wait in the controls at once, unless the control is late.
+    /// Handles at once the messages that wait in the controls, unless controls are late.
     pub(super) fn control_at_once(&mut self) -> Result<()> {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }
@@ -83,8 +83,8 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets nodes that wait for the hubs above look whether they take part at these hubs, the lowest node first.
-    /// Returns whether a node takes part.
+    /// Lets nodes that wait for the hubs above look whether they take part there now. The order is from the
+    /// leaves to the root. Returns whether any node takes part now.
     fn look_above(&mut self) -> bool {
         let mut begins = false;
         for node in (1..self.nodes.len()).rev() {
@@ -142,7 +142,7 @@ impl Levels {
         // If a hub at the top stops, the hubs below it see that their links end.
         let is_lost_root = node == 0 && self.nodes[0].control.is_closed();
         if self.terms.job.on_loss == OnLoss::Continue && !is_lost_root {
-            // Workers of this hub could not continue anywhere else.
+            // The workers of this hub are killed, because they could not continue anywhere else.
             self.kill_below(node);
         }
     }

@@ -93,7 +93,7 @@ impl Levels {
         for (&core, spec) in cores.iter().zip(specs) {
             self.core(core).add_job(JOB, spec)?;
         }
-        // Other hubs above write into the windows that the workers read.
+        // If `shown` is given, other hubs above write into the windows that the workers read.
         let takes_answers = shown.is_some();
         let weights = match (shown, own) {
             (Some(shown), _) => shown,

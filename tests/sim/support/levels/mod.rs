@@ -58,7 +58,7 @@ pub struct Terms {
     /// The seed of a late control, as in [`simulated`](crate::simulated::Terms::late).
     pub late: Option<u64>,
     /// The state that the job continues from, with the rounds that workers had reached, by worker. With a
-    /// state, no worker waits until all workers take part.
+    /// state, `Levels::new` returns before all workers take part.
     pub again: Option<Again>,
 }
 
@@ -81,7 +81,7 @@ pub struct Node {
     members: Vec<Member>,
     cores_of_a_hub: usize,
     depth: usize,
-    /// The windows of its links to the hub above.
+    /// The windows of this node's links to the hub above.
     up: Option<Up>,
     alive: bool,
     pub control: Control,
@@ -281,8 +281,8 @@ impl Levels {
         self.control_at_once().expect("links are dropped");
     }
 
-    /// Makes new links for a hub if all cores have dropped the old links. Then its sums without an answer go
-    /// up again. Returns whether the links were made.
+    /// Makes new links for a hub if all cores have dropped the old links. Then the hub sends its sums without
+    /// an answer up again. Returns whether the links were made.
     pub fn relink_hub(&mut self, node: usize) -> Result<bool> {
         let Node { above, up, control, .. } = &self.nodes[node];
         let ((parent, rank), up) = (above.expect("as before"), up.clone().expect("as before"));
@@ -384,7 +384,7 @@ impl Levels {
         self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
 
-    /// Loses a member that comes back. The hub may not have seen before that the member was gone.
+    /// Loses a member that comes back. The hub may notice only now that the member was gone.
     fn lose(&mut self, node: usize, rank: u32) -> Result<()> {
         self.nodes[node].control.lose(rank, "it comes back");
         self.end_failed(node);

@@ -1,6 +1,6 @@
 //! One sysfs file: its text, or the reason why it cannot be read.
 //!
-//! Must not depend on what any file means.
+//! This module must not depend on what any file means.
 
 use super::SysfsError;
 use crate::cpulist;

@@ -28,7 +28,7 @@ const MEMBER: Size = Size { width: 46.0, height: 24.0 };
 const MEMBER_GAP: f64 = 4.0;
 const OWNER: Size = Size { width: 178.0, height: 58.0 };
 /// The heights from a box's title to its contents, from its members to the owner, and from the owner to the
-/// network, and the height of the network.
+/// network. Also the height of the network.
 const TITLE: f64 = 30.0;
 const JOIN: f64 = 34.0;
 const DROP: f64 = 62.0;

@@ -87,7 +87,7 @@ fn a_device_that_does_not_open_fails_where_the_hub_has_no_other() {
     let others = Candidate { planned: false, ..candidate(&shut) };
     says(&port(&others), Verdict::Warn, "Permission denied", "/dev/infiniband/uverbs*");
     says(&port(&Candidate { others: false, ..others }), Verdict::Fail, "Permission denied", "uverbs*");
-    // If a port is active but has no address, the plan does not use it either.
+    // The plan does not use a port that is active but has no address.
     let bare = device("mlx5_1", true, 5, vec![]);
     let bare = Candidate { planned: false, ..candidate(&bare) };
     says(&port(&bare), Verdict::Warn, "there is no GID", "ip address add IP/BITS dev eth7");
