@@ -126,7 +126,7 @@ fn faulty_metadata_is_named() {
     let negative = "[0,0,0,0,0,0,0,0,0,0,13830554455654793216]"; // the bits of -1.0
     says(forged_entry("last_squares", negative), &["expected the numbers of an exact sum"]);
     for mean in ["7", "[1.5]", "[-1,3]", "[1e999,3]", "[1.5,0]", "[1.5,-3]"] {
-        says(forged_entry("norm_mean", mean), &["its norm_mean is"]);
+        says(forged_entry("norm_mean", mean), &["norm_mean is"]);
     }
     for groups in ["7", r#"[[1,[],{\"scale\":256}]]"#, "[[1,[],{}]]"] {
         says(forged_entry("groups", groups), &["file's groups is"]);
