@@ -107,7 +107,7 @@ fn more_nics_than_cores_gives_a_core_several_and_its_items_are_spread() {
     let plan = place(&host("cores:1 nics:10 nic_gbps:56"), &Request::new(&[100; 1000])).unwrap();
     assert_eq!(plan.cores()[0].nics.len(), 10);
     assert!(plan.nics().iter().all(|nic| nic.items == 100));
-    assert!(has_reason(&plan, "10 NICs for 1 core on node 0"));
+    assert!(has_reason(&plan, "10 NICs have only 1 core on node 0"));
 }
 
 #[test]

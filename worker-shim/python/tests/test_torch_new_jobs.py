@@ -168,6 +168,23 @@ def test_averages_continue_after_a_load(hub):
     assert not torch.equal(before["first.weight"], model.first.weight)
 
 
+def test_a_group_within_averages_is_refused_and_not_added(hub):
+    model = Net()
+    freeze(model.first)
+    rest = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = wrap(OPTIMIZERS["adamw"](rest), model, hub, ema=0.9)
+    train(model, optimizer, 0, 1)
+    freeze(model.first, False)
+    group = {"params": list(model.first.parameters())}
+    with optimizer.averaged(), pytest.raises(phub.torch.StateError, match="another group of parameters"):
+        optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group(group)
+    train(model, optimizer, 1, 2)
+    optimizer.leave()
+    assert len(optimizer.param_groups) == 2
+
+
 def test_state_of_16_bits_is_not_rounded_for_a_new_job(hub):
     """The square of a small gradient is 0 in f16, and Adam would make a step of many times the learning rate."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)).half()

@@ -230,7 +230,10 @@ class AtTheHub(Joined):
 
         Raises:
             SettingsError: the new job cannot have these parameters; the group is not added.
+            StateError: the call is within `averaged()`; the group is not added.
         """
+        if "_phub" in self.__dict__:
+            self._phub.check_own("another group of parameters")
         super().add_param_group(param_group)
         if "_phub" in self.__dict__:
             try:
