@@ -16,7 +16,7 @@ PAGE = "docs/adding.md"
 # Pages, tests and tools may use an example without being in the list. If one is in the list, it must have the example.
 FREE = re.compile(r"^docs/|^[^/]*\.md$|(^|/)(tests|examples|tools)/|/tests\.rs$")
 SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.M | re.S)
-PATTERN = re.compile(r"^The pattern is `([^`]+)`", re.M)
+PATTERN = re.compile(r"^This pattern finds the files: `([^`]+)`", re.M)
 USERS = re.compile(r"^These files only use the example: (.*)\.$", re.M)
 ROW = re.compile(r"^- (`.*?`): ", re.M)
 QUOTED = re.compile(r"`([^`]+)`")
@@ -37,7 +37,7 @@ def wrong(section, files):
     """Returns the number of entries of a section, and its faults."""
     pattern, users = PATTERN.search(section), USERS.search(section)
     if not pattern:
-        return 0, ["has no line 'The pattern is `...`'"]
+        return 0, ["has no line 'This pattern finds the files: `...`'"]
     users = QUOTED.findall(users[1]) if users else []
     entries = [entry for row in ROW.findall(section) for entry in QUOTED.findall(row)]
     seen = found(pattern[1], files)

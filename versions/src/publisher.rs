@@ -111,14 +111,14 @@ fn check_also(also: &[PathBuf]) -> Result<(), VersionError> {
     Ok(())
 }
 
-/// Opens a file that whole versions get a copy of. Returns the name of the copies.
+/// Opens a file that is copied into the directory of each whole version (not of deltas). Returns the name of the copies.
 fn open_also(path: &Path) -> Result<(&str, File), VersionError> {
     let name = path.file_name().and_then(|name| name.to_str()).filter(|name| !name.ends_with(".safetensors"));
     let wrong =
         || VersionError::faulty(path, ALSO, "expected a UTF-8 name that does not end in .safetensors");
     let name = name.ok_or_else(wrong)?;
     let file = File::open(path)
-        .map_err(VersionError::disk(path, "opening a file to copy next to whole versions"))?;
+        .map_err(VersionError::disk(path, "opening a file to copy into the directory of each whole version"))?;
     Ok((name, file))
 }
 

@@ -1,8 +1,8 @@
 //! One safetensors file of a version.
 //!
-//! A file of a whole version has the tensors themselves. Their checksums are in the file's metadata, under `checksum/NAME`. In
-//! a file of a delta, the bytes of a tensor are its frame. The checksum of the new tensor is in the metadata, under the tensor's
-//! name. Engines expect this form.
+//! A file of a whole version has the tensors themselves, and in its metadata their checksums, under `checksum/NAME`. A file of a
+//! delta has one zstd frame for each tensor: its compressed change. The metadata has the checksum of the new tensor, under the
+//! tensor's name. SGLang expects this form of a delta.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};

@@ -21,7 +21,7 @@ use crate::port::FrameRule;
 
 /// The size of the buffer for small frames. Copying a small frame once costs less than a system call.
 const BUFFER: usize = 16 << 10;
-/// The smallest size of a frame that is read together with only the next header.
+/// The size from which a read of a frame ends after the next header. A read for a smaller frame fills the buffer.
 const LARGE: usize = 8 << 10;
 
 /// The result of a read from the socket.

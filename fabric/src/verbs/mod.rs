@@ -8,9 +8,10 @@
 //!        worker                                             hub
 //!   gradients (SendWindow) ==== RDMA write ==============> RecvWindow, local
 //!   RecvWindow, local      <=== RDMA write =============== weights (SendWindow), one for all workers
-//!   one port, a completion    queue pair a link            port i: one completion queue on its NIC
-//!   queue a NIC               TCP: handshake, and its end is the sign of death
 //! ```
+//!
+//! Each link has a queue pair. A worker has one port, with a completion queue for each of its NICs. Each port of a hub has one NIC
+//! and one completion queue. A TCP connection carries the handshake; if the connection ends, the peer is dead.
 //!
 //! One handshake makes one connection with one link to each of the hub's ports. The links of a
 //! connection close together.

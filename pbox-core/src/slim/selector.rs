@@ -34,7 +34,7 @@ enum Stage {
     Awaiting,
     /// Significances are computed and counted by their upper bits. The chunk at `place` is next.
     Weighing { c: f32, place: usize },
-    /// The elements at the edge are counted by their lower bits. The chunk at `place` is next.
+    /// Elements whose upper bits are `upper` are counted by their lower bits. The chunk at `place` is next.
     Counting { upper: u32, place: usize },
 }
 

@@ -228,7 +228,7 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
         }
     }
 
-    /// Adds a worker. If the job continues from a checkpoint, prepares `weights` as the worker's first answer.
+    /// Adds a worker, and writes `weights` into its window. They are its first answer if the job continues from a checkpoint.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &HubWeights, rank: u32, own: Option<Spans>) {
         let own = self.own.add(chunks, rank, own);
         for (place, chunk) in chunks.iter().enumerate() {

@@ -162,7 +162,7 @@ impl Session {
         self.background.send_ahead(&keys).map_err(|error| of_session(&error))
     }
 
-    /// Whether it saves time to send each of these keys ahead.
+    /// Returns for each key whether it saves time to send its gradient before its push.
     fn leave_ahead(&self, py: Python<'_>, keys: Vec<u32>) -> PyResult<Vec<bool>> {
         self.call(py, move |session| {
             Ok(keys.into_iter().map(|key| session.leaves_ahead(KeyId(key))).collect())

@@ -225,8 +225,8 @@ impl Background {
         Ok(())
     }
 
-    /// Calls `f` with the session, on the session's thread. For all calls except push and wait, such as
-    /// [`Session::set_learning_rate`] and [`Session::checkpoint`]. The exchange stops meanwhile.
+    /// Calls `f` with the session, on the session's thread. The exchange stops meanwhile, so push and wait have methods of their
+    /// own. All other calls of a session use this one, for example [`Session::checkpoint`].
     pub fn with<R: Send + 'static>(
         &self,
         f: impl FnOnce(&mut Session) -> R + Send + 'static,

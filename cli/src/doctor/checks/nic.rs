@@ -46,7 +46,7 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
         return Some(Check::pass(NAME, "no IOMMU translates the addresses that NICs use"));
     }
     let seen = format!("every address is translated for {}", translated.join(", "));
-    let fix = "iommu=pt on the kernel's command line: a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
+    let fix = "set iommu=pt on the kernel's command line, because with translation a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
     Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) })
 }
 

@@ -7,7 +7,7 @@ use topology::render::{NetworkBox, NetworkPicture};
 use super::{MachinesJob, bytes_of, mb};
 
 impl MachinesJob {
-    /// Returns the picture: with dedicated upper hubs if the user asked for them, and otherwise with a mesh.
+    /// Returns the picture. It has dedicated upper hubs if the user asked for them and they are the best choice, else a mesh.
     pub fn svg(&self) -> String {
         let (kind, level) = match &self.above {
             Some(above) if choose(&self.shapes).best.kind == Kind::Above => (Kind::Above, above),

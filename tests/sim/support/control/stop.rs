@@ -39,7 +39,7 @@ pub struct StopHere {
 }
 
 impl Control {
-    /// Orders this hub to stop, or repeats the order. The round in flight may take until `limit` has passed.
+    /// Orders this hub to stop, also if it already stops. The round in flight may take until `limit` has passed.
     pub fn begins_to_stop(&mut self, limit: Duration) {
         self.stopping.limit = limit;
         let steps = self.ask(BeginStop { reason: REASON.to_owned(), has_files: true });

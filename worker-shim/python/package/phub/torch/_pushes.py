@@ -202,8 +202,8 @@ def _check_scales(session: Session) -> None:
         if not math.isclose(scale, other, rel_tol=1e-5):
             raise MeanError(
                 f"{line()}: the GradScaler of rank {first} has the scale {scale:g}, and that of rank {rank} {other:g}: gradients with "
-                f"different scales have no mean. Give all ranks the same init_scale, load_state_dict() and update(), or let each rank "
-                f"unscale its own gradients (skip_nonfinite=True, without scaler.unscale_())"
+                f"different scales have no mean. Give all ranks the same init_scale, load_state_dict() and update(), or wrap with "
+                f"skip_nonfinite=True and do not call scaler.unscale_(): each rank then divides its gradients by its own scale"
             )
 
 
