@@ -28,7 +28,7 @@ for rank in 0 1; do
     grep "worker [01] is gone" /tmp/worker.$rank
 done
 grep "worker [01] is gone" /tmp/hub
-grep -hE "by rxe1 completed with [a-z ]+(error|exceeded)" /tmp/hub /tmp/worker.*
+grep -hE "by NIC rxe1, completed with [a-z ]+(error|exceeded)" /tmp/hub /tmp/worker.*
 "${run[@]}" --job next --workers 1 --rank 0 --rounds 3 --json >/tmp/worker.next
 jq -e '.checked and .transport == "verbs"' /tmp/worker.next
 jq -e '[.per_core[] | select(.bytes > 0) | .nic] == ["rxe0"]' /tmp/worker.next
