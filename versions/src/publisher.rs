@@ -117,8 +117,10 @@ fn open_also(path: &Path) -> Result<(&str, File), VersionError> {
     let wrong =
         || VersionError::faulty(path, ALSO, "expected a UTF-8 name that does not end in .safetensors");
     let name = name.ok_or_else(wrong)?;
-    let file = File::open(path)
-        .map_err(VersionError::disk(path, "opening a file to copy into the directory of each whole version"))?;
+    let file = File::open(path).map_err(VersionError::disk(
+        path,
+        "opening a file to copy into the directory of each whole version",
+    ))?;
     Ok((name, file))
 }
 

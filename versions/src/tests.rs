@@ -229,7 +229,8 @@ fn files_that_whole_versions_cannot_have_are_named_before_a_directory_is_made() 
         Publisher::open(&to, rules).unwrap_err().to_string()
     };
     assert!(
-        refused().contains("other/config.json: opening a file to copy into the directory of each whole version"),
+        refused()
+            .contains("other/config.json: opening a file to copy into the directory of each whole version"),
         "{}",
         refused()
     );
