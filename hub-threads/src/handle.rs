@@ -29,9 +29,9 @@ pub struct Meters {
     pub busy_ns: AtomicU64,
     /// The time of waits, in nanoseconds.
     pub waiting_ns: AtomicU64,
-    /// The part of `waiting_ns` for which the thread slept.
+    /// The part of `waiting_ns` for which the thread slept, in nanoseconds.
     pub asleep_ns: AtomicU64,
-    /// The answers that had to wait for room in a link.
+    /// The answers and sums that waited before they were posted, because their link had no room or its credit was used up.
     pub held_back: AtomicU64,
 }
 

@@ -22,7 +22,7 @@ const TURNS_PER_PUBLICATION: u32 = 1024;
 
 /// The state of a core thread. Commands change it between two turns.
 pub struct CoreThread {
-    /// The core, for tests that look at it between two turns.
+    /// The core. Tests of the hub use it between two turns.
     pub core: Core<any::Port>,
     /// Notices that are not reported to the hub yet.
     pub notices: Vec<Notice>,

@@ -529,11 +529,12 @@ mod tests {
     use std::pin::Pin;
     use std::task::{Context, Wake, Waker};
 
+    use hub_threads::{Command, Reply};
+    use pbox_core::JobId;
+
     use super::*;
     use crate::registry::on_thread;
     use crate::settings::{CoreSelection, IdleChoice};
-    use hub_threads::{Command, Reply};
-    use pbox_core::JobId;
 
     fn settings() -> HubSettings {
         HubSettings {
