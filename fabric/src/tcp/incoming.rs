@@ -21,7 +21,8 @@ use crate::port::FrameRule;
 
 /// The size of the buffer for small frames. Copying a small frame once costs less than a system call.
 const BUFFER: usize = 16 << 10;
-/// The size from which a read of a frame ends after the next header. A read for a smaller frame fills the buffer.
+/// The smallest size of a large frame. A read of a large frame takes no more than the next header with it. A read of a
+/// smaller frame takes as many further bytes as the buffer holds.
 const LARGE: usize = 8 << 10;
 
 /// The result of a read from the socket.
