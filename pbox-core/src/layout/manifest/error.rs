@@ -62,7 +62,7 @@ pub enum ManifestError {
     HeaderPastFile { end: u64, file_bytes: u64 },
 
     #[error(
-        "the safetensors header needs the file's first {needed} bytes, but {seen} were read; read all of them"
+        "the safetensors header needs the file's first {needed} bytes, but only {seen} are there; give a complete file"
     )]
     HeaderIncomplete { needed: u64, seen: usize },
 
