@@ -50,8 +50,8 @@ fn headers_that_lie() {
         says(&error, &[path.to_str().unwrap()]);
         error
     };
-    says(error_of(b""), &["first 8 bytes", "0 were read"]);
-    says(error_of(b"\x00\x01"), &["first 8 bytes", "2 were read"]);
+    says(error_of(b""), &["first 8 bytes", "only 0 are there"]);
+    says(error_of(b"\x00\x01"), &["first 8 bytes", "only 2 are there"]);
     says(error_of(&u64::MAX.to_le_bytes()), &["18446744073709551615 bytes", "not a safetensors file"]);
     says(error_of(&1000u64.to_le_bytes()), &["ends at byte 1008", "the file has 8 bytes", "cut off"]);
     let with_header = |header: &str, data: usize| {
