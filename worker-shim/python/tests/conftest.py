@@ -1,13 +1,16 @@
 """The shared parts of all tests: a watchdog, a hub, and workers as processes."""
 
+import atexit
 import ctypes
 import faulthandler
 import multiprocessing
+import multiprocessing.reduction
 import os
 import signal
 import traceback
 
 import pytest
+from forkserver import FORKS
 
 import phub
 
@@ -69,22 +72,42 @@ def end_gloo():
     dist.destroy_process_group()
 
 
-def _call(result, rank, work, arguments):
+class _Output:
+    """Stdout or stderr of this process, for a process that another process forks."""
+
+    def __init__(self, fd):
+        self.fd = fd
+
+    def __reduce__(self):
+        return _take_output, (self.fd, multiprocessing.reduction.DupFd(self.fd))
+
+
+def _take_output(fd, copy):
+    os.dup2(copy.detach(), fd)
+
+
+def _call(result, rank, work, arguments, environment, *_):
     # The worker's watchdog is earlier than the test's watchdog, so that the stacks of the worker are written.
     faulthandler.dump_traceback_later(WATCHDOG_S - 60, exit=True)
+    os.environ.clear()
+    os.environ.update(environment)
     try:
         result.send((work(rank, *arguments), None))
     except BaseException:
         result.send((None, traceback.format_exc()))
+    atexit._run_exitfuncs()  # as at the end of a script: a forked process ends without it
 
 
-def in_processes(world_size, work, *arguments):
-    """Runs `work(rank, *arguments)` in a spawned process for each rank. Returns the results, in rank order."""
-    context = multiprocessing.get_context("spawn")
+def in_processes(world_size, work, *arguments, context=FORKS):
+    """Runs `work(rank, *arguments)` in a process of `context` for each rank. Returns the results, in rank order."""
     workers = []
     for rank in range(world_size):
         ours, theirs = context.Pipe(duplex=False)
-        worker = context.Process(target=_call, args=(theirs, rank, work, arguments), daemon=True)
+        worker = context.Process(
+            target=_call,
+            args=(theirs, rank, work, arguments, dict(os.environ), _Output(1), _Output(2)),
+            daemon=True,
+        )
         worker.start()
         theirs.close()  # the worker then has the only end, so that its death ends the pipe
         workers.append((worker, ours))

@@ -1,6 +1,7 @@
 """Sessions: windows without copies, rounds, Ctrl-C, threads, fork and spawn."""
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -412,7 +413,8 @@ def _rounds(rank, hub, world_size):
 
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_workers_under_spawn(hub, world_size):
-    results = in_processes(world_size, _rounds, hub.address, world_size)
+    spawns = multiprocessing.get_context("spawn")
+    results = in_processes(world_size, _rounds, hub.address, world_size, context=spawns)
     mean = sum(range(world_size)) / world_size
     assert results == [[1.0 - 3 * 0.5 * mean] * 7] * world_size
 

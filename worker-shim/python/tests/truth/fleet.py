@@ -1,21 +1,18 @@
 """Processes that run idioms. They are started once, and again after a run that failed."""
 
-import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import tempfile
 import time
 
+from forkserver import FORKS
+
 from .failure import of_process
 from .worker import Result, work
 
 # The timeout, in seconds, for ranks that may wait for a failed rank.
 GRACE_S = 5
-
-# Modules that are imported once, in the process from which the ranks are forked, if this torch has them. Otherwise torch 2
-# imports Dynamo in each process, in the first step of an optimizer, which takes seconds.
-PRELOADED = ["torch", "torch.distributed", "torch.distributed.nn.functional", "torch._dynamo", "phub.torch"]
 
 
 class Fleet:
@@ -75,15 +72,13 @@ class Fleet:
         return of_process(idiom, "Hang", f"rank {rank} did not end in time", text)
 
     def _start(self):
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         self._starts += 1
         store = os.path.join(self._folder.name, f"store-{self._starts}")
         for rank in range(self.world):
-            ours, theirs = context.Pipe()
+            ours, theirs = FORKS.Pipe()
             traces = f"{store}-{rank}"
             arguments = (rank, self.world, self._backend, store, self._hub, traces, theirs)
-            process = context.Process(target=work, args=arguments, daemon=True)
+            process = FORKS.Process(target=work, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
