@@ -195,7 +195,7 @@ impl Mapping {
     /// Makes huge pages if the machine has one node only. With several nodes, one huge page would hold chunks
     /// of cores on different nodes.
     pub fn collapse_on_one_node(&self) {
-        if one_node() {
+        if self.bytes() >= HUGE_PAGE && one_node() {
             self.collapse(&Ranges::default(), Access::Read);
         }
     }
@@ -292,6 +292,9 @@ impl Mapping {
     /// Asks the kernel for huge pages. They save TLB entries: with small pages, a chunk of 32 KiB takes 8
     /// entries for each worker.
     fn advise_huge_pages(&self) {
+        if self.bytes() < HUGE_PAGE {
+            return;
+        }
         // SAFETY: the range is this mapping's own, and the advice does not change contents. The kernel may
         // refuse.
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes.get(), Advice::LinuxHugepage) };
