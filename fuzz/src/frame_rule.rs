@@ -1,5 +1,6 @@
 //! The rule for frames on a TCP link: the spans that may come with each immediate. The first byte chooses the
-//! job and the end. Each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
+//! job and the end. Each 8 bytes after it are a frame of a chunk or of a hub's part of the gradient norm, or an
+//! immediate that this end posts without bytes.
 //!
 //! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec, a
 //! frame has the whole chunk at its span, or no bytes. Each notice allows one pull. Each chunk's first
@@ -10,57 +11,78 @@ use std::sync::{Arc, LazyLock};
 
 use fabric::{FrameRule, Imm, Span};
 use pbox_core::{
-    ChunkId, Content, Expected, Immediate, JobTerms, Key, Layout, LevelTerms, Members, Optimizer, Schedule,
-    Wire,
+    ChunkId, Content, Expected, Immediate, JobTerms, Key, Layout, LevelTerms, Members, Optimizer, Placement,
+    Round, Schedule, Share, Wire,
 };
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
 
-/// The jobs: a plain job, one with pulls, one with a codec, and one with hubs as members.
-/// Each has four chunks, of which the last two are a group.
-static JOBS: LazyLock<Vec<(Wire, LevelTerms)>> = LazyLock::new(|| {
+/// The jobs: a plain job, one with pulls, one with a codec, one with hubs as members, one with Slim-DP, and one
+/// of two hubs that clip by the norm of all gradients. Each has four chunks, of which the last two are a group.
+static JOBS: LazyLock<Vec<(Wire, JobTerms)>> = LazyLock::new(|| {
     let keys = vec![Key::f32("a", [35]), Key::f32("b", [2]), Key::f32("c", [1])];
     let layout = Arc::new(Layout::new(keys, 128).expect("a layout"));
-    let coded = |text: &str| LevelTerms {
-        compression: Some(text.parse().expect("a codec")),
-        ..LevelTerms::default()
+    let job = |level| JobTerms { level, ..JobTerms::new(2, Vec::new(), SGD) };
+    let coded = |text: &str| {
+        job(LevelTerms { compression: Some(text.parse().expect("a codec")), ..LevelTerms::default() })
     };
-    let levels = [
-        LevelTerms::default(),
-        LevelTerms { schedule: Schedule::KvStore, ..LevelTerms::default() },
+    let jobs = [
+        job(LevelTerms::default()),
+        job(LevelTerms { schedule: Schedule::KvStore, ..LevelTerms::default() }),
         coded("topk:0.25"),
-        LevelTerms { members: Members::Hubs, ..LevelTerms::default() },
+        job(LevelTerms { members: Members::Hubs, ..LevelTerms::default() }),
+        coded("slim:0.2:0.1:50:none:keys"),
+        JobTerms { clip_norm: Some(1.0), hubs: 2, ..job(LevelTerms::default()) },
     ];
-    let wire =
-        |level| Wire::new(Arc::clone(&layout), &JobTerms { level, ..JobTerms::new(2, Vec::new(), SGD) });
-    levels.into_iter().map(|level| (wire(level), level)).collect()
+    jobs.into_iter().map(|terms| (Wire::new(Arc::clone(&layout), &terms), terms)).collect()
 });
+
+/// Returns the placement of a job's chunks on its hubs, with a core each.
+fn placement(wire: &Wire, hubs: u32) -> Arc<Placement> {
+    let shares = (0..hubs).map(|hub| Share { hubs, hub, ..Share::WHOLE });
+    let placed = shares.map(|share| Placement::of_share(wire.layout(), Schedule::Sliced, share, 1));
+    Arc::new(Placement::over_hubs(&placed.collect::<Vec<_>>()))
+}
 
 /// Reads the frames.
 pub fn run(bytes: &[u8]) {
     let Some((choice, frames)) = bytes.split_first() else { return };
-    let (wire, level) = &JOBS[usize::from(*choice) % JOBS.len()];
+    let (wire, JobTerms { level, hubs, .. }) = &JOBS[usize::from(*choice) % JOBS.len()];
     let (at_hub, rank) = (choice & 0x80 == 0, u32::from(choice & 0x40 != 0));
     let window = if at_hub { wire.gradient_window_bytes() } else { wire.weights_window_bytes() };
-    let mut rule =
-        if at_hub { Expected::of_member(wire, rank) } else { Expected::of_hub(wire, level.schedule) };
+    let rule = if at_hub { Expected::of_member(wire, rank) } else { Expected::of_hub(wire, level.schedule) };
+    let (placement, core) = (placement(wire, *hubs), usize::from(*hubs > 1 && choice & 0x20 != 0));
+    let mut rule = rule.on_core(&placement, core);
+    let is_of_core = |chunk: ChunkId| {
+        let mut chunks = wire.group(chunk).unwrap_or(chunk.0..chunk.0 + 1);
+        chunks.all(|chunk| placement.owner(ChunkId(chunk)) == core)
+    };
     let (mut notices, mut ahead, mut left_out) = (HashMap::new(), HashMap::new(), HashSet::new());
     for frame in frames.chunks_exact(8) {
         let number = |at: usize| usize::from(u16::from_le_bytes([frame[at], frame[at + 1]]));
         // The numbers may be a little larger than those of existing chunks and rounds.
         let (chunk, round) = (u32::from(frame[4]) % 8, u32::from(frame[5]));
-        let imm = Imm(round << 24 | chunk);
+        let line = (frame[4] & 0x80 != 0).then_some(chunk as usize);
+        let imm = match line {
+            None => Imm(round << 24 | chunk),
+            Some(hub) => Immediate::line(hub, Round(round.into())).encode(),
+        };
         let Immediate { round_bits, content, .. } = Immediate::decode(imm);
-        let exists = chunk < 4 || wire.group(ChunkId(chunk)).is_some();
+        let exists = line.is_none() && (chunk < 4 || wire.group(ChunkId(chunk)).is_some());
         if frame[6] == 0 {
             rule.posted_empty(imm);
-            if content == Content::Gradient {
+            if content == Content::Gradient && line.is_none() {
                 notices.insert(chunk, round_bits);
             }
             continue;
         }
+        let of_line = line.map(|hub| match at_hub {
+            true => wire.gradient_line(hub, Round(round.into())),
+            false => wire.weights_line(hub, Round(round.into())),
+        });
         let span = match frame[6] {
             1 => Span { offset: 0, bytes: 0 },
+            2 if of_line.is_some() => of_line.expect("checked"),
             2 if exists && at_hub => wire.gradient_span(ChunkId(chunk)),
             2 if exists => wire.weights_span(ChunkId(chunk)),
             _ => Span { offset: number(0) % (window + 8), bytes: number(2) % (window + 8) },
@@ -73,6 +95,16 @@ pub fn run(bytes: &[u8]) {
                 false
             }
         };
+        if let Some(hub) = line {
+            // A hub sends its part over its own links, and members pass it on over the other hubs' links.
+            let may_come = wire.hubs().get(hub).is_some_and(|&first| is_of_core(first) != at_hub);
+            assert_eq!(
+                taken,
+                may_come && Some(span) == of_line,
+                "the part of hub {hub} over a link of hub {core}"
+            );
+            continue;
+        }
         if !taken {
             let right = match at_hub {
                 true => |wire: &Wire, chunk| wire.gradient_span(chunk),
@@ -85,7 +117,11 @@ pub fn run(bytes: &[u8]) {
                 Content::Ahead => at_hub && !level.members.are_hubs(),
             };
             assert!(
-                has_codec || !exists || !may_come || span != right(wire, ChunkId(chunk)),
+                has_codec
+                    || !exists
+                    || !is_of_core(ChunkId(chunk))
+                    || !may_come
+                    || span != right(wire, ChunkId(chunk)),
                 "the right frame is refused"
             );
             if span.bytes == 0 && at_hub && content == Content::Gradient {
@@ -101,6 +137,7 @@ pub fn run(bytes: &[u8]) {
         // The link itself checks whether an empty frame is beyond the window.
         let is_in_window = span.bytes == 0 || span.offset + span.bytes <= window;
         assert!(exists && is_in_window, "{span:?} of chunk {chunk}, in {window} bytes");
+        assert!(is_of_core(ChunkId(chunk)), "chunk {chunk}, which another core owns");
         if !at_hub {
             continue;
         }
