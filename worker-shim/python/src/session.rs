@@ -23,9 +23,8 @@ type KeyTuple = (String, Vec<u64>, String, f32, f32);
 /// as text.
 type PlanTuple = (String, Vec<(usize, usize)>, Option<f64>, Option<f64>, Option<f64>, u32, u32, String);
 
-/// The times: rounds; seconds in all, pushing, waiting, and asleep while waiting; bytes sent and received;
-/// the times as text.
-type TimesTuple = (u32, f64, f64, f64, f64, u64, u64, String);
+/// The times: rounds; seconds in all, pushing, and waiting; bytes sent and received; the times as text.
+type TimesTuple = (u32, f64, f64, f64, u64, u64, String);
 
 /// A worker's membership in a job.
 #[pyclass(frozen, module = "phub._phub")]
@@ -265,10 +264,10 @@ impl Session {
     #[getter]
     fn times(&self) -> TimesTuple {
         let times = self.background.times();
-        let [total, pushing, waiting, asleep] =
-            [times.total, times.pushing, times.waiting, times.asleep].map(|time| time.as_secs_f64());
+        let [total, pushing, waiting] =
+            [times.total, times.pushing, times.waiting].map(|time| time.as_secs_f64());
         let Traffic { sent, received } = times.traffic;
-        (times.rounds, total, pushing, waiting, asleep, sent, received, times.to_string())
+        (times.rounds, total, pushing, waiting, sent, received, times.to_string())
     }
 
     /// Returns the number of times that a lost hub returned, and the number of lost rounds.

@@ -80,7 +80,7 @@ def test_a_session_says_where_its_time_went(hub, caplog):
     # The two keys may be sent in one message, which includes the padding between them.
     apart, together = 3 * 4 * (120 + 7), 3 * 4 * (128 + 7)
     assert times.rounds == 3 and apart <= times.sent <= together and apart <= times.received <= together
-    assert times.waiting >= 0.15 and times.waiting > second.times.waiting and times.asleep == times.waiting
+    assert times.waiting >= 0.15 and times.waiting > second.times.waiting
     assert times.computing + times.pushing + times.waiting == pytest.approx(times.total)
     with caplog.at_level("INFO", "phub"):
         second.close()

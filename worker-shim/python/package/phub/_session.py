@@ -61,7 +61,6 @@ class Times:
         computing: the time outside of `push` and of calls that wait.
         pushing: the time in `push`.
         waiting: the time in calls that wait for the hub.
-        asleep: equal to `waiting`, because a waiting thread sleeps.
         sent, received: bytes of gradients and weights.
         summary: the text of `str()`.
     """
@@ -70,7 +69,6 @@ class Times:
     total: float
     pushing: float
     waiting: float
-    asleep: float
     sent: int
     received: int
     summary: str
