@@ -336,7 +336,7 @@ fn what_cannot_be_published_is_named() {
     std::fs::write(&names, r#"{"a": "b"}"#).unwrap();
     says(
         failure(&[&publish[..], &["--names", &names]].concat()),
-        &["keys \"a\" and \"b\" of job \"job\" would both have the name \"b\""],
+        &["job \"job\" would have two tensors with the name \"b\", of key \"a\" and of key \"b\""],
     );
     says(failure(&[&publish[..], &["--ema"]].concat()), &["keeps no averages of its weights"]);
     std::fs::write(&file, "").unwrap();

@@ -65,6 +65,11 @@ impl<'a> Whole<'a> {
             }
             end = elements.end;
         }
+        let all = self.shape.iter().try_fold(1usize, |all, &of| all.checked_mul(of)).unwrap_or(usize::MAX);
+        if end != all {
+            let (job, key) = (job.to_owned(), key.to_owned());
+            return Err(SourceError::Elements { job, key, from: end, values: 0, elements: end..all });
+        }
         Ok(match &self.pieces[..] {
             [(_, values)] => Cow::Borrowed(values),
             pieces => Cow::Owned(pieces.iter().map(|&(_, values)| values).collect::<Vec<_>>().concat()),
