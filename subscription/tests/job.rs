@@ -14,6 +14,7 @@ use subscription::{Precision, SourceSettings, Subscription, Version, Wanted};
 use worker_shim::{Session, SessionConfig};
 
 const RATE: f32 = 0.05;
+pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: RATE, weight_decay: 0.0 };
 
 /// The keys of the job, with their shapes.
 pub const SHAPES: [(&str, &[u64]); 3] = [("first", &[7, 11]), ("second", &[300]), ("third", &[])];
@@ -30,14 +31,16 @@ pub fn hub() -> Hub {
 
 /// Joins the job, whose weights before round 1 are all 1.
 pub fn worker(hub: &Hub) -> Session {
-    worker_with(&hub.address().to_string(), &SHAPES)
+    worker_with(SessionConfig::new(hub.address().to_string(), "job", 0, 1, keys(&SHAPES), SGD))
 }
 
-/// Joins a job with these keys at these hubs, whose weights before round 1 are all 1.
-pub fn worker_with(hubs: &str, shapes: &[(&str, &[u64])]) -> Session {
-    let keys = shapes.iter().map(|(name, shape)| Key::f32(*name, shape.to_vec()));
-    let sgd = Optimizer::Sgd { learning_rate: RATE, weight_decay: 0.0 };
-    let mut config = SessionConfig::new(hubs, "job", 0, 1, keys.collect(), sgd);
+/// Returns f32 keys of these names and shapes.
+pub fn keys(shapes: &[(&str, &[u64])]) -> Vec<Key> {
+    shapes.iter().map(|(name, shape)| Key::f32(*name, shape.to_vec())).collect()
+}
+
+/// Joins a job, whose weights before round 1 are all 1.
+pub fn worker_with(mut config: SessionConfig) -> Session {
     (config.idle, config.hub_wait) = (IdlePolicy::SHARED, Duration::ZERO);
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();

@@ -7,7 +7,9 @@ use fabric::conformance::Watchdog;
 use serde_json::{Value, json};
 use subscription::{Precision, SourceError, SourceSettings, SubscriptionError};
 
-use crate::job::{bytes, hub, newest, step, while_stepping, worker_with};
+use worker_shim::{Session, SessionConfig};
+
+use crate::job::{SGD, bytes, hub, keys, newest, step, while_stepping, worker_with};
 
 /// The keys of the job, with their shapes.
 const KEYS: [(&str, &[u64]); 9] = [
@@ -61,6 +63,13 @@ const TENSORS: [Expected<'_>; 13] = [
     ("norm", &[7], &[0..7]),
 ];
 
+/// Joins the job, in chunks so small that several hubs share a key.
+fn worker(hubs: &str) -> Session {
+    let mut config = SessionConfig::new(hubs, "job", 0, 1, keys(&KEYS), SGD);
+    config.set("chunk_bytes", "64").unwrap();
+    worker_with(config)
+}
+
 fn settings(hubs: &str, names: &Value) -> SourceSettings {
     let names = serde_json::from_value(names.clone()).unwrap();
     SourceSettings { precision: Precision::Bf16, names, ..SourceSettings::new(hubs, "job") }
@@ -72,7 +81,7 @@ fn cut_and_joined_tensors_have_the_bits_of_their_keys_from_one_hub_and_from_two(
     let hubs = [hub(), hub()];
     let [one, other] = hubs.each_ref().map(|hub| hub.address().to_string());
     for hubs in [one.clone(), format!("{one},{other}")] {
-        let mut session = worker_with(&hubs, &KEYS);
+        let mut session = worker(&hubs);
         step(&mut session);
         let versions = newest(settings(&hubs, &mapping()));
         while_stepping(&mut session, || {
@@ -102,7 +111,7 @@ fn a_mapping_that_does_not_fit_is_named_by_key_and_tensor() {
     let _watchdog = Watchdog::start();
     let hub = hub();
     let address = hub.address().to_string();
-    let mut session = worker_with(&address, &KEYS);
+    let mut session = worker(&address);
     step(&mut session);
     let part = |name: &str, rows: u32| json!({"name": name, "shape": [rows, 4]});
     let split = |parts: &[Value]| json!({"in_proj": {"split": parts}});
