@@ -107,17 +107,30 @@ pub enum SourceError {
     )]
     TwoEntries { job: String, key: String, first: String, second: String },
 
-    #[error("key {key:?} {of_key:?} of job {job:?} and tensor {name:?} {shape:?}: {why}")]
-    Misfit { job: String, key: String, of_key: Vec<usize>, name: String, shape: Vec<usize>, why: Misfit },
+    #[error(transparent)]
+    Misfit(Box<Misfit>),
 
     #[error("key {key:?} of job {job:?}: {error}")]
     Tensor { job: String, key: String, error: NotWeights },
 }
 
-/// The reason why a part does not fit: a tensor into its key, or a key into its tensor.
+/// An error: a part does not fit. The part is a tensor of a key, or a key of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("key {key:?} {of_key:?} of job {job:?} and tensor {name:?} {shape:?}: {why}")]
+#[allow(missing_docs)] // the message prints the fields
+pub struct Misfit {
+    pub job: String,
+    pub key: String,
+    pub of_key: Vec<usize>,
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub why: Unfit,
+}
+
+/// The reason why a part does not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message
-pub enum Misfit {
+pub enum Unfit {
     #[error("expected a part of shape [{expected}]; only the first dimension can be cut or joined")]
     Dimensions { expected: String },
 

@@ -35,7 +35,7 @@ mod whole;
 
 pub use authority::Credential;
 pub use each_rounds::EachRounds;
-pub use error::{Misfit, NoWeights, SourceError, SubscriptionError};
+pub use error::{Misfit, NoWeights, SourceError, SubscriptionError, Unfit};
 pub use names::{Names, NamesError};
 pub use source::{Fetched, HUB_WAIT, Source, SourceSettings};
 pub use subscription::{Subscription, Version, Wanted};

@@ -29,12 +29,12 @@ pub struct Names(pub(crate) BTreeMap<String, Entry>);
 pub(crate) enum Entry {
     Whole(Tensor),
     /// The tensors that have the key's values, one tensor after another. At least one.
-    Split(Vec<Part>),
+    Split(Vec<Shaped>),
     /// The keys whose values the tensor has, one key after another. At least one. The entry's place in the mapping has the tensor's
     /// name.
     Join {
         keys: Vec<String>,
-        tensor: Part,
+        tensor: Shaped,
     },
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Tensor {
 
 /// A tensor of known shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Shaped {
     pub name: String,
     pub shape: Vec<usize>,
     /// The tensor's element type. `None` for the type of all tensors.
@@ -61,7 +61,8 @@ pub(crate) struct Part {
 #[allow(missing_docs)] // each variant is its message
 pub enum NamesError {
     #[error(
-        "key {key:?}: {seen} describes no tensor; expected the tensor's name, or an object such as {{\"name\": \"NAME\", \"dtype\": \"f32\"}}"
+        "key {key:?}: {seen} describes no tensor; expected the tensor's name, or an object such as {{\"name\": \"NAME\", \"dtype\": \
+         \"f32\"}}, or an object with \"split\" or \"join\""
     )]
     Line { key: String, seen: String },
 
@@ -93,12 +94,12 @@ pub enum NamesError {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SplitLine {
-    split: Vec<PartLine>,
+    split: Vec<ShapedLine>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PartLine {
+struct ShapedLine {
     name: String,
     shape: Vec<u64>,
     dtype: Option<Value>,
@@ -127,7 +128,9 @@ impl<'de> Visitor<'de> for Lines {
     type Value = Names;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("an object with an entry for each key that gets another name or type")
+        formatter.write_str(
+            "an object with an entry for each key that gets another name or type, is cut, or is joined",
+        )
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut lines: A) -> Result<Names, A::Error> {
@@ -149,7 +152,7 @@ fn entry(key: &str, line: Value) -> Result<Entry, NamesError> {
         if split.is_empty() {
             return Err(NamesError::Split { key: own(), error: "no tensor".to_owned() });
         }
-        return split.into_iter().map(|line| part(key, line)).collect::<Result<_, _>>().map(Entry::Split);
+        return split.into_iter().map(|line| shaped(key, line)).collect::<Result<_, _>>().map(Entry::Split);
     }
     if line.get("join").is_some() {
         let line = read(line).map_err(|error| NamesError::Join { name: own(), error })?;
@@ -157,7 +160,7 @@ fn entry(key: &str, line: Value) -> Result<Entry, NamesError> {
         let Some(first) = keys.first() else {
             return Err(NamesError::Join { name: own(), error: "no key".to_owned() });
         };
-        let tensor = part(first, PartLine { name: own(), shape, dtype })?;
+        let tensor = shaped(first, ShapedLine { name: own(), shape, dtype })?;
         return Ok(Entry::Join { keys, tensor });
     }
     tensor(key, &line).map(Entry::Whole)
@@ -167,8 +170,8 @@ fn read<T: DeserializeOwned>(line: Value) -> Result<T, String> {
     serde_json::from_value(line).map_err(|error| error.to_string())
 }
 
-fn part(key: &str, line: PartLine) -> Result<Part, NamesError> {
-    let PartLine { name, shape, dtype } = line;
+fn shaped(key: &str, line: ShapedLine) -> Result<Shaped, NamesError> {
+    let ShapedLine { name, shape, dtype } = line;
     if name.is_empty() {
         return Err(NamesError::Empty { key: key.to_owned() });
     }
@@ -177,7 +180,7 @@ fn part(key: &str, line: PartLine) -> Result<Part, NamesError> {
         return Err(NamesError::Shape { key: key.to_owned(), name, seen: shape });
     }
     let precision = dtype.map(|dtype| precision(key, &name, &dtype)).transpose()?;
-    Ok(Part { name, shape: shape.into_iter().map(|of| of as usize).collect(), precision })
+    Ok(Shaped { name, shape: shape.into_iter().map(|of| of as usize).collect(), precision })
 }
 
 fn tensor(key: &str, line: &Value) -> Result<Tensor, NamesError> {

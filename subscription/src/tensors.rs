@@ -7,15 +7,15 @@ use std::collections::BTreeMap;
 
 use versions::{Precision, Weights};
 
-use crate::error::{Misfit, SourceError};
-use crate::names::{Entry, Names, Part};
+use crate::error::{Misfit, SourceError, Unfit};
+use crate::names::{Entry, Names, Shaped};
 use crate::whole::Whole;
 
 /// Keys, and the tensors with the same values in the same order: a key and its tensors, or a tensor and its keys.
 #[derive(Debug)]
 struct Group<'a> {
     keys: Vec<(&'a str, Whole<'a>)>,
-    tensors: Vec<Part>,
+    tensors: Vec<Shaped>,
 }
 
 /// Returns the tensors of a job's keys. A tensor without a type in `names` has the type `of_all`.
@@ -30,7 +30,7 @@ pub(crate) fn tensors<'a>(
 ) -> Result<Weights, SourceError> {
     let mut groups = take_entries(job, names, &mut keys)?;
     groups.extend(keys.into_iter().map(|(key, whole)| {
-        let tensor = Part { name: key.to_owned(), shape: whole.shape.clone(), precision: None };
+        let tensor = Shaped { name: key.to_owned(), shape: whole.shape.clone(), precision: None };
         Group { keys: vec![(key, whole)], tensors: vec![tensor] }
     }));
     check_names(job, &groups)?;
@@ -41,7 +41,7 @@ pub(crate) fn tensors<'a>(
         let mut values = values.collect::<Result<Vec<_>, _>>()?;
         let values = if values.len() == 1 { values.remove(0) } else { values.concat().into() };
         let mut rest = &values[..];
-        for Part { name, shape, precision } in tensors {
+        for Shaped { name, shape, precision } in tensors {
             let (of_tensor, after) = rest.split_at(elements(&shape));
             rest = after;
             let added = weights.add(&name, shape, of_tensor, precision.unwrap_or(of_all));
@@ -73,7 +73,7 @@ fn take_entries<'a>(
             Entry::Whole(tensor) => {
                 let key = take(of)?;
                 let (shape, precision) = (key.1.shape.clone(), tensor.precision);
-                Group { keys: vec![key], tensors: vec![Part { name: name.into(), shape, precision }] }
+                Group { keys: vec![key], tensors: vec![Shaped { name: name.into(), shape, precision }] }
             }
             Entry::Split(parts) => {
                 let key = take(of)?;
@@ -97,7 +97,7 @@ fn check_names(job: &str, groups: &[Group<'_>]) -> Result<(), SourceError> {
     let mut key_of: BTreeMap<&str, &str> = BTreeMap::new();
     for Group { keys, tensors } in groups {
         let second = keys.first().map_or("", |(key, _)| key);
-        for Part { name, .. } in tensors {
+        for Shaped { name, .. } in tensors {
             if let Some(first) = key_of.insert(name, second) {
                 let (job, first, second, name) = (job.into(), first.into(), second.into(), name.clone());
                 return Err(SourceError::OneName { job, first, second, name });
@@ -107,12 +107,12 @@ fn check_names(job: &str, groups: &[Group<'_>]) -> Result<(), SourceError> {
     Ok(())
 }
 
-/// Checks that pieces of these shapes, one after another, are the whole: rows of the whole, or of each of its first elements, as an
-/// expert's rows are.
+/// Checks that pieces of these shapes, one after another, are the whole. A piece has rows of the whole, or of one element of its
+/// first dimensions, as an expert is.
 ///
 /// # Errors
 /// Returns the number of the piece that does not fit, and the reason.
-fn fit(whole: &[usize], pieces: &[&[usize]]) -> Result<(), (usize, Misfit)> {
+fn fit(whole: &[usize], pieces: &[&[usize]]) -> Result<(), (usize, Unfit)> {
     let dimensions = pieces.first().map_or(0, |piece| piece.len()).min(whole.len());
     let inner = &whole[whole.len() - dimensions..];
     let last = inner.get(1..).unwrap_or_default();
@@ -123,23 +123,24 @@ fn fit(whole: &[usize], pieces: &[&[usize]]) -> Result<(), (usize, Misfit)> {
         if piece.len() != inner.len() || piece.get(1..).unwrap_or_default() != last {
             let first = inner.first().map(|_| "N".to_owned());
             let expected: Vec<_> = first.into_iter().chain(last.iter().map(usize::to_string)).collect();
-            return Err((at, Misfit::Dimensions { expected: expected.join(", ") }));
+            return Err((at, Unfit::Dimensions { expected: expected.join(", ") }));
         }
         let room = (room_each - end % room_each).min(all - end);
         if elements(piece) > room {
-            return Err((at, Misfit::Room { rows: elements(piece) / row, room: room / row }));
+            return Err((at, Unfit::Room { rows: elements(piece) / row, room: room / row }));
         }
         end += elements(piece);
     }
     match all - end {
         0 => Ok(()),
-        missing => Err((pieces.len() - 1, Misfit::Missing { rows: missing / row })),
+        missing => Err((pieces.len() - 1, Unfit::Missing { rows: missing / row })),
     }
 }
 
-fn misfit(job: &str, (key, whole): &(&str, Whole<'_>), tensor: &Part, why: Misfit) -> SourceError {
+fn misfit(job: &str, (key, whole): &(&str, Whole<'_>), tensor: &Shaped, why: Unfit) -> SourceError {
     let (job, key, of_key) = (job.into(), (*key).to_owned(), whole.shape.clone());
-    SourceError::Misfit { job, key, of_key, name: tensor.name.clone(), shape: tensor.shape.clone(), why }
+    let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+    SourceError::Misfit(Box::new(Misfit { job, key, of_key, name, shape, why }))
 }
 
 /// Returns the number of elements of a shape.
@@ -151,9 +152,12 @@ fn elements(shape: &[usize]) -> usize {
 mod tests {
     use super::*;
 
+    /// The shapes of the whole and of its pieces.
+    type Shapes<'a> = (&'a [usize], &'a [&'a [usize]]);
+
     #[test]
     fn pieces_are_rows_of_the_whole_or_of_each_expert() {
-        let fits: [(&[usize], &[&[usize]]); 9] = [
+        let fits: [Shapes<'_>; 9] = [
             (&[12, 4], &[&[8, 4], &[2, 4], &[2, 4]]),
             (&[12], &[&[8], &[4]]),
             (&[3, 4, 5], &[&[4, 5], &[4, 5], &[4, 5]]),
@@ -171,25 +175,25 @@ mod tests {
 
     #[test]
     fn pieces_that_do_not_fit_are_named_with_the_reason() {
-        let shape = |expected: &str| Misfit::Dimensions { expected: expected.to_owned() };
-        let misfits: [(&[usize], &[&[usize]], usize, Misfit); 13] = [
-            (&[12, 4], &[&[8, 4], &[2, 3], &[2, 4]], 1, shape("N, 4")),
+        let shape = |expected: &str| Unfit::Dimensions { expected: expected.to_owned() };
+        let misfits: [(Shapes<'_>, usize, Unfit); 13] = [
+            ((&[12, 4], &[&[8, 4], &[2, 3], &[2, 4]]), 1, shape("N, 4")),
             // The second dimension is cut.
-            (&[4, 12], &[&[4, 8], &[4, 4]], 0, shape("N, 12")),
-            (&[3, 8, 5], &[&[3, 4, 5], &[3, 4, 5]], 0, shape("N, 8, 5")),
-            (&[3, 4, 5], &[&[1, 4, 5], &[4, 5], &[4, 5]], 1, shape("N, 4, 5")),
-            (&[4], &[&[1, 4]], 0, shape("N")),
-            (&[], &[&[1]], 0, shape("")),
-            (&[2], &[&[], &[1]], 1, shape("")),
-            (&[12, 4], &[&[8, 4], &[2, 4], &[3, 4]], 2, Misfit::Room { rows: 3, room: 2 }),
-            (&[12, 4], &[&[12, 4], &[1, 4]], 1, Misfit::Room { rows: 1, room: 0 }),
+            ((&[4, 12], &[&[4, 8], &[4, 4]]), 0, shape("N, 12")),
+            ((&[3, 8, 5], &[&[3, 4, 5], &[3, 4, 5]]), 0, shape("N, 8, 5")),
+            ((&[3, 4, 5], &[&[1, 4, 5], &[4, 5], &[4, 5]]), 1, shape("N, 4, 5")),
+            ((&[4], &[&[1, 4]]), 0, shape("N")),
+            ((&[], &[&[1]]), 0, shape("")),
+            ((&[2], &[&[], &[1]]), 1, shape("")),
+            ((&[12, 4], &[&[8, 4], &[2, 4], &[3, 4]]), 2, Unfit::Room { rows: 3, room: 2 }),
+            ((&[12, 4], &[&[12, 4], &[1, 4]]), 1, Unfit::Room { rows: 1, room: 0 }),
             // The second piece would have rows of two experts.
-            (&[2, 4, 5], &[&[3, 5], &[3, 5], &[2, 5]], 1, Misfit::Room { rows: 3, room: 1 }),
-            (&[12, 4], &[&[8, 4], &[2, 4]], 1, Misfit::Missing { rows: 2 }),
-            (&[3, 4, 5], &[&[4, 5], &[4, 5]], 1, Misfit::Missing { rows: 4 }),
-            (&[0, 4], &[&[1, 4]], 0, Misfit::Room { rows: 1, room: 0 }),
+            ((&[2, 4, 5], &[&[3, 5], &[3, 5], &[2, 5]]), 1, Unfit::Room { rows: 3, room: 1 }),
+            ((&[12, 4], &[&[8, 4], &[2, 4]]), 1, Unfit::Missing { rows: 2 }),
+            ((&[3, 4, 5], &[&[4, 5], &[4, 5]]), 1, Unfit::Missing { rows: 4 }),
+            ((&[0, 4], &[&[1, 4]]), 0, Unfit::Room { rows: 1, room: 0 }),
         ];
-        for (whole, pieces, at, why) in misfits {
+        for ((whole, pieces), at, why) in misfits {
             assert_eq!(fit(whole, pieces), Err((at, why)), "{whole:?} of {pieces:?}");
         }
     }

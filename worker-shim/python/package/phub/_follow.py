@@ -175,9 +175,8 @@ def subscribe(
         ema: whether to follow the averages of the weights, in a job with `ema`. Not with a directory.
         names: names of tensors in the version, by the job's keys: {"the job's key": "the name in the version"}. A tensor has its
             own type with {"the job's key": {"name": "the name in the version", "dtype": "f32"}}. A key is cut along its first
-            dimension with {"the job's key": {"split": [{"name": "a name", "shape": [2, 3]}, ...]}}. Keys are joined with {"the
-            name in the version": {"join": ["a key", ...], "shape": [4, 3]}}. Default: the job's keys. Not with a directory, whose
-            versions have names.
+            dimension with {"key": {"split": [{"name": "tensor", "shape": [2, 3]}, ...]}}. Keys are joined with {"tensor":
+            {"join": ["key", ...], "shape": [4, 3]}}. Default: the job's keys. Not with a directory, whose versions have names.
         token: a secret, or a token that allows to read the job. Default: from the environment or this user's file.
         hub_wait: the longest time to wait for a hub that is away, or for its job after the hub has returned, in seconds.
 
