@@ -172,6 +172,63 @@ fn deltas_of_changed_bytes_and_types_of_single_tensors_are_read_back() {
 }
 
 #[test]
+fn cut_and_joined_tensors_are_published_as_deltas_and_read_back() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let [to, names, file] = ["versions", "names.json", "weights.safetensors"]
+        .map(|name| dir.path().join(name).to_str().unwrap().to_owned());
+    let hub = serve(dir.path());
+    let keys = vec![Key::f32("qkv", [12, 4]), Key::f32("gate", [3, 4]), Key::f32("up", [3, 4])];
+    let mut config = SessionConfig::new(&hub.address, "job", 0, 1, keys, SGD);
+    (config.idle, config.hub_wait) = (IdlePolicy::SHARED, Duration::ZERO);
+    let mut session = Session::join(config).unwrap();
+    let fill = |weights: &mut [f32]| weights.iter_mut().zip(0u8..).for_each(|(to, at)| *to = at.into());
+    session.broadcast_weights(|_, weights| fill(weights)).unwrap();
+    let publish = ["publish", "job", &hub.address, "--to", &to, "--once", "--names", &names];
+    // A mapping that does not fit leaves no version.
+    let mapping = |rows: u32| {
+        format!(
+            r#"{{"qkv": {{"split": [{{"name": "q", "shape": [8, 4]}}, {{"name": "k", "shape": [2, 4]}},
+            {{"name": "v", "shape": [{rows}, 4]}}]}}, "gate_up": {{"join": ["gate", "up"], "shape": [2, 3, 4]}}}}"#
+        )
+    };
+    std::fs::write(&names, mapping(3)).unwrap();
+    steps(&mut session, 1);
+    says(
+        failure(&publish),
+        &["key \"qkv\" [12, 4] of job \"job\" and tensor \"v\" [3, 4]: the part has 3 rows", "room for 2"],
+    );
+    assert_eq!(std::fs::read_dir(&to).unwrap().count(), 1, "the lock alone: nothing was published");
+    std::fs::write(&names, mapping(2)).unwrap();
+    says(output(&publish), &["version 000001, whole, before round 2", "4 of 4 tensors"]);
+    steps(&mut session, 2);
+    says(output(&publish), &["version 000002, delta, before round 4", "4 of 4 tensors"]);
+    output(&["versions", "export", &to, "--to", &file]);
+    let check = |file: &str| {
+        let bytes = std::fs::read(file).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(tensors.len(), 4);
+        // Three steps have taken 1.5 from each element's place in its key.
+        let gate_up: Vec<u8> = (0..12).chain(0..12).collect();
+        for (name, shape, places) in [
+            ("q", &[8, 4][..], (0..32).collect()),
+            ("k", &[2, 4], (32..40).collect()),
+            ("v", &[2, 4], (40..48).collect()),
+            ("gate_up", &[2, 3, 4], gate_up),
+        ] {
+            let tensor = tensors.tensor(name).unwrap();
+            assert_eq!((tensor.dtype(), tensor.shape()), (safetensors::Dtype::F32, shape));
+            let expected = places.into_iter().flat_map(|at: u8| (f32::from(at) - 1.5).to_le_bytes());
+            assert!(tensor.data() == expected.collect::<Vec<_>>(), "{name}");
+        }
+    };
+    check(&file);
+    std::fs::remove_file(&file).unwrap();
+    output(&["pull", "job", &hub.address, "--to", &file, "--names", &names]);
+    check(&file);
+}
+
+#[test]
 fn a_publisher_waits_for_its_job_follows_it_and_ends_with_it() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
@@ -336,7 +393,7 @@ fn what_cannot_be_published_is_named() {
     std::fs::write(&names, r#"{"a": "b"}"#).unwrap();
     says(
         failure(&[&publish[..], &["--names", &names]].concat()),
-        &["keys \"a\" and \"b\" of job \"job\" would both have the name \"b\""],
+        &["job \"job\" would have two tensors with the name \"b\", of key \"a\" and of key \"b\""],
     );
     says(failure(&[&publish[..], &["--ema"]].concat()), &["keeps no averages of its weights"]);
     std::fs::write(&file, "").unwrap();

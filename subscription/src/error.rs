@@ -94,16 +94,55 @@ pub enum SourceError {
     Round { hub: String, job: String, seen: u32, expected: u32 },
 
     #[error(
-        "keys {first:?} and {second:?} of job {job:?} would both have the name {name:?}; give each of them another name in the \
-         mapping of names"
+        "job {job:?} would have two tensors with the name {name:?}, of key {first:?} and of key {second:?}; give each of them another \
+         name in the mapping of names"
     )]
     OneName { job: String, first: String, second: String, name: String },
 
     #[error("job {job:?} has no key {key:?}, which the mapping of names calls {name:?}")]
     NoKey { job: String, key: String, name: String },
 
+    #[error(
+        "key {key:?} of job {job:?} is in two entries of the mapping of names, for tensors {first:?} and {second:?}; expected one"
+    )]
+    TwoEntries { job: String, key: String, first: String, second: String },
+
+    #[error(transparent)]
+    Misfit(Box<Misfit>),
+
     #[error("key {key:?} of job {job:?}: {error}")]
     Tensor { job: String, key: String, error: NotWeights },
+}
+
+/// An error: a part does not fit. The part is a tensor of a key, or a key of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("key {key:?} {of_key:?} of job {job:?} and tensor {name:?} {shape:?}: {why}")]
+#[allow(missing_docs)] // the message prints the fields
+pub struct Misfit {
+    pub job: String,
+    pub key: String,
+    pub of_key: Vec<usize>,
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub why: Unfit,
+}
+
+/// The reason why a part does not fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // each variant is its message
+pub enum Unfit {
+    #[error("expected a part of shape [{expected}]; only the first dimension can be cut or joined")]
+    Dimensions { expected: String },
+
+    #[error(
+        "the part has {rows} rows, and the parts before leave room for {room}; correct the shapes or their order"
+    )]
+    Room { rows: usize, room: usize },
+
+    #[error(
+        "the parts end here, and {rows} rows are in no part; add the missing parts, or correct the shapes"
+    )]
+    Missing { rows: usize },
 }
 
 /// The reason why a subscription has no next version.

@@ -12,6 +12,7 @@
 //! | `way.rs` | one try to get the next version |
 //! | `source.rs` | a job's weights at its hubs, in a type and under names |
 //! | `names.rs` | a mapping from keys to names and types of tensors |
+//! | `tensors.rs` | the tensors of the keys: renamed, cut and joined |
 //! | `hubs.rs` | one round of all hubs of a job |
 //! | `whole.rs` | whole keys from the parts of several hubs |
 //! | `each_rounds.rs` | the wanted rounds, if each k-th round is wanted |
@@ -28,13 +29,14 @@ mod hubs;
 mod names;
 mod source;
 mod subscription;
+mod tensors;
 mod way;
 mod whole;
 
 pub use authority::Credential;
 pub use each_rounds::EachRounds;
-pub use error::{NoWeights, SourceError, SubscriptionError};
-pub use names::{Names, NamesError, Tensor};
+pub use error::{Misfit, NoWeights, SourceError, SubscriptionError, Unfit};
+pub use names::{Names, NamesError};
 pub use source::{Fetched, HUB_WAIT, Source, SourceSettings};
 pub use subscription::{Subscription, Version, Wanted};
 pub use versions::{NoPrecision, Origin, Precision, VersionError, VersionId, Weights};

@@ -1,6 +1,5 @@
 //! The source of weights: a job at its hubs.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use authority::Credential;
@@ -14,6 +13,7 @@ use crate::each_rounds::EachRounds;
 use crate::error::{NoWeights, SourceError};
 use crate::hubs::{Ask, Hubs};
 use crate::names::Names;
+use crate::tensors::tensors;
 use crate::whole::whole_keys;
 
 /// The default of the time that a reader waits for a hub that is away.
@@ -32,7 +32,7 @@ pub struct SourceSettings {
     pub precision: Precision,
     /// Whether the averages of the weights are wanted, which a job with `ema` keeps.
     pub averages: bool,
-    /// The keys that get another name or another element type.
+    /// The keys that get another name or another element type, or that are cut or joined.
     pub names: Names,
     /// The time limit of the wait for a hub that is away. After this time the reader gets [`NoWeights::Lost`].
     pub hub_wait: Duration,
@@ -159,30 +159,8 @@ impl Source {
     }
 
     fn weights(&self, parts: &[Decoded]) -> Result<Weights, SourceError> {
-        let job = &self.ask.job;
-        let mut weights = Weights::default();
-        let mut unused: Vec<&String> = self.names.0.keys().collect();
-        let mut key_of: BTreeMap<&str, &str> = BTreeMap::new();
-        for (key, whole) in whole_keys(parts, self.ask.only)? {
-            unused.retain(|name| *name != key);
-            let (name, precision) = self.names.of(key, self.precision);
-            let (of_job, second) = (job.clone(), key.to_owned());
-            if let Some(first) = key_of.insert(name, key) {
-                let (first, name) = (first.to_owned(), name.to_owned());
-                return Err(SourceError::OneName { job: of_job, first, second, name });
-            }
-            let shape = whole.shape.clone();
-            let values = whole.values(job, key)?;
-            let added = weights.add(name, shape, &values, precision);
-            added.map_err(|error| SourceError::Tensor { job: of_job, key: second, error })?;
-        }
-        match unused.first() {
-            Some(&key) => {
-                let (name, _) = self.names.of(key, self.precision);
-                Err(SourceError::NoKey { job: job.clone(), key: key.clone(), name: name.to_owned() })
-            }
-            None => Ok(weights),
-        }
+        let keys = whole_keys(parts, self.ask.only)?;
+        tensors(&self.ask.job, &self.names, keys, self.precision)
     }
 }
 

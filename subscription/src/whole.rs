@@ -65,9 +65,38 @@ impl<'a> Whole<'a> {
             }
             end = elements.end;
         }
+        let all = self.shape.iter().try_fold(1usize, |all, &of| all.checked_mul(of)).unwrap_or(usize::MAX);
+        if end != all {
+            let (job, key) = (job.to_owned(), key.to_owned());
+            return Err(SourceError::Elements { job, key, from: end, values: 0, elements: end..all });
+        }
         Ok(match &self.pieces[..] {
             [(_, values)] => Cow::Borrowed(values),
             pieces => Cow::Owned(pieces.iter().map(|&(_, values)| values).collect::<Vec<_>>().concat()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_all_elements_of_its_shape() {
+        let whole = |shape: &[usize], pieces: &[(Range<usize>, &'static [f32])]| {
+            Whole { shape: shape.to_vec(), pieces: pieces.to_vec() }.values("job", "a").map(Cow::into_owned)
+        };
+        assert_eq!(whole(&[2, 2], &[(2..4, &[3., 4.]), (0..2, &[1., 2.])]).unwrap(), [1., 2., 3., 4.]);
+        assert_eq!(whole(&[], &[(0..1, &[1.])]).unwrap(), [1.]);
+        for (shape, pieces) in [
+            (&[2, 2][..], &[(0..2, &[1., 2.][..])][..]),
+            (&[2], &[(0..2, &[1., 2.]), (2..3, &[3.])]),
+            (&[2], &[(1..2, &[2.])]),
+            (&[2], &[(0..2, &[1., 2.]), (1..2, &[2.])]),
+            (&[usize::MAX, 2], &[(0..2, &[1., 2.])]),
+        ] {
+            let why = whole(shape, pieces).unwrap_err();
+            assert!(matches!(why, SourceError::Elements { .. }), "{why}");
+        }
     }
 }

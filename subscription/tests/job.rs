@@ -1,6 +1,7 @@
 //! A job of one worker at a hub, and an oracle that has the bits of each round.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use subscription::{Precision, SourceSettings, Subscription, Version, Wanted};
 use worker_shim::{Session, SessionConfig};
 
 const RATE: f32 = 0.05;
+pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: RATE, weight_decay: 0.0 };
 
 /// The keys of the job, with their shapes.
 pub const SHAPES: [(&str, &[u64]); 3] = [("first", &[7, 11]), ("second", &[300]), ("third", &[])];
@@ -29,9 +31,16 @@ pub fn hub() -> Hub {
 
 /// Joins the job, whose weights before round 1 are all 1.
 pub fn worker(hub: &Hub) -> Session {
-    let keys = SHAPES.map(|(name, shape)| Key::f32(name, shape.to_vec()));
-    let sgd = Optimizer::Sgd { learning_rate: RATE, weight_decay: 0.0 };
-    let mut config = SessionConfig::new(hub.address().to_string(), "job", 0, 1, keys.to_vec(), sgd);
+    worker_with(SessionConfig::new(hub.address().to_string(), "job", 0, 1, keys(&SHAPES), SGD))
+}
+
+/// Returns f32 keys of these names and shapes.
+pub fn keys(shapes: &[(&str, &[u64])]) -> Vec<Key> {
+    shapes.iter().map(|(name, shape)| Key::f32(*name, shape.to_vec())).collect()
+}
+
+/// Joins a job, whose weights before round 1 are all 1.
+pub fn worker_with(mut config: SessionConfig) -> Session {
     (config.idle, config.hub_wait) = (IdlePolicy::SHARED, Duration::ZERO);
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
@@ -83,17 +92,22 @@ pub fn check(version: &Version, tensors: [(&str, Precision); 3]) {
     for ((_, shape), (name, precision)) in SHAPES.into_iter().zip(tensors) {
         let (seen, of) = weights.form(name).unwrap();
         assert_eq!((seen, of.iter().map(|&of| of as u64).collect()), (precision, shape.to_vec()));
-        let expected = (0..shape.iter().product::<u64>() as usize).flat_map(|element| {
-            let weight = weight(version.origin.round, element);
-            match precision {
-                Precision::F32 => weight.to_le_bytes().to_vec(),
-                Precision::Bf16 => bf16::from_f32(weight).to_le_bytes().to_vec(),
-                Precision::F16 => f16::from_f32(weight).to_le_bytes().to_vec(),
-            }
-        });
-        let expected: Vec<u8> = expected.collect();
+        let expected = bytes(0..shape.iter().product::<u64>() as usize, version.origin.round, precision);
         assert!(weights.get(name).unwrap() == expected, "{name} before round {}", version.origin.round);
     }
+}
+
+/// Returns the bytes of a key's elements before a round.
+pub fn bytes(elements: Range<usize>, round: u32, precision: Precision) -> Vec<u8> {
+    let bytes = elements.flat_map(|element| {
+        let weight = weight(round, element);
+        match precision {
+            Precision::F32 => weight.to_le_bytes().to_vec(),
+            Precision::Bf16 => bf16::from_f32(weight).to_le_bytes().to_vec(),
+            Precision::F16 => f16::from_f32(weight).to_le_bytes().to_vec(),
+        }
+    });
+    bytes.collect()
 }
 
 pub fn settings(hub: &Hub) -> SourceSettings {

@@ -2,4 +2,5 @@
 
 mod directories;
 mod job;
+mod parts;
 mod readers;

@@ -118,7 +118,7 @@ fn what_cannot_be_read_is_named() {
         (
             "first",
             "second",
-            "keys \"first\" and \"second\" of job \"job\" would both have the name \"second\"",
+            "job \"job\" would have two tensors with the name \"second\", of key \"first\" and of key \"second\"",
         ),
     ] {
         let names = Names::default().with(key, name, None);

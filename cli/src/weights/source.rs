@@ -31,7 +31,8 @@ pub struct SourceArgs {
     #[arg(long)]
     ema: bool,
 
-    /// A JSON object of names: {"the job's key": "the written name", ...}. Other keys keep their names.
+    /// A JSON object of names: {"the job's key": "the written name", ...}. Other keys keep their names. An entry may also set a
+    /// type, or cut a key into tensors or join keys into a tensor: docs/engines.md.
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
 }

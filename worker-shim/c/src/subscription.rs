@@ -159,7 +159,8 @@ unsafe fn subscribe(
 ///
 /// - "dtype": f32, bf16 or f16, each weight rounded to the nearest number. "ema": true for the averages of the weights.
 /// - "names": other names for keys, {"the job's key": "the name of the tensor"}. A name may have its own type, {"the job's key":
-///   {"name": "the name of the tensor", "dtype": "f32"}}.
+///   {"name": "the name of the tensor", "dtype": "f32"}}. A key may be cut along its first dimension, {"key": {"split": [{"name":
+///   "tensor", "shape": [2, 3]}, ...]}}. Keys may be joined, {"tensor": {"join": ["key", ...], "shape": [4, 3]}}.
 /// - "every": the shortest time from one version to the next, in seconds; 10 by default. Or "each": only the weights before each
 ///   round that is a multiple of this number.
 /// - "timeout": the longest wait for one version after the time of "every", in seconds; there is no limit by default.

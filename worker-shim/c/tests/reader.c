@@ -250,6 +250,28 @@ static void wrong_calls(const char *hub) {
     s = subscribed(hub, "{\"names\": {\"none\": \"x\"}}");
     EXPECT(phub_next_version(s, &version), INVALID, "no key \"none\", which the mapping of names calls \"x\"");
     phub_subscription_close(s);
+    s = subscribed(hub, "{\"names\": {\"b\": {\"split\": [{\"name\": \"c\", \"shape\": [200, 1]}]}}}");
+    EXPECT(phub_next_version(s, &version), INVALID, "tensor \"c\" [200, 1]: the parts end here, and 300 rows are in no part");
+    phub_subscription_close(s);
+}
+
+/* A key that is cut has the bytes of the whole key, which no round changes meanwhile. */
+static void cuts(const char *hub) {
+    PhubTensor whole, first, second;
+    PhubSubscription *s = subscribed(hub, NULL);
+    PhubVersion *version = next(s);
+    FINE(phub_version_find(version, "b", &whole));
+    PhubSubscription *cut = subscribed(hub, "{\"names\": {\"b\": {\"split\": [{\"name\": \"c\", \"shape\": [200, 1]}, "
+                                            "{\"name\": \"d\", \"shape\": [300, 1]}]}}}");
+    PhubVersion *parts = next(cut);
+    FINE(phub_version_find(parts, "c", &first));
+    FINE(phub_version_find(parts, "d", &second));
+    CHECK(first.bytes == 800 && second.bytes == 1200 && first.shape[0] == 200 && second.shape[0] == 300);
+    CHECK(memcmp(first.data, whole.data, 800) == 0 && memcmp(second.data, (const char *)whole.data + 800, 1200) == 0);
+    phub_version_free(version);
+    phub_version_free(parts);
+    phub_subscription_close(s);
+    phub_subscription_close(cut);
 }
 
 static void follows(const char *directory) {
@@ -286,6 +308,7 @@ int main(int argc, char **argv) {
     PhubSession *session = joined(argv[1]);
     wrong_settings(argv[1], argv[2]);
     wrong_calls(argv[1]);
+    cuts(argv[1]);
     reads(argv[1], session);
     phub_session_free(session);
     follows(argv[2]);

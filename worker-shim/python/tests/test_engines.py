@@ -99,6 +99,18 @@ def test_a_receiver_of_sglang_prepares_applies_and_aborts(hub):
     receiver.destroy()
 
 
+def test_a_fused_key_of_the_job_is_cut_into_the_tensors_of_the_checkpoint(hub):
+    model = Model()
+    session = join(hub, {"norm": (4,), "qk": (6, 4)})
+    names = {"qk": {"split": [{"name": "q", "shape": [4, 4]}, {"name": "k", "shape": [2, 4]}]}}
+    payload = {"hub": hub.address, "job": "job", "timeout": LIMIT_S, "names": names}
+    receiver = sglang.receiver(Context(model, init_payload=payload))
+    step(session)
+    receiver.receive()
+    assert all(bool((tensor == 0.5).all()) for tensor in model.state().values())
+    receiver.destroy()
+
+
 def test_a_version_of_a_directory_is_wanted_by_its_number(hub, tmp_path):
     model = Model()
     session = join(hub)

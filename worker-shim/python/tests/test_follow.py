@@ -151,6 +151,32 @@ def test_types_names_and_averages_are_those_that_are_asked_for(hub):
         next(phub.subscribe(hub.address, "plain", ema=True, timeout=LIMIT_S))
 
 
+def test_keys_are_cut_and_joined_along_their_first_dimension(hub):
+    shapes = {"qkv": (12, 4), "expert.0": (3, 5), "expert.1": (3, 5), "a": (7,)}
+    weights = {key: np.random.default_rng(1).standard_normal(shape, np.float32) for key, shape in shapes.items()}
+    parts = {"q": (8, 4), "k": (2, 4), "v": (2, 4)}
+    names = {
+        "qkv": {"split": [{"name": name, "shape": shape} for name, shape in parts.items()]},
+        "experts": {"join": ["expert.0", "expert.1"], "shape": [2, 3, 5]},
+    }
+    names["qkv"]["split"][1]["dtype"] = "f16"
+    with phub.Session(hub.address, 0, 1, keys=shapes, optimizer=phub.Sgd(0.5), job="job") as session:
+        session.broadcast(weights)
+        step(session)
+        version = next(phub.subscribe(hub.address, "job", names=names, timeout=LIMIT_S))
+        now = {key: session.weights(key) for key in shapes}
+        expected = dict(zip(parts, np.split(now["qkv"], [8, 10])))
+        expected["k"] = expected["k"].astype(np.float16)
+        expected.update(a=now["a"], experts=np.stack([now["expert.0"], now["expert.1"]]))
+        assert sorted(version) == sorted(expected)
+        for name, values in expected.items():
+            assert (version[name].dtype, version[name].shape) == (values.dtype, values.shape)
+            np.testing.assert_array_equal(version[name], values)
+        names["qkv"]["split"].pop()
+        with pytest.raises(phub.SettingsError, match=r'"qkv" \[12, 4\].*tensor "k" \[2, 4\]: the parts end here, and 2 rows'):
+            next(phub.subscribe(hub.address, "job", names=names, timeout=LIMIT_S))
+
+
 def test_a_reader_that_is_slow_or_waits_holds_up_nobody(hub):
     session = join(hub)
     versions = phub.subscribe(hub.address, "job", every=0, timeout=LIMIT_S)

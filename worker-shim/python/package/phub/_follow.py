@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 Array = npt.NDArray[Any]
-# The names of tensors, by the job's keys. A name may come with a type: {"name": "weight", "dtype": "f32"}.
-Names = Mapping[str, Union[str, Mapping[str, str]]]
+# The names of tensors, by the job's keys. `subscribe` describes the entries.
+Names = Mapping[str, Union[str, Mapping[str, Any]]]
 
 
 class Version(Mapping[str, Array]):
@@ -174,8 +174,9 @@ def subscribe(
             with a directory, whose versions have a type.
         ema: whether to follow the averages of the weights, in a job with `ema`. Not with a directory.
         names: names of tensors in the version, by the job's keys: {"the job's key": "the name in the version"}. A tensor has its
-            own type with {"the job's key": {"name": "the name in the version", "dtype": "f32"}}. Default: the job's keys. Not
-            with a directory, whose versions have names.
+            own type with {"the job's key": {"name": "the name in the version", "dtype": "f32"}}. A key is cut along its first
+            dimension with {"key": {"split": [{"name": "tensor", "shape": [2, 3]}, ...]}}. Keys are joined with {"tensor":
+            {"join": ["key", ...], "shape": [4, 3]}}. Default: the job's keys. Not with a directory, whose versions have names.
         token: a secret, or a token that allows to read the job. Default: from the environment or this user's file.
         hub_wait: the longest time to wait for a hub that is away, or for its job after the hub has returned, in seconds.
 
