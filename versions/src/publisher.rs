@@ -401,10 +401,11 @@ fn job_of(dir: &Path) -> Result<Option<String>, VersionError> {
     };
     let mut job = String::new();
     file.take(JOB_BYTES).read_to_string(&mut job).map_err(VersionError::disk(&path, doing))?;
-    if job.is_empty() {
-        return Err(VersionError::NoJob { path });
+    // An editor, or `echo`, ends the file with a line break.
+    match job.trim_end() {
+        "" => Err(VersionError::NoJob { path }),
+        job => Ok(Some(job.to_owned())),
     }
-    Ok(Some(job))
 }
 
 /// Splits tensors into files of at most `file_bytes`, in order.

@@ -390,7 +390,7 @@ fn a_directory_stays_its_jobs_whatever_of_its_versions_can_be_read() {
     refused();
     std::fs::remove_file(dir.path().join(".phub-job")).unwrap();
     refused(); // an older directory without that file: version 1 names the job
-    std::fs::write(dir.path().join(".phub-job"), "job").unwrap();
+    std::fs::write(dir.path().join(".phub-job"), "job\n").unwrap();
     std::fs::write(index(1), "{").unwrap();
     refused(); // only the file names the job
     let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
