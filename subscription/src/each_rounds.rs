@@ -21,6 +21,8 @@ pub struct EachRounds {
     each: NonZeroU32,
     /// The lowest round that is wanted.
     from: Round,
+    /// The round in which a hub has last seen the job.
+    seen: Option<Round>,
     /// The furthest known round of the job, and when it was known.
     known: Option<(Round, Instant)>,
     /// A round that was known some seconds before, for the measurement of the speed.
@@ -35,13 +37,18 @@ pub struct EachRounds {
 impl EachRounds {
     /// Creates the multiples of `each`.
     pub fn new(each: NonZeroU32) -> Self {
-        EachRounds { each, from: Round(0), known: None, former: None, pace: 0.0, lead: 2 }
+        EachRounds { each, from: Round(0), seen: None, known: None, former: None, pace: 0.0, lead: 2 }
     }
 
     /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`.
     /// `None` counts as near, so that the hub is asked, and answers that the job is missing.
     pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> (Round, bool) {
         let Some(seen) = seen else { return (self.multiple(self.from), true) };
+        if self.seen.is_some_and(|former| seen < former) {
+            // A new job has begun under the same name, before the reader saw that the former job had ended.
+            self.forget();
+        }
+        self.seen = Some(seen);
         self.sees(seen, now);
         let before = self.multiple(self.from.max(seen));
         let (known, since) = self.known.unwrap_or((seen, now));
@@ -125,5 +132,10 @@ mod tests {
         assert_eq!(sees(&mut rounds, 99, 60), (100, true), "the job is back, in an earlier round");
         rounds.forget();
         assert_eq!(rounds.next(None, begun), (Round(100), true), "the hub says that it has no such job");
+        rounds.reached(Round(100), begun);
+        assert_eq!(sees(&mut rounds, 450, 70).0, 500);
+        rounds.reached(Round(500), begun);
+        assert_eq!(sees(&mut rounds, 450, 70).0, 600);
+        assert_eq!(sees(&mut rounds, 8, 71), (100, false), "a new job has begun under the same name");
     }
 }

@@ -125,12 +125,27 @@ impl OfHubs {
 }
 
 impl OfDirectory {
+    /// Returns the newest version. If the directory was emptied and filled again, its numbers begin anew, and the reader forgets
+    /// the versions that it has seen.
+    fn newest(&mut self) -> Result<Option<VersionId>, VersionError> {
+        let mut newest = self.reader.newest()?;
+        if newest < self.last {
+            // The publisher may have removed the last version while this listing ran, after it had shown a newer one.
+            // A second listing then has the newer one.
+            newest = self.reader.newest()?;
+        }
+        let is_older = newest.is_some() && newest < self.last;
+        if is_older || (newest.is_some() && newest == self.last && self.reader.is_replaced()) {
+            (self.last, self.shown) = (None, None);
+        }
+        Ok(newest)
+    }
+
     fn step(&mut self) -> Step {
+        let newest = self.newest();
         let next = match self.wanted {
-            Wanted::Newest { .. } => {
-                self.reader.newest().map(|newest| newest.filter(|id| Some(*id) > self.last))
-            }
-            Wanted::Each(each) => self.reader.next(self.last, each),
+            Wanted::Newest { .. } => newest.map(|newest| newest.filter(|id| Some(*id) > self.last)),
+            Wanted::Each(each) => newest.and_then(|_| self.reader.next(self.last, each)),
         };
         let next = match next {
             Ok(Some(next)) => next,

@@ -71,6 +71,34 @@ fn a_reader_gets_the_newest_version_or_each_kth_one() {
 }
 
 #[test]
+fn a_directory_that_was_emptied_and_filled_again_is_read_from_its_new_begin() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let newest = subscribe(dir.path(), Wanted::Newest { every: Duration::ZERO });
+    let all = subscribe(dir.path(), Wanted::Each(NonZeroU32::MIN));
+    let empty = || {
+        for entry in fs::read_dir(dir.path()).unwrap().map(Result::unwrap) {
+            if entry.file_type().unwrap().is_dir() {
+                fs::remove_dir_all(entry.path()).unwrap();
+            }
+        }
+    };
+    publish(&mut publisher(dir.path()), 1..=3);
+    assert_eq!((next(&newest), [(); 3].map(|()| next(&all))), ((3, 0), [1, 2, 3].map(|id| (id, 0))));
+    empty();
+    assert!(newest.next_version().is_err(), "there is no version");
+    publish(&mut publisher(dir.path()), 1..=2);
+    assert_eq!((next(&newest), next(&all), next(&all)), ((2, 0), (1, 0), (2, 0)));
+    empty();
+    publish(&mut publisher(dir.path()), 1..=1);
+    let origin = Origin { job: "job".into(), round: 7 };
+    publisher(dir.path()).publish(origin, weights(7)).unwrap();
+    let other = newest.next_version().unwrap().unwrap();
+    assert_eq!((other.id.unwrap().0, other.origin.round, other.skipped), (2, 7, 0), "another version 2");
+    assert!(newest.next_version().is_err(), "there is no newer one");
+}
+
+#[test]
 fn a_damaged_version_is_an_error_and_the_next_call_goes_on() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();

@@ -44,6 +44,12 @@ pub enum VersionError {
     Checksum { path: PathBuf, version: VersionId, tensor: String, expected: String, seen: String },
 
     #[error(
+        "{path}: the weights of version {version} have digest {seen}, and {expected} was published: a version on which \
+         this delta builds was replaced; do not use this version: read another one"
+    )]
+    Digest { path: PathBuf, version: VersionId, expected: String, seen: String },
+
+    #[error(
         "{path}: tensor {tensor:?} has {bytes} bytes, and an overwrite delta takes tensors below 4 GiB; publish with \
          --delta xor or --delta smaller"
     )]

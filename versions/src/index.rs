@@ -180,6 +180,11 @@ impl Index {
         serde_json::to_vec_pretty(self).expect("an index is plain data")
     }
 
+    /// Returns the digest of all weights of the version. `None` if an older publisher left it out.
+    pub fn digest(&self) -> Option<&str> {
+        self.metadata.phub_digest.as_deref()
+    }
+
     /// Returns the names of the tensors of each file.
     pub fn files(&self) -> BTreeMap<&str, Vec<&str>> {
         let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();

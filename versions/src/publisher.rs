@@ -6,9 +6,10 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
 use std::num::NonZeroU32;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -139,7 +140,8 @@ pub struct Publisher {
     deltas: u32,
     /// The reason why the newest version cannot be read.
     unreadable: Option<VersionError>,
-    _lock: File,
+    /// The file of the lock. It is in the directory, unless another program has removed it.
+    lock: File,
 }
 
 /// The result of publishing a version.
@@ -168,18 +170,7 @@ impl Publisher {
     pub fn open(dir: &Path, rules: Rules) -> Result<Self, VersionError> {
         check_also(&rules.also)?;
         std::fs::create_dir_all(dir).map_err(VersionError::disk(dir, "making it"))?;
-        let path = dir.join(LOCK);
-        let lock = File::options().create(true).truncate(false).write(true).open(&path);
-        let lock = lock.map_err(VersionError::disk(&path, "opening the publisher's lock"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => {
-                return Err(VersionError::InUse { path: dir.to_owned() });
-            }
-            Err(std::fs::TryLockError::Error(error)) => {
-                return Err(VersionError::disk(&path, "taking the publisher's lock")(error));
-            }
-        }
+        let lock = lock(dir)?;
         disk::sweep(dir)?;
         let newest = disk::versions(dir)?.last().copied();
         let mut publisher = Publisher {
@@ -190,7 +181,7 @@ impl Publisher {
             last: None,
             deltas: 0,
             unreadable: None,
-            _lock: lock,
+            lock,
         };
         if let Some(newest) = newest {
             let mut reader = Reader::new(dir);
@@ -234,6 +225,22 @@ impl Publisher {
         }
     }
 
+    /// Takes the lock again if another program has removed the directory or the lock's file. Another publisher may have used
+    /// the directory since then, so the next version is whole.
+    fn keep_lock(&mut self) -> Result<(), VersionError> {
+        let path = self.dir.join(LOCK);
+        let own =
+            self.lock.metadata().map_err(VersionError::disk(&path, "looking at the publisher's lock"))?;
+        let is_own = |there: Metadata| (there.dev(), there.ino()) == (own.dev(), own.ino());
+        if path.metadata().is_ok_and(is_own) {
+            return Ok(());
+        }
+        self.lock = lock(&self.dir)?;
+        self.job = job_of(&self.dir)?;
+        self.last = None;
+        Ok(())
+    }
+
     /// Writes the job's name into the directory, before its first version.
     fn keep_job(&mut self, job: &str) -> Result<(), VersionError> {
         let path = self.dir.join(JOB);
@@ -251,6 +258,7 @@ impl Publisher {
     /// Returns an error if the directory belongs to another job, or cannot be written. Then there is no new version, and
     /// the caller may retry.
     pub fn publish(&mut self, origin: Origin, weights: Weights) -> Result<Published, VersionError> {
+        self.keep_lock()?;
         self.check_job(&origin.job)?;
         self.keep_job(&origin.job)?;
         let there = disk::versions(&self.dir)?.last().copied();
@@ -362,6 +370,20 @@ impl Publisher {
     }
 }
 
+/// Takes the lock of a directory. The system releases the lock when the file is closed.
+fn lock(dir: &Path) -> Result<File, VersionError> {
+    let path = dir.join(LOCK);
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(VersionError::disk(&path, "opening the publisher's lock"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(VersionError::InUse { path: dir.to_owned() }),
+        Err(std::fs::TryLockError::Error(error)) => {
+            Err(VersionError::disk(&path, "taking the publisher's lock")(error))
+        }
+    }
+}
+
 /// Returns the job whose versions are in a directory, from the file with its name. In an older directory without this file,
 /// the versions name the job.
 fn job_of(dir: &Path) -> Result<Option<String>, VersionError> {
@@ -379,10 +401,11 @@ fn job_of(dir: &Path) -> Result<Option<String>, VersionError> {
     };
     let mut job = String::new();
     file.take(JOB_BYTES).read_to_string(&mut job).map_err(VersionError::disk(&path, doing))?;
-    if job.is_empty() {
-        return Err(VersionError::NoJob { path });
+    // An editor, or `echo`, ends the file with a line break.
+    match job.trim_end() {
+        "" => Err(VersionError::NoJob { path }),
+        job => Ok(Some(job.to_owned())),
     }
-    Ok(Some(job))
 }
 
 /// Splits tensors into files of at most `file_bytes`, in order.

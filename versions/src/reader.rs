@@ -110,6 +110,14 @@ impl Reader {
         Ok(versions(&self.dir)?.into_iter().rfind(|&id| has_index(&self.dir, id)))
     }
 
+    /// Whether the directory has another version with the number of the reader's own version, because the directory was
+    /// emptied and filled again.
+    pub fn is_replaced(&self) -> bool {
+        self.own.as_ref().is_some_and(|(at, own)| {
+            Index::read(&of_version(&self.dir, at.id), at.id).is_ok_and(|(index, _)| index != *own)
+        })
+    }
+
     /// Returns the oldest version after `last` that has an index and whose number is a multiple of `each`, if there is one.
     ///
     /// # Errors
@@ -167,6 +175,14 @@ impl Reader {
             last = Some((about.origin, index));
         }
         let (origin, index) = last.expect("a whole version, or the reader's own");
+        // A delta has no checksums of the tensors that did not change.
+        if let Some(expected) = index.digest() {
+            let (seen, expected) = (weights.digest(), expected.to_owned());
+            if seen != expected {
+                let path = of_version(&self.dir, id);
+                return Err(VersionError::Digest { path, version: id, expected, seen });
+            }
+        }
         let (at, _) = self.own.insert((At { id, origin, weights }, index));
         Ok(at)
     }

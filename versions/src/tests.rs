@@ -116,6 +116,44 @@ fn a_directory_has_one_publisher_and_one_job() {
 }
 
 #[test]
+fn a_publisher_whose_directory_was_removed_takes_the_lock_again_or_ends() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("weights");
+    let mut publisher = Publisher::open(&dir, Rules::default()).unwrap();
+    publish(&mut publisher, 1);
+    std::fs::remove_dir_all(&dir).unwrap();
+    let mut other = Publisher::open(&dir, Rules::default()).unwrap();
+    other.publish(Origin { job: "other".into(), round: 1 }, weights(2)).unwrap();
+    let refused = publisher.publish(origin(2), weights(3)).unwrap_err();
+    assert!(matches!(refused, VersionError::InUse { .. }), "{refused}");
+    drop(other);
+    let refused = publisher.publish(origin(2), weights(3)).unwrap_err();
+    assert!(matches!(refused, VersionError::OtherJob { .. }), "{refused}");
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::create_dir(&dir).unwrap();
+    assert!(publish(&mut publisher, 4).is_whole);
+    assert_eq!(read(&dir, 2).unwrap().weights, weights(4), "and numbers only grow");
+    assert!(matches!(Publisher::open(&dir, Rules::default()), Err(VersionError::InUse { .. })));
+}
+
+#[test]
+fn a_delta_on_a_version_that_was_replaced_is_an_error() {
+    let [dir, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
+    publish(&mut publisher, 1);
+    publish(&mut publisher, 2);
+    // The other version 1 has the same `a`. Only `b`, which the delta does not have, differs.
+    let mut base = weights(100);
+    base.0.insert("a".into(), weights(1).0["a"].clone());
+    Publisher::open(other.path(), Rules::default()).unwrap().publish(origin(1), base).unwrap();
+    let first = dir.path().join("weight_v000001");
+    std::fs::remove_dir_all(&first).unwrap();
+    std::fs::rename(other.path().join("weight_v000001"), &first).unwrap();
+    let wrong = read(dir.path(), 2).unwrap_err();
+    assert!(matches!(wrong, VersionError::Digest { version: VersionId(2), .. }), "{wrong}");
+}
+
+#[test]
 fn weights_of_another_form_make_a_whole_version() {
     let dir = tempfile::tempdir().unwrap();
     let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
@@ -352,7 +390,7 @@ fn a_directory_stays_its_jobs_whatever_of_its_versions_can_be_read() {
     refused();
     std::fs::remove_file(dir.path().join(".phub-job")).unwrap();
     refused(); // an older directory without that file: version 1 names the job
-    std::fs::write(dir.path().join(".phub-job"), "job").unwrap();
+    std::fs::write(dir.path().join(".phub-job"), "job\n").unwrap();
     std::fs::write(index(1), "{").unwrap();
     refused(); // only the file names the job
     let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();

@@ -39,6 +39,7 @@ fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ask::above, module)?)?;
     module.add_function(wrap_pyfunction!(ask::fetch_state, module)?)?;
     module.add_class::<ask::StateBytes>()?;
+    module.add_function(wrap_pyfunction!(state::check_digest, module)?)?;
     module.add_class::<follow::Follower>()?;
     module.add_class::<follow::Version>()?;
     module.add_class::<follow::Tensor>()?;

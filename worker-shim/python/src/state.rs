@@ -1,12 +1,29 @@
 //! A reader over a state that a Python iterator yields piece by piece, so that memory never holds the whole
-//! state twice.
+//! state twice. And the check of a checkpoint's digest.
 //!
 //! The session's thread reads the state, and takes the GIL for each piece.
 
+use std::fs::File;
 use std::io::{self, Read};
+use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+
+use crate::errors::SettingsError;
+
+/// Compares the digest in a checkpoint's file with the bytes of the file.
+#[pyfunction]
+pub fn check_digest(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    let checked = py.detach(|| {
+        let file = File::open(&path)?;
+        let bytes = file.metadata()?.len();
+        io::Result::Ok(checkpoint_file::check_digest(file, bytes))
+    })?;
+    checked.map_err(|error| {
+        SettingsError::new_err(format!("{}: not a whole checkpoint of a hub: {error}", path.display()))
+    })
+}
 
 /// A reader of the pieces of `bytes` that an iterator yields.
 pub struct Pieces {

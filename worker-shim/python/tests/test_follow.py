@@ -386,3 +386,9 @@ def test_a_model_that_does_not_fit_is_named_from_both_sides_and_stays_as_it_was(
     with pytest.raises(phub.SettingsError, match=r"'b'.*version has the shape \(30, 50\).*target \(50, 30\)"):
         plain.load_into(model)
     assert all(torch.all(parameter == 0) for parameter in model.parameters())
+    model.b = torch.nn.Parameter(torch.zeros(30, 50))
+    with pytest.raises(phub.SettingsError, match="'b' is of type torch.int8, which cannot hold weights"):
+        plain.load_into({"a": model.a, "b": model.b.to(torch.int8)})
+    with pytest.raises(phub.SettingsError, match="'b' has no values .device 'meta'.: call to_empty"):
+        plain.load_into({"a": model.a, "b": model.b.to("meta")})
+    assert all(torch.all(parameter == 0) for parameter in model.parameters())

@@ -571,6 +571,16 @@ def test_a_checkpoint_goes_on_in_torch(tmp_path, name):
         for model, each in ((ours, optimizer), (theirs, local)):
             train(model, each, 4)
         same(ours, theirs)
+    before = [parameter.detach().clone() for parameter in theirs.parameters()]
+    named = list(theirs.named_parameters())
+    with pytest.raises(phub.SettingsError, match="has no values .device 'meta'."):
+        phub.torch.load_checkpoint(file, [*named[:-1], (named[-1][0], torch.nn.Parameter(named[-1][1].to("meta")))])
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / "damaged").write_bytes(damaged)
+    with pytest.raises(phub.SettingsError, match="not a whole checkpoint of a hub: the file was altered or damaged"):
+        phub.torch.load_checkpoint(tmp_path / "damaged", theirs.named_parameters())
+    assert all(map(torch.equal, before, theirs.parameters())), "an error changes nothing"
     with pytest.raises(phub.SettingsError, match=r"'weight' is not there; expected shape \(2, 2\)"):
         phub.torch.load_checkpoint(file, torch.nn.Linear(2, 2).named_parameters())
     file.write_bytes(file.read_bytes()[:-7])

@@ -156,3 +156,42 @@ def test_means_of_differently_scaled_gradients_are_an_error_with_both_scales(hub
     )
     for number, error in in_processes(2, of_means, hub.address, unscales, clip_value):
         assert number == 2 and re.search(words, error), error
+
+
+def with_slim_dp(rank, hub):
+    """Trains with Slim-DP, which sends all changes. In one step only rank 1 finds a gradient that is not finite."""
+    model = Net()
+    settings = {"rank": rank, "world_size": 2, "compression": phub.SlimDP(1.0, 0.5)}
+    optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=0.01), model, hub, **settings)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    weights = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = scaled(model, 2 * step + rank)
+        scaler.scale(loss * float("inf") if (step, rank) == (4, 1) else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        weights.append([each.tolist() for each in model.parameters()])
+    optimizer.leave()
+    return weights, scaler.get_scale()
+
+
+def test_with_slim_dp_a_skipped_step_is_still_an_exchange(hub):
+    models = [Net(), Net()]
+    locals_ = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
+    means = []
+    for step in range(STEPS):
+        for rank, (model, optimizer) in enumerate(zip(models, locals_)):
+            optimizer.zero_grad()
+            scaled(model, 2 * step + rank).backward()
+            if (step, rank) != (4, 1):
+                optimizer.step()
+        with torch.no_grad():
+            for first, second in zip(*(model.parameters() for model in models)):
+                first.copy_((first + second) / 2)
+                second.copy_(first)
+        means.append([each.detach().clone() for each in models[0].parameters()])
+    for rank, (weights, scale) in enumerate(in_processes(2, with_slim_dp, hub.address)):
+        assert scale == (1024.0, 512.0)[rank]
+        for seen, expected in zip(weights, means):
+            torch.testing.assert_close([torch.tensor(each) for each in seen], expected, atol=1e-6, rtol=0)

@@ -64,7 +64,8 @@ class Version(Mapping[str, Array]):
         module, or every entry of a mapping, must be in the version. A module's buffers may be missing in the version.
 
         Raises:
-            SettingsError: a name is only in the version or only in the target, or a shape differs.
+            SettingsError: a name is only in the version or only in the target, a shape differs, or a tensor has no memory or
+                an integer type.
         """
         import torch
 
@@ -83,10 +84,24 @@ class Version(Mapping[str, Array]):
                 raise _phub.SettingsError(
                     f"{name!r}: the version has the shape {values.shape}, and the target {tuple(to.shape)}"
                 )
+            check_target(name, to)
             pairs.append((name, to, values))
         with torch.no_grad():
             for name, to, values in pairs:
                 to.copy_(_as_torch(values, self.dtype(name)))
+
+
+def check_target(name: str, to: "torch.Tensor") -> None:
+    """Checks that a tensor can take weights. Torch itself would copy nothing to a tensor without memory, and round weights to
+    integers, without an error.
+
+    Raises:
+        SettingsError: the tensor has no memory, or its type has no fractions.
+    """
+    if to.is_meta:
+        raise _phub.SettingsError(f"{name!r} has no values (device 'meta'): call to_empty before weights are loaded")
+    if not to.is_floating_point():
+        raise _phub.SettingsError(f"{name!r} is of type {to.dtype}, which cannot hold weights; expected a floating-point type")
 
 
 def _tensors_of(target: Any) -> Tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, NamedTuple, Optional
@@ -15,13 +14,10 @@ from ._exchange import Exchange
 from ._held import drop_gradient, gradient_of, unasked
 from ._join import Join
 from ._joined import Joined
-from ._scaler import found_infinite, unscaling
+from ._scaler import found_infinite, reads_before_steps, unscaling
 from ._state import to_torch
 
 _SETS_TO_NONE: bool = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default  # True from torch 2 on
-
-_of_optimizers = importlib.import_module("torch.optim.optimizer")  # not an attribute of torch.optim in every version
-_HOOKS_BEFORE_ALL_STEPS: Dict[Any, Any] = getattr(_of_optimizers, "_global_optimizer_pre_hooks", {})  # torch 2.0
 
 
 class _Read(NamedTuple):
@@ -72,8 +68,7 @@ class AtTheHub(Joined):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether `step` unscales gradients. In its step, torch's `GradScaler` reads this property first. Then the scaler
         searches the gradients for values that are not finite; see `_scaler`."""
-        reads_before = vars(self).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS  # hooks expect unscaled gradients
-        unscales = self._phub.session.skips_nonfinite and not reads_before
+        unscales = self._phub.session.skips_nonfinite and not reads_before_steps(self)
         if unscales and not self._phub_join.model.changes_in_step(self):
             self._phub.expect_search()
         return unscales

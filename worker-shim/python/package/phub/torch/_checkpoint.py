@@ -8,7 +8,8 @@ from typing import Iterable, Optional, Tuple, Union
 
 import torch
 
-from .._phub import SettingsError
+from .._phub import SettingsError, check_digest
+from .._follow import check_target
 from .._state import read
 from ._state import steps, to_torch
 
@@ -32,19 +33,21 @@ def load_checkpoint(
         The number of steps in the checkpoint.
 
     Raises:
-        SettingsError: the file is not a checkpoint, is incomplete, or is of another model.
+        SettingsError: the file is not a checkpoint, is damaged or incomplete, or is of another model. No parameter has changed.
     """
     with open(path, "rb") as file:
+        check_digest(os.fspath(path))
         state = read(file, os.fspath(path))
+    ours = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+    for name, parameter in ours:
+        values = state.tensors.get(name)
+        if values is None or values.shape != tuple(parameter.shape):
+            seen = "not there" if values is None else f"of shape {values.shape}"
+            raise SettingsError(f"{path}: {name!r} is {seen}; expected shape {tuple(parameter.shape)}")
+        check_target(name, parameter)
     with torch.no_grad():
-        for name, parameter in named_parameters:
-            if not parameter.requires_grad:
-                continue
-            values = state.tensors.get(name)
-            if values is None or values.shape != tuple(parameter.shape):
-                seen = "not there" if values is None else f"of shape {values.shape}"
-                raise SettingsError(f"{path}: {name!r} is {seen}; expected shape {tuple(parameter.shape)}")
-            parameter.copy_(torch.from_numpy(values))
+        for name, parameter in ours:
+            parameter.copy_(torch.from_numpy(state.tensors[name]))
             if optimizer is not None and state.names:
                 optimizer.state[parameter] = to_torch(state, name, parameter)
     return steps(state)

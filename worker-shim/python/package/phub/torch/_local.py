@@ -14,8 +14,12 @@ from .._session import Session
 from ._errors import StateError, WrapError
 from ._joined import Joined
 from ._model import Model
+from ._scaler import found_infinite, reads_before_steps, unscale
 from ._settings import dtype_of
 from ._windows import have_other_bits, tensor
+
+# Torch 2 has hooks before steps, and its scaler gives an optimizer the scale as an attribute. Torch 1 gives another argument.
+_HAS_HOOKS = hasattr(torch.optim.Optimizer, "register_step_pre_hook")
 
 _ANEW = "leave() the job, and wrap a new optimizer of torch's own"
 
@@ -98,16 +102,25 @@ class StepsItself(Joined):
 
     _phub: LocalExchange
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether torch's `GradScaler` calls `step` also if it finds a gradient that is not finite. Without this call the worker
+        would fall one round behind the other workers, which have other gradients."""
+        return _HAS_HOOKS and not reads_before_steps(self)
+
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         """Makes this optimizer's own step, sends its changes, and waits for the hub's values of the parameters that were sent.
-        Returns the result of `closure`, or `None`.
+        Returns the result of `closure`, or `None`. If a `GradScaler` skips the step of this worker, there is only the exchange.
 
         Raises:
             StateError: the script has written a parameter since the last step.
             WrapError: a parameter was unfrozen since `DistributedOptimizer`, or has a gradient although it is frozen.
         """
         self._phub.begin_step(self)
-        loss = super().step(closure)  # type: ignore[arg-type]
+        loss = None
+        if not found_infinite(self):
+            unscale(self)
+            loss = super().step(closure)  # type: ignore[arg-type]
         self._phub.end_step()
         return loss
 

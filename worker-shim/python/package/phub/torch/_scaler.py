@@ -14,13 +14,17 @@ of all workers first.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+import importlib
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
 from ._watched import release, watch
 
-__all__ = ["Found", "found_infinite", "unscaling"]
+__all__ = ["Found", "found_infinite", "reads_before_steps", "unscale", "unscaling"]
+
+_of_optimizers = importlib.import_module("torch.optim.optimizer")  # not an attribute of torch.optim in every version
+_HOOKS_BEFORE_ALL_STEPS: Dict[Any, Any] = getattr(_of_optimizers, "_global_optimizer_pre_hooks", {})  # torch 2.0
 
 
 class Found:
@@ -68,3 +72,20 @@ def found_infinite(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the scaler itself has searched the gradients and found a value that is not finite. For calls within its step."""
     found: Optional[torch.Tensor] = vars(optimizer).get("found_inf")
     return found is not None and found.item() > 0
+
+
+def unscale(optimizer: torch.optim.Optimizer) -> None:
+    """Unscales the gradients of an optimizer that makes its own step within the scaler's step."""
+    times = unscaling(optimizer)
+    if times != 1.0:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(times)
+    for name in vars(optimizer).keys() & {"grad_scale", "found_inf"}:  # torch's own step would unscale once more
+        setattr(optimizer, name, None)
+
+
+def reads_before_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the script has hooks that run before steps. They expect unscaled gradients."""
+    return bool(vars(optimizer).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS)
