@@ -18,6 +18,8 @@ python -m pip install -q --disable-pip-version-check --no-build-isolation --no-d
     "$root/worker-shim/python"
 # The tests run from a directory without the sources, so that they use the installed package.
 cd "$dir"
+# OpenMP's threads spin while they wait. On busy cores they took most of the time of these tests.
+export OMP_NUM_THREADS=1
 python -m pip list --disable-pip-version-check 2>/dev/null | grep -E '^(torch|lightning|accelerate|transformers|ray|phub) '
 python -m pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
     -p no:cacheprovider "$root/worker-shim/python/tests/test_c10d.py" "$root/worker-shim/python/tests/test_c10d_callbacks.py" \

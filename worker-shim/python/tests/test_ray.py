@@ -62,6 +62,7 @@ def watchdog_s():
 
 def train(number, at_step=lambda optimizer, step: None, **where):
     """Trains one worker. Returns its first step, and its weights after the last step."""
+    torch.set_num_threads(1)  # Ray's workers and forked processes then add in the same order
     torch.manual_seed(7)
     inputs = torch.randn(64, 20)
     targets = inputs[:, :5].argmax(1)
