@@ -106,12 +106,14 @@ def test_parameters_without_names_are_each_a_layer(hub):
     optimizer.leave()
 
 
-def test_pulls_that_cannot_be(hub):
+def test_settings_that_cannot_be(hub):
     for settings, words in [
         ({"pull": "ibatch", "schedule": "p3"}, "only kvstore"),
         ({"pull": "ibatch", "overlap": False}, "overlap=False, which waits for all parameters in step"),
         ({"pull": "layer", "compression": phub.SlimDP(0.3, 0.15)}, "SlimDP, which waits for all"),
         ({"pull": "layer", "pull_layers": [["scale"]]}, "takes layers from the modules"),
+        ({"keys": {"scale": (1,)}}, "takes keys from the parameters"),
+        ({"state": None}, "load it by optimizer.load_state_dict"),
     ]:
         with pytest.raises(phub.SettingsError, match=words):
             wrap(Net(), hub, **settings)

@@ -102,6 +102,10 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         )
     if "pull_layers" in session:
         raise SettingsError("DistributedOptimizer takes layers from the modules; leave pull_layers out")
+    if "keys" in session:
+        raise SettingsError("DistributedOptimizer takes keys from the parameters; leave keys out")
+    if "state" in session and not slim:
+        raise SettingsError("DistributedOptimizer takes the state from the optimizer: load it by optimizer.load_state_dict")
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
     model = Model(optimizer, named_parameters)
     if slim:
