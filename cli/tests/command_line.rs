@@ -37,11 +37,12 @@ fn serve_settings_out_of_range() {
 fn a_wrong_setting_has_a_status_of_its_own() {
     let _watchdog = Watchdog::start();
     let trace = ["trace", "--to", "a.json", "a.json"];
-    let wrong: [&[&str]; 14] = [
+    let wrong: [&[&str]; 15] = [
         &["serve", "--cores", "0"],
         &["serve", "--late-limit-s", "5"],
         &["serve", "--machine", "0/2"],
         &["serve", "--interface", "nowhere7"],
+        &["serve", "--listen", "127.0.0.1:0", "--insecure", "--tcp-congestion", "nonesuch"],
         &["serve", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"],
         &["stop", "no job"],
         &["stop", "job", "foo"],

@@ -383,6 +383,8 @@ fn what_cannot_be_published_is_named() {
     let hub = serve(dir.path());
     let publish = ["publish", "job", &hub.address, "--to", &to, "--once"];
     says(failure(&publish), &["no job \"job\" is here"]);
+    assert!(!std::fs::exists(&to).unwrap(), "a new directory without versions does not stay");
+    std::fs::create_dir(&to).unwrap();
     let each_rounds = |more: &[&str]| failure(&[&publish[..5], &["--each-rounds"], more].concat());
     says(each_rounds(&["0"]), &["invalid value '0'", "--each-rounds <ROUNDS>"]);
     for other in [&["8", "--once"][..], &["8", "--every", "60"]] {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use authority::{CredentialError, TlsError};
 use fabric::any::ConnectError;
+use fabric::tcp;
 use fabric::verbs::VerbsError;
 use rustix::io::Errno;
 
@@ -133,11 +134,13 @@ impl HubError {
     /// Whether a setting is wrong whatever the state of the machine, or two settings exclude each other.
     pub fn is_of_settings(&self) -> bool {
         use HubError::{
-            Above, AbsentNics, Alone, Certificate, NoInterface, NoTransport, Place, Secret, Settings,
+            Above, AbsentNics, Alone, Certificate, DataPath, NoInterface, NoTransport, Place, Secret,
+            Settings,
         };
         matches!(
             self,
             Above(_)
+                | DataPath(ConnectError::Tcp(tcp::ConnectError::Congestion(_)))
                 | AbsentNics { .. }
                 | Alone
                 | Certificate(_)

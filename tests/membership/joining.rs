@@ -1,18 +1,23 @@
 //! Joins of workers, and the errors of refused joins, by a session and by plain HTTP. Each refusal names the
 //! object, the expected value, and the next step.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::{
-    NOWHERE, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post_as_member,
-    refusal, refusal_of_member, refused, says,
+    NOWHERE, config, config_at, describe, hub, hub_with_limit, join_by_hand, join_request, on_threads,
+    post_as_member, post_json, refusal, refusal_of_member, refused, says,
 };
 use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL, RefusalCode};
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
 use worker_shim::{Session, SessionError};
+
+/// A time after which a silent worker would be lost, and which no test reaches.
+const FOR_EVER_S: u64 = 3600;
 
 #[test]
 fn a_rank_is_taken_once() {
@@ -359,7 +364,6 @@ fn a_hub_that_is_not_there_is_named() {
 #[test]
 fn a_server_that_is_no_hub_is_named() {
     let _watchdog = Watchdog::start();
-    use std::io::{Read, Write};
     for answer in ["200 OK\r\ncontent-length: 2\r\n\r\nhi", "500 Oops\r\ncontent-length: 6\r\n\r\n<html>"] {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = server.local_addr().unwrap().to_string();
@@ -384,4 +388,23 @@ fn a_server_that_is_no_hub_is_named() {
             &[&address, &answer[..3], &format!("protocol {PROTOCOL}"), "is it a phub-server"],
         );
     }
+}
+
+#[test]
+fn a_worker_that_is_killed_before_it_connects_holds_up_nobody() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, FOR_EVER_S);
+    let token = join_by_hand(&hub, "job", &join_request(0, 1)).token;
+    let silent_ms = || describe(&hub.address().to_string()).jobs[0].members[0].silent_ms;
+    until("the worker was silent for half a second", || silent_ms() > 500);
+    let body = json!({"token": token, "seen": u64::MAX}).to_string();
+    let mut heartbeat = TcpStream::connect(hub.address()).unwrap();
+    let head =
+        format!("POST /v1/jobs/job/heartbeat HTTP/1.1\r\nhost: hub\r\nauthorization: Phub-Member {token}");
+    write!(heartbeat, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    until("the hub has the heartbeat", || silent_ms() < 500);
+    drop(heartbeat);
+    until("the rank is free, long before its worker is silent for too long", || {
+        post_json(&hub, "/v1/jobs/job/join", &join_request(0, 1)).0 == 200
+    });
 }

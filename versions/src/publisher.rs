@@ -140,8 +140,20 @@ pub struct Publisher {
     deltas: u32,
     /// The reason why the newest version cannot be read.
     unreadable: Option<VersionError>,
+    /// Whether this publisher made the directory.
+    made_dir: bool,
     /// The file of the lock. It is in the directory, unless another program has removed it.
     lock: File,
+}
+
+/// Removes the directory if this publisher made it and published no version.
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        if self.made_dir && self.newest == VersionId(0) && self.job.is_none() {
+            let _ = std::fs::remove_file(self.dir.join(LOCK));
+            let _ = std::fs::remove_dir(&self.dir); // if it is empty
+        }
+    }
 }
 
 /// The result of publishing a version.
@@ -169,6 +181,7 @@ impl Publisher {
     /// Returns an error if a file to copy cannot be read, or if two such files have one name.
     pub fn open(dir: &Path, rules: Rules) -> Result<Self, VersionError> {
         check_also(&rules.also)?;
+        let made_dir = !dir.exists();
         std::fs::create_dir_all(dir).map_err(VersionError::disk(dir, "making it"))?;
         let lock = lock(dir)?;
         disk::sweep(dir)?;
@@ -181,6 +194,7 @@ impl Publisher {
             last: None,
             deltas: 0,
             unreadable: None,
+            made_dir,
             lock,
         };
         if let Some(newest) = newest {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Request;
 use crate::asker::Asker;
 use crate::hub::Hub;
-use crate::job::{self, Cause, Effect, Grant, Standing};
+use crate::job::{self, Cause, Effect, Grant, Standing, undo_join};
 use crate::join::Join;
 use crate::links::MemberLink;
 use crate::refused::Refused;
@@ -56,6 +56,32 @@ impl Request for CountJoin {
         if let Some(job) = hub.names.job(&self.name).and_then(|id| hub.job_mut(id)) {
             job.news.refused(&job.life, self.rank, self.from.as_ref(), &why);
         }
+    }
+}
+
+/// A report that the client of a join hung up before it had the answer. Nobody knows the token, so the member will not come.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UndoJoin {
+    /// The member.
+    pub member: MemberOf,
+    /// The token.
+    pub token: Token,
+}
+
+impl Request for UndoJoin {
+    type Answer = Vec<Effect>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Vec<Effect> {
+        let MemberOf { job: id, rank } = self.member;
+        if hub.tokens.owner(self.token) != Ok((id, rank)) {
+            return Vec::new(); // the member was lost meanwhile
+        }
+        let Some(effects) = hub.job_mut(id).map(|job| undo_join(job, rank)) else { return Vec::new() };
+        if !hub.job(id).is_some_and(|job| job.members.has(rank)) {
+            hub.tokens.withdraw(self.token);
+        }
+        hub.noted(id, effects, now)
     }
 }
 

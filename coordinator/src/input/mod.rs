@@ -104,7 +104,7 @@ inputs! {
     // Jobs.
     Find, Reserve, Release, Promise, PromiseJoin, EndJoin, Begin, Fail, End, Sweep, Happened,
     // Members.
-    Join, CountJoin, Connect, Disconnect, Attach, Ready, Heard, AskForLinks, GrantLinks, Leave, Lose,
+    Join, CountJoin, UndoJoin, Connect, Disconnect, Attach, Ready, Heard, AskForLinks, GrantLinks, Leave, Lose,
     // Rounds.
     Judge, Crossed, ChangeNumbers, ForgetNumbers, Compare, StoodStill,
     // Cuts.

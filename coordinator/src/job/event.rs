@@ -223,14 +223,18 @@ impl Job {
                 }
             }
             Event::HungUp(rank) => {
-                let why = self.members.get_mut(rank).and_then(Member::hangs_up);
+                let why = self.members.get_mut(rank).and_then(|member| member.hangs_up(now));
+                if self.members.get(rank).is_some_and(Member::has_not_connected) && !self.life.failed() {
+                    // A living member's next heartbeat may have come before this report. The news makes it send one more.
+                    self.news.tell(&self.life, |_| {});
+                }
                 why.map_or_else(Vec::new, |why| self.lose(rank, Cause::Link, &why))
             }
             Event::Swept(limit) if self.life.failed() => self.last.overdue(&self.hubs, limit, now),
             Event::Swept(limit) => {
                 let dead = self.members.unlinked_dead(&self.life, &mut self.news, now).into_iter();
                 let dead = dead.map(|(rank, why)| (rank, Cause::Link, why));
-                let lost = silent(self, limit, now).chain(dead).collect();
+                let lost = silent(self, limit, now).chain(dead).chain(unconnected_dead(self, now)).collect();
                 let mut effects = self.lose_all(lost);
                 effects.extend(self.cuts.held_too_long(limit, now));
                 effects.extend(Saving { job: self, now }.time_passes());
@@ -253,4 +257,17 @@ fn silent(job: &Job, limit: Duration, now: Instant) -> impl Iterator<Item = (u32
         Some((rank, Cause::Silent, reason))
     };
     job.members.present().filter_map(silence)
+}
+
+/// Returns the members that died before they connected, each with the cause and the reason.
+fn unconnected_dead(job: &Job, now: Instant) -> impl Iterator<Item = (u32, Cause, String)> {
+    let dead = job.members.present().filter(move |(_, member)| member.is_dead_before_links(now));
+    dead.map(|(rank, _)| {
+        let who = job.spec.spoken(rank);
+        (
+            rank,
+            Cause::Link,
+            format!("{who} is gone: its heartbeat ended before it connected to the data path"),
+        )
+    })
 }

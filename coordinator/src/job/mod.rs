@@ -48,6 +48,7 @@ use last::LastState;
 pub use last::{LastStep, LastStepped, Saved};
 pub use life::Life;
 use life::{Brought, Gathering};
+pub(crate) use members::undo_join;
 pub use members::{Arrival, Grant, LateLimits, Leave, Member, Ranks, Standing, TOLD_EVERY};
 pub use news::News;
 pub use numbers::Change;
@@ -160,7 +161,7 @@ impl Job {
                 links: Vec::new(),
                 worker,
                 relinks: relinks && self.spec.made.mesh.is_none(),
-                hung_up: false,
+                hung_up: None,
             },
         );
     }

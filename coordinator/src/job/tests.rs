@@ -311,6 +311,50 @@ fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
 }
 
 #[test]
+fn a_member_that_hangs_up_before_it_connects_is_lost_soon_unless_it_sends_a_heartbeat() {
+    let (mut job, now) = (of_two(OnLoss::Stop, Members::Workers), Instant::now());
+    let (swept, later) = (Event::Swept(Duration::from_secs(30)), now + Duration::from_secs(3));
+    let version = job.news.now().version;
+    for rank in [0, 1] {
+        assert_eq!(job.handle(Event::HungUp(rank), now), []);
+    }
+    assert!(job.news.now().version > version, "the news makes a living member send a heartbeat");
+    assert_eq!(job.handle(swept.clone(), now), [], "it has some time for that");
+    let heard = job.members.get(1).unwrap().heard;
+    job.members.get_mut(1).unwrap().heard = later;
+    job.members.get_mut(0).unwrap().heard = later;
+    assert_eq!(job.handle(swept.clone(), later), [], "the hub was suspended");
+    job.members.get_mut(1).unwrap().heard = heard;
+    job.members.get_mut(0).unwrap().hear(None, false, later).unwrap();
+    let [Effect::Lost { rank: 1, cause: Cause::Link, reason, .. }, Effect::Fail(..)] =
+        &job.handle(swept, later)[..]
+    else {
+        panic!("worker 1 alone is lost")
+    };
+    assert_eq!(reason, "worker 1 is gone: its heartbeat ended before it connected to the data path");
+}
+
+#[test]
+fn a_join_whose_client_has_no_answer_does_not_count() {
+    let mut job = gathering(2, OnLoss::Stop, Members::Workers, 1);
+    join(&mut job, 0);
+    join(&mut job, 1);
+    assert_eq!(undo_join(&mut job, 1), [], "the job gathers on");
+    assert_eq!(code_of_a_join(&job, 1), None, "its rank is free at once");
+    assert!(
+        matches!(undo_join(&mut job, 0)[..], [Effect::Lost { rank: 0, .. }, Effect::Fail(..)]),
+        "nobody is left"
+    );
+    let mut job = running();
+    lose(&mut job, 1);
+    join(&mut job, 1);
+    let effects = undo_join(&mut job, 1);
+    assert!(effects.contains(&Effect::RemoveWorker(1)), "the cores hear that it is gone: {effects:?}");
+    job.removed(1);
+    assert_eq!(code_of_a_join(&job, 1), None);
+}
+
+#[test]
 fn a_member_is_silent_for_as_long_as_the_limit() {
     let mut job = running();
     let (begun, limit) = (Instant::now(), Duration::from_secs(30));

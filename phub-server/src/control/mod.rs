@@ -281,7 +281,7 @@ async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answ
     let request = parsing.await.map_err(|_| Refusal::internal())??;
     let joined = desk.registry.join_from(job.to_owned(), request, Some(from.clone())).await?;
     drop(promise);
-    done(&joined)
+    done(&joined.answer())
 }
 
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

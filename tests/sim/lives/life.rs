@@ -283,6 +283,11 @@ impl Life {
         let may_be_late = may_die && self.may_be_late();
         let stage = &mut self.stages[rank as usize];
         match (*stage, self.dice.below(3)) {
+            (Stage::Dead, 2)
+                if may_die && self.dice.below(4) == 0 && self.job.hubs.lead().joins_in_vain(rank) =>
+            {
+                count("joins in vain", 1);
+            }
             (Stage::Dead, _) if self.job.come_back(rank).unwrap() => *stage = Stage::Joined,
             (Stage::Unlinked, 1..) if self.job.relink(rank).unwrap() => *stage = Stage::TakesPart,
             (Stage::Unlinked, 0) if self.dice.below(3) == 0 => self.job.asks_again(rank),

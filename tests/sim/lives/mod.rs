@@ -91,6 +91,7 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("snapshots that were none", 200),
         ("checkpoints not whole", 20),
         ("refusals", 1000),
+        ("joins in vain", 100),
         ("requests of hubs given up", 100),
         ("parts without an answer", 200),
         ("jobs failed", 100),

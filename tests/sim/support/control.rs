@@ -209,6 +209,9 @@ impl Control {
     pub fn join_as(&mut self, rank: u32, worker: u64) {
         assert!(self.job().members.get(rank).is_none(), "rank {rank} is taken");
         tell!(self, "{} joins", self.job().spec.spoken(rank));
+        if self.job().life.gathers() && self.job().members.present().next().is_some() {
+            self.joins_in_vain(rank);
+        }
         for (token, _) in self.given.iter().filter(|(_, of)| *of == rank) {
             assert!(
                 self.hub.tokens().owner(*token).is_err(),

@@ -114,6 +114,10 @@ from phub._launch import wait_for_hub
             (0, 1, None, "127.0.0.1:0"),
         ),
         ({"PHUB_RANK": "0", "PHUB_WORLD_SIZE": "1", "SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, (0, 1, None, "127.0.0.1:0")),
+        # The only worker starts a hub on the given port, although the launcher does not tell its local rank.
+        ({"RANK": "0", "WORLD_SIZE": "1", "PHUB_PORT": "7100"}, (0, 1, None, "127.0.0.1:7100")),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1", "PHUB_PORT": "7100"}, (0, 1, None, "127.0.0.1:7100")),
+        ({"PHUB_RANK": "0", "PHUB_WORLD_SIZE": "1", "PHUB_PORT": "7100"}, (0, 1, None, "127.0.0.1:7100")),
         # BytePS's launcher: two processes on each of three machines.
         (
             {

@@ -228,17 +228,22 @@ class Words(_board.Board):
 
 
 def test_words_of_an_earlier_run_are_not_taken_for_those_of_a_worker():
-    board, said, texts = Words({"ask/1": "old"}), {}, ["zero", "one"]
-    threads = [
-        threading.Thread(target=lambda rank=rank: said.setdefault(rank, _board.gather(board, rank, 2, texts[rank]))) for rank in range(2)
-    ]
-    threads[0].start()
-    while "seen/old" not in board.texts:
-        time.sleep(0.01)
-    threads[1].start()
-    for thread in threads:
-        thread.join()
-    assert said == {0: texts, 1: texts}
+    board = Words({"ask/1": "old"})
+    # The second run comes after a whole run, whose texts stay on the board.
+    for texts in ["zero", "one"], ["zero again", "one again"]:
+        said, old = {}, f"seen/{board.texts['ask/1']}"
+        former = board.texts.get(old)
+        threads = [
+            threading.Thread(target=lambda rank=rank: said.setdefault(rank, _board.gather(board, rank, 2, texts[rank])))
+            for rank in range(2)
+        ]
+        threads[0].start()
+        while board.texts.get(old) == former:
+            time.sleep(0.01)
+        threads[1].start()
+        for thread in threads:
+            thread.join()
+        assert said == {0: texts, 1: texts}
     with pytest.raises(phub.MissingWorkersError, match="rank 1 of 2 did not come"):
         _board.gather(Words({}), 0, 2, "zero", limit_s=0.1)
     with pytest.raises(phub.MissingWorkersError, match="rank 1 of 2 has waited"):

@@ -7,7 +7,8 @@
 //! | continues, and another member takes part | cores remove the member, other hubs are notified, and its tokens give the reason |
 //! | has failed | nothing happens |
 //!
-//! A member that has left closes its links, and does not count as lost.
+//! A member that has left closes its links, and does not count as lost. A member whose client hung up before it had the answer
+//! to its join is lost only if its job runs, or has no other member. Otherwise the job gathers on, as if nobody had joined.
 
 use crate::job::{Cause, Effect, Job};
 
@@ -49,5 +50,23 @@ impl Job {
             }
         }
         effects
+    }
+}
+
+/// Takes a join back whose client has no answer. Returns the effects, in order. A job that has not begun frees the rank at
+/// once, because no core and no other hub knows the member.
+pub(crate) fn undo_join(job: &mut Job, rank: u32) -> Vec<Effect> {
+    let has_others = job.members.present().any(|(other, _)| other != rank);
+    match job.life.gathering_mut().filter(|_| has_others) {
+        None => {
+            let who = job.spec.spoken(rank);
+            let why = format!("{who} is gone: its client hung up before it had the answer to its join");
+            job.lose(rank, Cause::Link, &why)
+        }
+        Some(gathering) => {
+            gathering.reached[rank as usize] = None;
+            job.members.free(rank);
+            Vec::new()
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | (a free rank) | a join | `Joined` |
 //! | `Joined` | the member connects to the data path | `Connecting` |
+//! | `Joined`, in a job that has not begun and has other members | the client hung up before the answer | the rank is free |
 //! | `Connecting` | the connection fails | `Joined` |
 //! | `Connecting` | a core has the member's link | `Connecting`, with one core more |
 //! | `Connecting` | a cut lets the member take part | `TakesPart` |
@@ -29,7 +30,8 @@ use crate::asker::Asker;
 use crate::links::{MemberLink, by_nic};
 use crate::tokens::Token;
 
-/// The time within which a living worker without links sends a heartbeat, after the hub's news.
+/// The time within which a living worker without links sends a heartbeat, after the hub's news or after the end of the heartbeat
+/// before.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
 /// The longest time from the end of a dying worker's links to the end of its heartbeat request. The hub sends no news
 /// within this time, because news would answer the heartbeat.
@@ -54,8 +56,8 @@ pub struct Member {
     pub(crate) worker: u64,
     /// Whether the member reconnects when it loses its links.
     pub relinks: bool,
-    /// Whether the member's last heartbeat request ended before it was answered.
-    pub hung_up: bool,
+    /// The time at which the member's last heartbeat request ended before it was answered, if it did.
+    pub hung_up: Option<Instant>,
 }
 
 /// The state of a member.
@@ -130,7 +132,7 @@ impl Member {
 
     /// Whether a member of a running job may reconnect now.
     pub(crate) fn may_relink(&self) -> bool {
-        self.relinks && self.transport.is_some() && !self.hung_up && self.standing.takes_part()
+        self.relinks && self.transport.is_some() && self.hung_up.is_none() && self.standing.takes_part()
     }
 
     /// Whether a member of a running job may reconnect after a link ended by itself, and so is not lost yet.
@@ -142,9 +144,21 @@ impl Member {
     }
 
     /// Notes that the member's heartbeat ended without an answer. If the member has no links, returns why it is lost.
-    pub(crate) fn hangs_up(&mut self) -> Option<String> {
-        self.hung_up = true;
+    pub(crate) fn hangs_up(&mut self, now: Instant) -> Option<String> {
+        self.hung_up = Some(now);
         self.standing.why_unlinked().map(str::to_owned)
+    }
+
+    /// Whether the member has joined, and has not connected to the data path.
+    pub(crate) fn has_not_connected(&self) -> bool {
+        matches!(self.standing, Standing::Joined { .. })
+    }
+
+    /// Whether the member died before it connected: it has sent no heartbeat since the last one ended without an answer. A hub
+    /// that was suspended counts the time from its return.
+    pub(crate) fn is_dead_before_links(&self, now: Instant) -> bool {
+        let is_due = |hung_up: Instant| now - hung_up.max(self.heard) > LIVES_WITHIN;
+        self.has_not_connected() && self.hung_up.is_some_and(is_due)
     }
 }
 

@@ -23,6 +23,7 @@ mod relink;
 pub use arriving::Arrival;
 pub use late::LateLimits;
 pub use leaving::Leave;
+pub(crate) use loss::undo_join;
 pub use member::{Member, Standing};
 pub use ranks::Ranks;
 pub use relink::{Grant, TOLD_EVERY};

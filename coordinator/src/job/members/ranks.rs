@@ -127,11 +127,16 @@ impl Ranks {
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }
 
+    /// Frees the rank of a member that no core knows.
+    pub(crate) fn free(&mut self, rank: u32) {
+        self.all[rank as usize] = None;
+    }
+
     /// Notes that a core has removed a worker. Returns true after the last core: then the rank is free.
     pub(crate) fn removed(&mut self, rank: u32) -> bool {
         let is_free = self.standing(rank).is_some_and(Standing::removed);
         if is_free {
-            self.all[rank as usize] = None;
+            self.free(rank);
         }
         is_free
     }

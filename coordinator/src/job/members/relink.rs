@@ -47,7 +47,7 @@ impl Member {
             Some(latest) => latest.check()?,
             None => {}
         }
-        (self.heard, self.hung_up, self.latest) = (now, false, latest);
+        (self.heard, self.hung_up, self.latest) = (now, None, latest);
         Ok(is_hub.then_some(TOLD_EVERY))
     }
 }
@@ -69,7 +69,7 @@ impl Job {
         }
         let member = self.members.get_mut(rank);
         let may_relink = member.is_some_and(|member| {
-            member.hung_up = false;
+            member.hung_up = None;
             member.may_relink()
         });
         if !may_relink || !self.life.runs() {

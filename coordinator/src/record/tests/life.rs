@@ -128,6 +128,7 @@ impl Life {
             let refused = self.ask(join).err().map(|refused| refused.why);
             self.ask(CountJoin { name: name.clone(), rank, from: from.clone(), refused });
         }
+        self.ask(UndoJoin { member: MemberOf { job, rank: 1 }, token: Token([99; 16]) });
         assert!(self.ask(Offer { job, steps: vec![Some(3)] }).unwrap());
         self.ask(Wanted { job, before: Round(3), bytes: Some(64) }).unwrap();
         assert_eq!(self.ask(Comes { job }), Some((Round(3), 64)));

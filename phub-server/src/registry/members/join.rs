@@ -1,9 +1,9 @@
 //! Joins: the checks of a request, tokens, and the connection of the data path.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use authority::{hex, random};
-use coordinator::input::{Attach, Connect, CountJoin, Disconnect, Find};
+use coordinator::input::{Attach, Connect, CountJoin, Disconnect, Find, UndoJoin};
 use coordinator::{Asker, Cause, Differs, Found, Join, MemberOf, Secret, Token, Unserved};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use hub_threads::near::Near;
@@ -36,6 +36,31 @@ pub(crate) struct Admission {
     pub cores: Arc<Cores>,
 }
 
+/// The answer to a join that the client does not have yet. If the client hangs up, this value is dropped, and the join does not
+/// count: nobody else knows the token.
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    registry: Weak<Registry>,
+    member: MemberOf,
+    token: Token,
+    reply: Option<JoinReply>,
+}
+
+impl Unanswered {
+    /// Returns the answer, which the client gets now.
+    pub fn answer(mut self) -> JoinReply {
+        self.reply.take().expect("there is one answer, and this value ends with it")
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(registry) = self.registry.upgrade().filter(|_| self.reply.is_some()) {
+            registry.undo_join(self.member, self.token);
+        }
+    }
+}
+
 impl Registry {
     /// Lets a worker join; `from` is its address. The first worker of a job's name makes the job. A worker
     /// that restarts may join before the hub has noticed the loss of its former process. If the job continues
@@ -45,7 +70,7 @@ impl Registry {
         name: String,
         request: JoinRequest,
         from: Option<Asker>,
-    ) -> Result<JoinReply, Refusal> {
+    ) -> Result<Unanswered, Refusal> {
         let (rank, who, job) = (request.rank, from.clone(), name.clone());
         let joined = self.wait_to_join(name, request, from).await;
         let refused = joined.as_ref().err().map(|refusal| refusal.why.clone());
@@ -58,7 +83,7 @@ impl Registry {
         name: String,
         request: JoinRequest,
         from: Option<Asker>,
-    ) -> Result<JoinReply, Refusal> {
+    ) -> Result<Unanswered, Refusal> {
         check_request(&name, &request).map_err(Refusal::bad)?;
         let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {
@@ -98,7 +123,7 @@ impl Registry {
     /// Admits a worker whose address is not known.
     #[cfg(test)]
     pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
-        self.join_from(name, request, None).await
+        Ok(self.join_from(name, request, None).await?.answer())
     }
 
     /// Tries to join; returns `None` while another thread makes the job.
@@ -107,7 +132,7 @@ impl Registry {
         name: &str,
         request: &JoinRequest,
         from: Option<&Asker>,
-    ) -> Result<Option<JoinReply>, Refusal> {
+    ) -> Result<Option<Unanswered>, Refusal> {
         let mut inner = self.lock();
         let owner = from.map(|from| from.counted);
         match inner.ask(Find { name: name.to_owned(), owner })? {
@@ -151,7 +176,12 @@ impl Registry {
     }
 
     /// Adds a worker to an existing job.
-    fn add_worker(&self, inner: &mut Inner, request: &JoinRequest, join: Join) -> Result<JoinReply, Refusal> {
+    fn add_worker(
+        &self,
+        inner: &mut Inner,
+        request: &JoinRequest,
+        join: Join,
+    ) -> Result<Unanswered, Refusal> {
         let (rank, token, at) = (join.rank, join.token, join.from.as_ref().map(Asker::to_string));
         let (id, pass) = inner.ask(join)?;
         let (state, job) = inner.running(id)?;
@@ -159,7 +189,20 @@ impl Registry {
         let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
         let pass = Some(pass).filter(|_| state.hubs.leads() && !state.hubs.share.is_whole());
         let relinks = state.members.get(rank).is_some_and(|member| member.relinks);
-        Ok(JoinReply { pass, relinks, ..self.answer_of_join(state, job, token, protocol) })
+        let reply = JoinReply { pass, relinks, ..self.answer_of_join(state, job, token, protocol) };
+        let (registry, member) = (self.me.clone(), MemberOf { job: id, rank });
+        Ok(Unanswered { registry, member, token, reply: Some(reply) })
+    }
+
+    /// Takes a join back whose client hung up before it had the answer.
+    fn undo_join(self: &Arc<Self>, member: MemberOf, token: Token) {
+        let mut inner = self.lock();
+        if let Some((_, job)) = inner.job(member.job) {
+            let rank = member.rank;
+            tracing::warn!(job = job.name, rank, "a client hung up before it had the answer to its join");
+        }
+        let effects = inner.ask(UndoJoin { member, token });
+        self.carry_out(&mut inner, member.job, effects);
     }
 
     /// Returns the reply to a join: the addresses of the job's data path, and the worker's token.
@@ -381,4 +424,25 @@ pub(in crate::registry) fn new_token() -> Result<Token, Refusal> {
     random()
         .map(Token)
         .map_err(|error| RefusalCode::NoResource.because(format!("no random bytes for a token: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::registry::test_bed::{registry, request, runtime};
+
+    #[test]
+    fn a_client_that_hangs_up_before_the_answer_leaves_its_rank_free() {
+        let (registry, _core) = registry();
+        let mut request = request();
+        request.terms.workers = 2;
+        runtime().block_on(async {
+            registry.join("job".into(), request.clone()).await.unwrap();
+            request.rank = 1;
+            for _ in 0..2 {
+                drop(registry.join_from("job".into(), request.clone(), None).await.unwrap());
+            }
+            registry.join("job".into(), request).await.unwrap();
+            assert_eq!(registry.describe().jobs.len(), 1, "the job gathers on");
+        });
+    }
 }

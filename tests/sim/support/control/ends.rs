@@ -2,7 +2,7 @@
 
 use coordinator::input::{
     self, Compare, CountJoin, Drain, Fail, Find, Happened, Heard, Judge, StoodStill, Sweep, TellAbove, Told,
-    ToldAbove,
+    ToldAbove, UndoJoin,
 };
 use coordinator::{
     Blame, Cause, Compared, Differs, Effect, Event, Files, Join, KEEP_FAILED, Leave, Token, Unserved,
@@ -12,7 +12,7 @@ use pbox_core::control::{JobState, RefusalCode};
 use pbox_core::{Look, NumbersByRound, Round};
 
 use super::make::LATE;
-use super::{Command, Control, LIMIT, hub_of};
+use super::{Command, Control, Harm, LIMIT, hub_of};
 use crate::hubs::Letter;
 
 impl Control {
@@ -49,6 +49,25 @@ impl Control {
         let named = self.heard.refused.as_ref().map(|why| why.starts_with(&format!("rank {rank}: ")));
         let expected = self.job().life.gathers().then_some(true);
         assert_eq!(named, expected, "members that wait for rank {rank} hear why it was refused");
+        true
+    }
+
+    /// Lets a client join with this rank and die before it has the answer. Returns false if the rank is not free.
+    pub fn joins_in_vain(&mut self, rank: u32) -> bool {
+        if self.failed.is_some() || self.is_closed() || self.job().members.get(rank).is_some() {
+            return false;
+        }
+        let gathers = self.job().life.gathers();
+        let token = self.token(rank);
+        self.ask(self.join_of(rank, self.given.len() as u64, token)).expect("its rank is free");
+        self.harms[rank as usize] = vec![Harm::Killed];
+        let effects = self.ask(UndoJoin { member: self.member(rank), token });
+        assert!(!gathers || effects.is_empty(), "members that wait do not notice: {effects:?}");
+        self.carry_out_all(effects);
+        assert!(self.hub.tokens().owner(token).is_err(), "nobody knows the token of rank {rank}");
+        let members = &self.job().members;
+        assert!(self.failed.is_some() || !members.has(rank), "rank {rank} has nobody");
+        assert!(!gathers || members.get(rank).is_none(), "rank {rank} is free at once");
         true
     }
 

@@ -51,8 +51,9 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
     """Returns the texts of all workers, in the order of ranks. All of them are from this run, also if the board has texts of an
     earlier run.
 
-    Each worker writes a new random word under its rank. Rank 0 acknowledges the word, and the worker then writes its
-    text under the word. If no text follows, the word may be from an earlier run, and rank 0 reads the worker's word again.
+    Each worker writes a new random word under its rank. Rank 0 acknowledges the word by a word of its own, and the worker then
+    writes its text under both words. If no text follows, the worker's word may be from an earlier run, and rank 0 reads it
+    again.
 
     Raises:
         MissingWorkersError: a worker did not write its text within `limit_s`.
@@ -63,7 +64,7 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
         board.set(f"ask/{rank}", mine)
         word = board.get(f"seen/{mine}", limit_s)
         if word is not None:
-            board.set(f"here/{mine}", text)
+            board.set(f"here/{mine}/{word}", text)
             said = board.get(f"all/{word}", max(deadline - time.monotonic(), 0.0))
             if said is not None:
                 return list(json.loads(said))
@@ -78,7 +79,7 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
             word = board.get(f"ask/{other}", max(deadline - time.monotonic(), 0.0))
             if word is not None:
                 board.set(f"seen/{word}", mine)
-                found = board.get(f"here/{word}", _LOOK_AGAIN_S)
+                found = board.get(f"here/{word}/{mine}", _LOOK_AGAIN_S)
             if found is None and time.monotonic() > deadline:
                 raise MissingWorkersError(f"rank {other} of {size} did not come within {limit_s:.0f} s: see that rank's output")
         texts.append(found)

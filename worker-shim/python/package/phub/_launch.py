@@ -153,7 +153,8 @@ def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
     if hub is None and "DMLC_PS_ROOT_URI" in env:
         hub = _address(env["DMLC_PS_ROOT_URI"], _number(env, "DMLC_PS_ROOT_PORT"))
     store = _store(env) if launcher == "torchrun" else None
-    size_here = _size_here(env, launcher)
+    # A launcher need not tell where the only worker is.
+    size_here = 1 if world_size == 1 else _size_here(env, launcher)
     serve_at = None if hub is not None else _first_hub(env, launcher, world_size, size_here == world_size, store)
     machine = None
     if serve_at is not None and launcher and levels == "auto":
@@ -315,8 +316,8 @@ def _first_hub(
     """Returns `host:port` of the hub on the first machine, if the environment has it. Port 0 means that the hub takes a free
     port, and that the workers get the port later."""
     port = _number(env, "PHUB_PORT") if "PHUB_PORT" in env else 0
-    if not launcher or (world_size == 1 and not port):
-        return "127.0.0.1:0"
+    if world_size == 1:
+        return f"127.0.0.1:{port if launcher else 0}"
     if launcher == "torch":
         return f"127.0.0.1:{port}"  # the workers later agree on the host of the first worker
     host = env.get("MASTER_ADDR")
