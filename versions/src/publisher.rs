@@ -149,7 +149,7 @@ pub struct Publisher {
 /// Removes the directory if this publisher made it and published no version.
 impl Drop for Publisher {
     fn drop(&mut self) {
-        if self.made_dir && self.newest == VersionId(0) && self.job.is_none() {
+        if self.made_dir && self.newest == VersionId(0) && self.job.is_none() && self.has_lock() {
             let _ = std::fs::remove_file(self.dir.join(LOCK));
             let _ = std::fs::remove_dir(&self.dir); // if it is empty
         }
@@ -239,14 +239,17 @@ impl Publisher {
         }
     }
 
+    /// Whether the lock's file is still in the directory. Another program may have removed it.
+    fn has_lock(&self) -> bool {
+        let of = |file: Metadata| (file.dev(), file.ino());
+        let there = self.dir.join(LOCK).metadata().map(of);
+        matches!((there, self.lock.metadata().map(of)), (Ok(there), Ok(own)) if there == own)
+    }
+
     /// Takes the lock again if another program has removed the directory or the lock's file. Another publisher may have used
     /// the directory since then, so the next version is whole.
     fn keep_lock(&mut self) -> Result<(), VersionError> {
-        let path = self.dir.join(LOCK);
-        let own =
-            self.lock.metadata().map_err(VersionError::disk(&path, "looking at the publisher's lock"))?;
-        let is_own = |there: Metadata| (there.dev(), there.ino()) == (own.dev(), own.ino());
-        if path.metadata().is_ok_and(is_own) {
+        if self.has_lock() {
             return Ok(());
         }
         self.lock = lock(&self.dir)?;
