@@ -65,7 +65,7 @@ pub fn run(bytes: &[u8]) {
         let line = (frame[4] & 0x80 != 0).then_some(chunk as usize);
         let imm = match line {
             None => Imm(round << 24 | chunk),
-            Some(hub) => Immediate::line(hub, Round(round.into())).encode(),
+            Some(hub) => Immediate::line(hub, Round(round)).encode(),
         };
         let Immediate { round_bits, content, .. } = Immediate::decode(imm);
         let exists = line.is_none() && (chunk < 4 || wire.group(ChunkId(chunk)).is_some());
@@ -77,8 +77,8 @@ pub fn run(bytes: &[u8]) {
             continue;
         }
         let of_line = line.map(|hub| match at_hub {
-            true => wire.gradient_line(hub, Round(round.into())),
-            false => wire.weights_line(hub, Round(round.into())),
+            true => wire.gradient_line(hub, Round(round)),
+            false => wire.weights_line(hub, Round(round)),
         });
         let span = match frame[6] {
             1 => Span { offset: 0, bytes: 0 },
