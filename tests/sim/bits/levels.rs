@@ -228,10 +228,12 @@ impl Tree {
         let mut keys: Vec<KeyId> = (0..self.layout.keys().len() as u32).map(KeyId).collect();
         let first = self.dice.below(keys.len() as u64) as usize;
         keys.rotate_left(first);
+        let workers = self.drafts.len() as u32;
         let (drafts, later) = (&mut self.drafts[number], self.dice.below(3) == 0);
         for id in keys {
             let dtype = self.layout.keys()[id.index()].dtype;
-            let of = |i| pushed(self.trouble, &self.terms, number as u32, round, id, i);
+            let content = self.plan.together(workers, round, id);
+            let of = |i| pushed(self.trouble, &self.terms, content, number as u32, round, id, i);
             let done = if later {
                 drafts.perhaps(&mut self.dice, exchange, id, |exchange, more| {
                     write(exchange, id, dtype, |i| of(i) + more)
@@ -347,11 +349,19 @@ fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
     norms.iter().map(is_skipped).collect()
 }
 
-/// Works like [`value`]. If rounds are skipped, one of four rounds has an infinite value, or gradients with a large
-/// norm.
-fn pushed(trouble: Trouble, job: &JobTerms, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
+/// Works like [`value`]. If rounds are skipped, one of four rounds has an infinite gradient, or gradients with a large
+/// norm. Weights are finite: a codec sends differences of weights, and that of infinite weights is a NaN.
+fn pushed(
+    trouble: Trouble,
+    job: &JobTerms,
+    content: Content,
+    worker: u32,
+    round: Round,
+    key: KeyId,
+    element: usize,
+) -> f32 {
     let is_chosen = |salt: u64| round > Round(0) && mix(u64::from(round.0) ^ salt).is_multiple_of(4);
-    if job.skip_nonfinite && (key.0, element) == (0, 0) && is_chosen(0x5c1b) {
+    if job.skip_nonfinite && content != Content::Weights && (key.0, element) == (0, 0) && is_chosen(0x5c1b) {
         return f32::INFINITY;
     }
     let is_long = job.skip_spikes.is_some() && is_chosen(0x1093);
@@ -377,8 +387,10 @@ fn expected(
     let mut hub: Vec<_> = keys().map(of_key).collect();
     let (mut by_round, mut norms) = (Vec::new(), Vec::new());
     for round in (0..=rounds).map(Round) {
-        let push =
-            |worker, id, key: &Key, i| rounded(key.dtype, pushed(trouble, terms, worker, round, id, i));
+        let push = |worker, id, key: &Key, i| {
+            let content = plan.together(workers, round, id);
+            rounded(key.dtype, pushed(trouble, terms, content, worker, round, id, i))
+        };
         // Only keys with a gradient are in the norm.
         let means = |id: KeyId, key: &Key| -> Option<Vec<f32>> {
             (plan.together(workers, round, id) == Content::Gradient).then_some(())?;
@@ -471,8 +483,9 @@ fn expected_coded(
                 let (before, here) = shape.split_at(machine as usize);
                 let Shape::Hub(here) = &here[0] else { panic!("a machine") };
                 let dtype = layout.keys()[key.index()].dtype;
-                let pushed = |worker| rounded(dtype, pushed(trouble, job, worker, round, key, i));
-                if plan.together(workers(shape), round, key) == Content::Weights {
+                let content = plan.together(workers(shape), round, key);
+                let pushed = |worker| rounded(dtype, pushed(trouble, job, content, worker, round, key, i));
+                if content == Content::Weights {
                     return Some(pushed(0));
                 }
                 let gradient = |worker| plan.has_gradient(worker, round, key).then(|| pushed(worker));
