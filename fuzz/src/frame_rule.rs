@@ -80,11 +80,11 @@ pub fn run(bytes: &[u8]) {
             true => wire.gradient_line(hub, Round(round)),
             false => wire.weights_line(hub, Round(round)),
         });
-        let span = match frame[6] {
-            1 => Span { offset: 0, bytes: 0 },
-            2 if of_line.is_some() => of_line.expect("checked"),
-            2 if exists && at_hub => wire.gradient_span(ChunkId(chunk)),
-            2 if exists => wire.weights_span(ChunkId(chunk)),
+        let span = match (frame[6], of_line) {
+            (1, _) => Span { offset: 0, bytes: 0 },
+            (2, Some(line)) => line,
+            (2, None) if exists && at_hub => wire.gradient_span(ChunkId(chunk)),
+            (2, None) if exists => wire.weights_span(ChunkId(chunk)),
             _ => Span { offset: number(0) % (window + 8), bytes: number(2) % (window + 8) },
         };
         let has_codec = wire.framing().is_some();

@@ -289,8 +289,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Asks the kernel for huge pages. They save TLB entries: with small pages, a chunk of 32 KiB takes 8
-    /// entries for each worker.
+    /// Asks the kernel for huge pages if the mapping has the size of one. They save TLB entries: with small
+    /// pages, a chunk of 32 KiB takes 8 entries for each worker.
     fn advise_huge_pages(&self) {
         if self.bytes() < HUGE_PAGE {
             return;
