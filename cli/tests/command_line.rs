@@ -304,7 +304,7 @@ fn topology_of_what_cannot_be_placed() {
     says(error(&["--nics", "mlx5_0"]), &["\"mlx5_0\"", "nic0", "nic1"]);
     says(error(&["--except-nics", "mlx5_0"]), &["\"mlx5_0\"", "nic0", "nic1"]);
     says(error(&["--chunk-bytes", "100"]), &["chunk size 100", "multiple of 64"]);
-    says(error(&["--workers", "0"]), &["0", "--workers", "1..=1024"]);
+    says(error(&["--workers", "0"]), &["0", "--workers", "1..=4096"]);
     let host = ["topology", "--synthetic", "sockets:1"];
     says(failure(&[&host[..], &["--model", "vgg-18"]].concat()), &["\"vgg-18\"", "did you mean vgg1"]);
 }
@@ -372,9 +372,9 @@ fn topology_of_shapes_that_are_alike_or_not_possible() {
         &["hub above 3", "use above: it is 1.50 times as fast as mesh"],
     );
     says(
-        of("256", "8", &[]),
+        of("1024", "8", &[]),
         &[
-            "flat:  not possible: 2048 workers, and a job has at most 1024",
+            "flat:  not possible: 8192 workers, and a job has at most 4096",
             "... and 240 more like these",
             "use mesh",
         ],
@@ -403,7 +403,7 @@ fn topology_of_racks_takes_the_papers_formula() {
     says(of("200", &speeds), &["flat:  not possible: 1600 workers", "use mesh"]);
     let error = failure(&["topology", "--racks", "4", "--workers-per-rack", "8", "--model", "vgg19"]);
     says(error, &["--worker-gbps", "--hub-gbps", "--uplink-gbps"]);
-    says(failure(&["topology", "--racks", "0"]), &["--racks", "\"0\" racks", "1 to 256", "each has a hub"]);
+    says(failure(&["topology", "--racks", "0"]), &["--racks", "\"0\" racks", "1 to 4096", "each has a hub"]);
     let given = ["topology", "--racks", "4", "--workers-per-rack", "8"];
     says(failure(&[&given[..], &speeds].concat()), &["--racks needs a model", "--model resnet50"]);
 }
@@ -433,15 +433,15 @@ fn topology_of_machines_that_cannot_be() {
         failure(&[&given[..], more].concat())
     };
     let model = ["--model", "resnet50"];
-    says(error("0", "4", &model), &["--machines", "\"0\" machines", "1 to 256", "each has a hub"]);
-    says(error("257", "4", &model), &["--machines", "\"257\" machines", "1 to 256"]);
-    says(error("two", "4", &model), &["--machines", "\"two\" machines", "1 to 256"]);
-    says(error("2", "0", &model), &["--workers-per-machine", "\"0\" workers", "1 to 1024"]);
+    says(error("0", "4", &model), &["--machines", "\"0\" machines", "1 to 4096", "each has a hub"]);
+    says(error("4097", "4", &model), &["--machines", "\"4097\" machines", "1 to 4096"]);
+    says(error("two", "4", &model), &["--machines", "\"two\" machines", "1 to 4096"]);
+    says(error("2", "0", &model), &["--workers-per-machine", "\"0\" workers", "1 to 4096"]);
     says(error("2", "4", &[]), &["--machines", "needs a model", "--model resnet50"]);
     let more = |setting, value| error("2", "4", &[&model[..], &[setting, value]].concat());
     says(
         more("--above-hubs", "0"),
-        &["--above-hubs", "\"0\" hubs above", "1 to 256", "leave --above-hubs out"],
+        &["--above-hubs", "\"0\" hubs above", "1 to 4096", "leave --above-hubs out"],
     );
     says(more("--link-gbps", "0"), &["--link-gbps", "\"0\" Gb/s", "such as 25"]);
     says(more("--link-gbps", "nan"), &["--link-gbps", "\"nan\" Gb/s"]);

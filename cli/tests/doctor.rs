@@ -184,7 +184,7 @@ fn scripts_read_one_object() {
 fn settings_that_make_no_sense() {
     let _watchdog = Watchdog::start();
     says(failure(&["doctor", "--model", "vgg-18"]), &["\"vgg-18\"", "did you mean vgg1"]);
-    says(failure(&["doctor", "--workers", "0"]), &["--workers", "1..=1024"]);
+    says(failure(&["doctor", "--workers", "0"]), &["--workers", "1..=4096"]);
     says(failure(&["doctor", "--nics", "mlx5_0:x"]), &["--nics", "port that is not a number"]);
     let (status, text) = doctor(&["--cores", "100000", "--listen", "127.0.0.1:0", "--transports", "shm"]);
     assert_eq!(status, Some(1), "{text}");

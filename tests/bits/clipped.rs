@@ -63,6 +63,17 @@ fn the_bits_are_the_same_by_every_transport_and_schedule() {
     run(Training { weights: WeightsMode::Private, ..clipped("private", NESTEROV, 3.0) });
 }
 
+/// Formerly a job had at most 256 hubs, as many as there were ids for their parts of the norm.
+#[test]
+fn the_parts_of_300_hubs_make_one_norm() {
+    let _watchdog = Watchdog::start();
+    let hubs: Vec<_> = (0..300).map(|_| hub(1)).collect();
+    let keys = vec![Key::f32("of all hubs", [300 * 4 * 16])];
+    let training = Training { keys, chunk_bytes: 64, rounds: 2, ..clipped("many", NESTEROV, 3.0) };
+    let expected = training.run(&hubs[0].address().to_string());
+    assert!(training.run(&addresses(&hubs)) == expected);
+}
+
 #[test]
 fn the_bits_are_the_same_over_several_hubs() {
     let _watchdog = Watchdog::start();

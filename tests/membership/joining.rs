@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
@@ -54,8 +54,8 @@ fn ranks_are_below_the_number_of_workers() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     says(refused(config(&hub, "job", 2, 2)), &["rank 2", "2 workers", "from 0 to 1"]);
-    says(refused(config(&hub, "job", 0, 0)), &["0 workers", "expected 1 to 1024"]);
-    says(refused(config(&hub, "job", 0, 1025)), &["1025 workers", "expected 1 to 1024"]);
+    says(refused(config(&hub, "job", 0, 0)), &["0 workers", "expected 1 to 4096"]);
+    says(refused(config(&hub, "job", 0, 4097)), &["4097 workers", "expected 1 to 4096"]);
     assert_eq!(describe(&hub.address().to_string()).jobs, [], "refused joins leave no job");
 }
 
@@ -336,6 +336,37 @@ fn who_waits_is_told_who_was_refused() {
         let told = waiting.join().unwrap();
         says(told, &["[1] of 2 to join", "the hub has refused rank 1 at 127.0.0.1", "manifests differ"]);
     });
+}
+
+/// Formerly each piece of news was told to all workers that waited, so joins of 64 machines took three times as long.
+#[test]
+fn who_waits_for_many_workers_is_told_at_most_once_a_second() {
+    const WORKERS: u32 = 64;
+    let _watchdog = Watchdog::start();
+    let (hub, begun) = (hub(1), Instant::now());
+    let first = join_by_hand(&hub, "job", &join_request(0, WORKERS));
+    let answers = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let mut seen = 0;
+            for answers in 1.. {
+                let request = format!(r#"{{"seen": {seen}}}"#);
+                let (_, news) = post_as_member(&hub, "job", "heartbeat", &first.token, request);
+                let news: HeartbeatReply = serde_json::from_str(&news).unwrap();
+                if news.refused.is_some_and(|refused| refused.starts_with("rank 63 ")) {
+                    return answers;
+                }
+                seen = news.version;
+            }
+            unreachable!("the loop has no end")
+        });
+        for rank in 1..WORKERS {
+            let of_another_job = join_request(rank, 2 * WORKERS);
+            assert_eq!(post_json(&hub, "/v1/jobs/job/join", &of_another_job).0, 409);
+        }
+        waiting.join().unwrap()
+    });
+    let limit = 2 + begun.elapsed().as_secs();
+    assert!(answers <= limit, "{answers} answers: expected at most {limit}");
 }
 
 #[test]

@@ -14,8 +14,8 @@ use fabric::verbs::{NicList, RailMap};
 use pbox_core::Credit;
 use pbox_core::control::Mesh;
 use pbox_core::{
-    Ablate, Compression, Consistency, Dtype, JobTerms, Key, LevelTerms, Members, Optimizer, Schedule,
-    default_chunk_bytes,
+    Ablate, Compression, Consistency, Dtype, JobTerms, Key, LevelTerms, MAX_WORKERS, Members, Optimizer,
+    Schedule, default_chunk_bytes,
 };
 use phub_server::program::ModelSource;
 use phub_server::{CoreSelection, HubSettings, IdleChoice, PathArgs};
@@ -43,7 +43,7 @@ const ELSEWHERE: &str = "With a hub that runs elsewhere";
 #[command(name = "phub-probe", version)]
 pub struct Args {
     /// Number of worker processes.
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     pub workers: u32,
 
     /// The model.

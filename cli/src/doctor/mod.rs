@@ -21,6 +21,7 @@ use fabric::any::Transport;
 use fabric::verbs::{self, Device, Nccl, NicList, NicOptions};
 use membership::NicSettings;
 use membership::environment_warnings;
+use pbox_core::MAX_WORKERS;
 use phub_server::HubSettings;
 use phub_server::lanes::{self, OnNics};
 use phub_server::program::ModelSource;
@@ -65,7 +66,7 @@ pub struct DoctorArgs {
     model: ModelSource,
 
     /// Number of workers of the job, for which the limits must be enough.
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     workers: u32,
 
     /// Measure also the path to the hub at this address: the path MTU, and each pair of RDMA NICs. Default port: 7077.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use pbox_core::{ChunkId, Key, Layout, Placement, default_chunk_bytes};
+use pbox_core::{ChunkId, Key, Layout, MAX_WORKERS, Placement, default_chunk_bytes};
 use phub_server::CoreSelection;
 use phub_server::program::{ModelSource, WrongSetting};
 use serde_json::json;
@@ -56,7 +56,7 @@ pub struct TopologyArgs {
     model: ModelSource,
 
     /// Workers of the job, for the bytes that each round moves.
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     workers: u32,
 
     /// Size of a chunk of the job. Default: the size that a job has.

@@ -49,7 +49,7 @@ pub use last::{LastStep, LastStepped, Saved};
 pub use life::Life;
 use life::{Brought, Gathering};
 pub(crate) use members::undo_join;
-pub use members::{Arrival, Grant, LateLimits, Leave, Member, Ranks, Standing, TOLD_EVERY};
+pub use members::{Arrival, Grant, Hold, LateLimits, Leave, Member, Ranks, Standing, TOLD_EVERY};
 pub use news::News;
 pub use numbers::Change;
 pub(crate) use numbers::forget_numbers;

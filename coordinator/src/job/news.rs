@@ -2,6 +2,8 @@
 //!
 //! The driver of the job publishes the news after each input.
 
+use std::mem::discriminant;
+
 use pbox_core::Round;
 use pbox_core::control::{HeartbeatReply, JobState, Late, reason};
 
@@ -9,9 +11,11 @@ use super::Life;
 use crate::asker::Asker;
 
 /// The news of a job. Each change that members must know raises the version.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct News {
     told: HeartbeatReply,
+    /// The version with which the job began to gather, to run or to fail.
+    turned: u64,
     /// The number of all changes, including changes without a new version.
     edition: u64,
 }
@@ -29,12 +33,22 @@ impl News {
             lost: 0,
             refused: None,
         };
-        News { told, edition: 0 }
+        News { told, turned: 1, edition: 0 }
     }
 
     /// Returns the current news.
     pub fn now(&self) -> &HeartbeatReply {
         &self.told
+    }
+
+    /// Whether there is news after this version.
+    pub fn is_after(&self, version: u64) -> bool {
+        self.told.version > version
+    }
+
+    /// Whether the job has begun or failed after this version. Members are told this news at once.
+    pub fn has_turned_after(&self, version: u64) -> bool {
+        self.turned > version
     }
 
     /// Returns the number of changes.
@@ -77,8 +91,12 @@ impl News {
 
     /// Changes the news, with a new version for the members.
     fn change(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
+        let before = discriminant(&self.told.state);
         self.correct(change);
         self.told.version += 1;
+        if discriminant(&self.told.state) != before {
+            self.turned = self.told.version;
+        }
     }
 
     /// Changes the news without a new version. Members see the change together with the next version.

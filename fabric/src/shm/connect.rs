@@ -36,8 +36,8 @@ use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{LinkPorts, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
-/// The number of connections that may wait to be accepted: at most 1024, one for each worker.
-const BACKLOG: i32 = 1024;
+/// The number of connections that may wait to be accepted: one for each worker of a job.
+const BACKLOG: i32 = 4096;
 
 /// The error of a handshake over shared memory.
 #[derive(Debug, thiserror::Error)]

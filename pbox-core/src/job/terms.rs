@@ -20,7 +20,7 @@ use crate::layout::{DEFAULT_CHUNK_BYTES, Key, LINES, LayoutError, default_chunk_
 use crate::place::WHOLE_KEYS;
 
 /// The limit on the workers of a job.
-pub const MAX_WORKERS: u32 = 1024;
+pub const MAX_WORKERS: u32 = 4096;
 
 /// The limit on the hubs of a job.
 pub const MAX_HUBS: u32 = LINES;

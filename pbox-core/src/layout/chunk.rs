@@ -15,7 +15,10 @@ use serde::{Deserialize, Serialize};
 const IDS: u32 = 1 << 24;
 
 /// The number of ids for [lines](Immediate::line), the messages about the gradient norm: the highest ids.
-pub(crate) const LINES: u32 = 256;
+pub(crate) const LINES: u32 = 4096;
+
+/// The id of the line of hub 0. A job once had at most 256 hubs, which still have the same ids.
+const FIRST_LINE: u32 = IDS - 256;
 
 /// The limit on the chunks of a job: all other ids. With chunks of 32 KiB this is a model of 512 GiB.
 pub const MAX_CHUNKS: u32 = IDS - LINES;
@@ -141,13 +144,14 @@ impl Immediate {
     }
 
     /// Returns the immediate of a line: a message with a hub's part of a round's gradient norm. Its id is not that of a chunk.
+    /// The ids of the first 256 hubs ascend to the highest id; the ids of the next 256 hubs are below.
     pub fn line(hub: usize, round: Round) -> Self {
-        Self::new(ChunkId(MAX_CHUNKS + hub as u32), round)
+        Self::new(ChunkId(hub as u32 ^ FIRST_LINE), round)
     }
 
     /// Returns the number of the hub, if this is the immediate of a hub's [line](Self::line).
     pub fn hub(self) -> Option<usize> {
-        self.chunk.0.checked_sub(MAX_CHUNKS).map(|hub| hub as usize)
+        (self.chunk.0 >= MAX_CHUNKS).then_some((self.chunk.0 ^ FIRST_LINE) as usize)
     }
 
     /// Returns the 32 bits that the fabric carries.
@@ -197,9 +201,12 @@ mod tests {
 
     #[test]
     fn a_line_has_the_id_of_no_chunk() {
-        let hubs = [0, 255].map(|hub| Immediate::decode(Immediate::line(hub, Round(70)).encode()));
-        assert_eq!(hubs.map(Immediate::hub), [Some(0), Some(255)]);
-        assert!(hubs.iter().all(|line| line.chunk.0 >= MAX_CHUNKS && line.round_bits == 6));
+        let lines =
+            (0..LINES as usize).map(|hub| Immediate::decode(Immediate::line(hub, Round(70)).encode()));
+        let lines: Vec<_> = lines.collect();
+        assert!(lines.iter().enumerate().all(|(hub, line)| line.hub() == Some(hub) && line.round_bits == 6));
+        let ids = [0, 1, 255, 256, 511].map(|hub: usize| IDS - lines[hub].chunk.0);
+        assert_eq!(ids, [256, 255, 1, 512, 257], "the first 256 ids are those of earlier programs");
         assert_eq!(Immediate::new(ChunkId(MAX_CHUNKS - 1), Round(0)).hub(), None);
     }
 

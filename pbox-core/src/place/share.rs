@@ -280,7 +280,8 @@ mod tests {
         ];
         for (name, keys) in published.into_iter().chain(shaped) {
             let layout = Layout::new(keys, 32 * 1024).unwrap();
-            for hubs in [16, 64, 128, 256] {
+            let with_twelve_chunks = |hubs: &u32| layout.chunks().len() as u32 >= 12 * hubs;
+            for hubs in [16, 64, 128, 256, 512, 1024].into_iter().filter(with_twelve_chunks) {
                 let bytes =
                     |share| weights(&layout, &pieces(&layout, Schedule::P3, share)).iter().sum::<u64>();
                 let most = shares(hubs).map(bytes).max().unwrap() as f64;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use pbox_core::MAX_WORKERS;
 use rustix::process::{Resource, getrlimit};
 
 /// The limits of a client of the control port.
@@ -37,9 +38,8 @@ impl Default for ControlLimits {
     fn default() -> Self {
         // The other half of the descriptors is for the data path and the windows.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        // A worker has two connections. So 4096 connections are enough for two jobs with the maximum of 1024
-        // workers.
-        Self::of_connections((descriptors / 2).min(4096) as usize)
+        // A worker has two connections, and two jobs may have the most workers.
+        Self::of_connections((descriptors / 2).min(4 * u64::from(MAX_WORKERS)) as usize)
     }
 }
 

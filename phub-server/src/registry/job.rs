@@ -8,9 +8,9 @@ mod tests;
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{LastRounds, not_finite, verdict};
+use coordinator::{LastRounds, News, not_finite, verdict};
 use fabric::{PlannedLink, SendWindow};
-use pbox_core::control::{HeartbeatReply, JobReply};
+use pbox_core::control::JobReply;
 use pbox_core::{JobId, Layout, Placement, Round, Wire};
 use tokio::sync::watch;
 
@@ -64,9 +64,8 @@ pub(crate) struct Job {
     pub round: Round,
     /// The last rounds, as the cores reported them.
     pub last_rounds: LastRounds,
-    /// The news that were published last, with their version.
-    pub told: watch::Sender<HeartbeatReply>,
-    edition: u64,
+    /// The news that was published last.
+    pub told: watch::Sender<News>,
 }
 
 impl Job {
@@ -92,17 +91,16 @@ impl Job {
             wait_for_last: WaitForLast::default(),
             round: Round(0),
             last_rounds: LastRounds::default(),
-            told: watch::Sender::new(state.news.now().clone()),
-            edition: state.news.edition(),
+            told: watch::Sender::new(state.news.clone()),
         }
     }
 
     /// Publishes the news, if they have changed.
     pub fn publish(&mut self, state: &coordinator::Job) {
-        if std::mem::replace(&mut self.edition, state.news.edition()) != state.news.edition() {
+        if self.told.borrow().edition() != state.news.edition() {
             self.told.send_if_modified(|told| {
-                let is_news = told.version != state.news.now().version;
-                told.clone_from(state.news.now());
+                let is_news = state.news.is_after(told.now().version);
+                told.clone_from(&state.news);
                 is_news
             });
         }
