@@ -375,7 +375,7 @@ fn topology_of_shapes_that_are_alike_or_not_possible() {
         of("1024", "8", &[]),
         &[
             "flat:  not possible: 8192 workers, and a job has at most 4096",
-            "... and 240 more like these",
+            "... and 1008 more like these",
             "use mesh",
         ],
     );
@@ -400,7 +400,7 @@ fn topology_of_racks_takes_the_papers_formula() {
         ],
     );
     says(of("1", &speeds), &["use flat: it is the simplest"]);
-    says(of("200", &speeds), &["flat:  not possible: 1600 workers", "use mesh"]);
+    says(of("600", &speeds), &["flat:  not possible: 4800 workers", "use mesh"]);
     let error = failure(&["topology", "--racks", "4", "--workers-per-rack", "8", "--model", "vgg19"]);
     says(error, &["--worker-gbps", "--hub-gbps", "--uplink-gbps"]);
     says(failure(&["topology", "--racks", "0"]), &["--racks", "\"0\" racks", "1 to 4096", "each has a hub"]);

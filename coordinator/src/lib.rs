@@ -48,9 +48,9 @@ pub use hub::{
 pub use hubs::{Files, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use input::{Input, MemberOf, Request};
 pub use job::{
-    AskedId, Blame, Cause, Change, Checkpoints, CutAt, CutId, Effect, Event, FollowId, Grant, Hold, Job,
-    JobSpec, LastStep, LastStepped, LateLimits, Leave, Life, Made, Member, Model, News, NoState, NotBefore,
-    NotCut, NotReleased, Parts, Purpose, Ranks, Saved, Standing, Step, Stepped, TOLD_EVERY, Use, WantId,
+    AskedId, Blame, Cause, Change, Checkpoints, CutAt, CutId, Effect, Event, FollowId, Grant, Job, JobSpec,
+    LastStep, LastStepped, LateLimits, Leave, Life, Made, Member, Model, News, NoState, NotBefore, NotCut,
+    NotReleased, Parts, Purpose, Ranks, Saved, Standing, Step, Stepped, TOLD_EVERY, Use, WantId,
 };
 pub use join::{Differs, Join};
 pub use pace::LastRounds;

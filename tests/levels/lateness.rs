@@ -90,7 +90,7 @@ fn what_cannot_be_late_is_refused_by_name() {
     for (wrong, expected) in [
         (Latest { path: vec![], ..latest.clone() }, "expected 1 to 16"),
         (Latest { path: vec![0; 17], ..latest.clone() }, "expected 1 to 16"),
-        (Latest { path: vec![1024], ..latest.clone() }, "expected ranks below 1024"),
+        (Latest { path: vec![4096], ..latest.clone() }, "expected ranks below 4096"),
         (Latest { last: 101, ..latest.clone() }, "last in 101 of 100 rounds"),
         (Latest { window: 0, last: 0, ..latest.clone() }, "last in 0 of 0 rounds"),
     ] {

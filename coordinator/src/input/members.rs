@@ -1,6 +1,6 @@
 //! Requests for members: join, connect, send a heartbeat, reconnect, leave, and be lost.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pbox_core::control::{Behind, Latest, LeftAt, Pass, RefusalCode};
 use pbox_core::{JobId, Members, Round};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Request;
 use crate::asker::Asker;
 use crate::hub::Hub;
-use crate::job::{self, Cause, Effect, Grant, Hold, Standing, undo_join};
+use crate::job::{self, Cause, Effect, Grant, MANY, Standing, TOLD_EVERY, undo_join};
 use crate::join::Join;
 use crate::links::MemberLink;
 use crate::refused::Refused;
@@ -173,8 +173,8 @@ impl Request for Ready {
     }
 }
 
-/// A heartbeat of a member. A hub also reports which of its own workers is late. The answer is how long this
-/// hub may hold the heartbeat. If the hub refuses, the answer is the reason.
+/// A heartbeat of a member. A hub also reports which of its own workers is late. The answer is the time for
+/// which this hub may delay its reply while there is no news. If the hub refuses, the answer is the reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Heard {
@@ -185,15 +185,15 @@ pub struct Heard {
 }
 
 impl Request for Heard {
-    type Answer = Result<Hold, String>;
+    type Answer = Result<Option<Duration>, String>;
 
     fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
         let MemberOf { job, rank } = self.member;
-        let Some(job) = hub.job_mut(job) else { return Ok(Hold::default()) };
-        let hold = Hold::of(&job.spec.terms, job.life.gathers());
+        let Some(job) = hub.job_mut(job) else { return Ok(None) };
+        let Some(member) = job.members.get_mut(rank) else { return Ok(None) };
         let is_hub = job.spec.terms.level.members != Members::Workers;
-        job.members.get_mut(rank).map_or(Ok(()), |member| member.hear(self.latest, is_hub, now))?;
-        Ok(hold)
+        member.hear(self.latest, is_hub, now)?;
+        Ok(is_hub.then(|| TOLD_EVERY * job.spec.terms.workers.div_ceil(MANY)))
     }
 }
 

@@ -49,7 +49,8 @@ pub use last::{LastStep, LastStepped, Saved};
 pub use life::Life;
 use life::{Brought, Gathering};
 pub(crate) use members::undo_join;
-pub use members::{Arrival, Grant, Hold, LateLimits, Leave, Member, Ranks, Standing, TOLD_EVERY};
+pub use members::{Arrival, Grant, LateLimits, Leave, Member, Ranks, Standing, TOLD_EVERY};
+pub(crate) use news::MANY;
 pub use news::News;
 pub use numbers::Change;
 pub(crate) use numbers::forget_numbers;
@@ -104,7 +105,7 @@ impl Job {
         Job {
             members: Ranks::new(workers, spec.made.cores),
             spec,
-            news: News::new(life.state()),
+            news: News::new(life.state(), workers),
             life,
             cuts: Cuts::default(),
             checkpoints: Checkpoints::default(),

@@ -3,17 +3,23 @@
 //! The driver of the job publishes the news after each input.
 
 use std::mem::discriminant;
+use std::time::Duration;
 
-use pbox_core::Round;
 use pbox_core::control::{HeartbeatReply, JobState, Late, reason};
+use pbox_core::{MAX_WORKERS, Round};
 
-use super::Life;
+use super::{Life, TOLD_EVERY};
 use crate::asker::Asker;
+
+/// The number of members up to which a hub may answer each heartbeat once in [`TOLD_EVERY`].
+pub(crate) const MANY: u32 = 64;
 
 /// The news of a job. Each change that members must know raises the version.
 #[derive(Clone, Debug)]
 pub struct News {
     told: HeartbeatReply,
+    /// The number of the job's workers.
+    workers: u32,
     /// The version with which the job began to gather, to run or to fail.
     turned: u64,
     /// The number of all changes, including changes without a new version.
@@ -22,7 +28,7 @@ pub struct News {
 
 impl News {
     /// Creates the news of a job that begins.
-    pub(super) fn new(state: JobState) -> Self {
+    pub(super) fn new(state: JobState, workers: u32) -> Self {
         let told = HeartbeatReply {
             version: 1,
             state,
@@ -33,7 +39,7 @@ impl News {
             lost: 0,
             refused: None,
         };
-        News { told, turned: 1, edition: 0 }
+        News { told, workers, turned: 1, edition: 0 }
     }
 
     /// Returns the current news.
@@ -49,6 +55,16 @@ impl News {
     /// Whether the job has begun or failed after this version. Members are told this news at once.
     pub fn has_turned_after(&self, version: u64) -> bool {
         self.turned > version
+    }
+
+    /// Returns how long the hub collects more news before it answers a heartbeat: at most `TOLD_EVERY`, so that a living member
+    /// shows in time that it lives. If the hub told each join to all members at once, 1024 joins would need half a million
+    /// answers.
+    pub fn collects_for(&self) -> Duration {
+        match self.told.state {
+            JobState::Gathering { .. } => TOLD_EVERY * self.workers.min(MANY) / MANY,
+            _ => TOLD_EVERY * self.workers / MAX_WORKERS,
+        }
     }
 
     /// Returns the number of changes.

@@ -50,7 +50,7 @@ use std::time::{Duration, Instant};
 
 use authority::{hex, random};
 use coordinator::input::{Heard, Ready};
-use coordinator::{Hold, LateLimits, News, Settings};
+use coordinator::{LateLimits, News, Settings};
 use hub_threads::{Command, CoreHandle};
 use pbox_core::control::{Latest, TransportAddress};
 use pbox_core::kernels::Kernels;
@@ -242,20 +242,21 @@ impl Registry {
     }
 
     /// Handles the heartbeat of a member. A hub below also reports which of its own workers is late. Returns
-    /// the channel of the job's news, and how long the hub holds the heartbeat.
+    /// the channel of the job's news, and the time for which the hub holds the heartbeat while there is no
+    /// news.
     pub fn heartbeat(
         &self,
         name: &str,
         token: &str,
         latest: Option<Latest>,
-    ) -> Result<(watch::Receiver<News>, Hold), Refusal> {
+    ) -> Result<(watch::Receiver<News>, Duration), Refusal> {
         let mut inner = self.lock();
         let (member, (state, job)) = inner.member(name, token)?;
         let (told, who) = (job.told.subscribe(), state.spec.spoken(member.rank));
         let hold = inner.ask(Heard { member, latest }).map_err(|why| {
             Refusal::bad(format!("job {name:?}: {who} sent a heartbeat with an impossible `latest`: {why}"))
         })?;
-        Ok((told, hold.within(self.heartbeat_hold())))
+        Ok((told, hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
 }
 

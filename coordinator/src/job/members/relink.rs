@@ -3,49 +3,15 @@
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{Latest, RefusalCode};
-use pbox_core::{JobTerms, MAX_WORKERS, Members};
 
 use super::{Member, Ranks};
 use crate::job::{Effect, Job, JobSpec, Life, News};
 use crate::refused::Refused;
 use crate::tokens::Token;
 
-/// The interval at which a hub reports to the hubs above which of its workers is late. A job with many members has
-/// [longer intervals](Hold::without_news).
+/// The interval at which a hub reports to the hubs above which of its workers is late. After this time, the hubs above
+/// answer a heartbeat of the hub even without news; with many hubs below, after a longer time.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
-
-/// The number of members above which the hub answers each member less often than once in [`TOLD_EVERY`].
-const ANSWERS: u32 = 64;
-
-/// How long the hub holds the heartbeat of a member before it answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hold {
-    /// The time while there is no news. A hub below reports its late worker with the next heartbeat.
-    pub without_news: Duration,
-    /// The time from the first news on, in which the hub collects more news. If the hub told each join to all members at once,
-    /// 1024 joins would need half a million answers. The time is less than `LIVES_WITHIN`, so that a member that lives can
-    /// show it.
-    pub with_news: Duration,
-}
-
-impl Hold {
-    /// Returns the times of a job with these terms, which gathers or has begun.
-    pub(crate) fn of(terms: &JobTerms, gathers: bool) -> Self {
-        let (workers, is_hub) = (terms.workers, terms.level.members != Members::Workers);
-        Hold {
-            without_news: if is_hub { TOLD_EVERY * workers.div_ceil(ANSWERS) } else { Duration::MAX },
-            with_news: match gathers {
-                true => TOLD_EVERY * workers.min(ANSWERS) / ANSWERS,
-                false => TOLD_EVERY * workers / MAX_WORKERS,
-            },
-        }
-    }
-
-    /// Returns the times for a hub that must answer within this limit.
-    pub fn within(self, limit: Duration) -> Self {
-        Hold { without_news: self.without_news.min(limit), with_news: self.with_news.min(limit / 2) }
-    }
-}
 
 /// The answer to a worker that has asked for new links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,10 +30,10 @@ fn terms_out_of_range_are_named() {
     assert_eq!(terms().check(), Ok(()));
     for (wrong, words) in [
         (JobTerms { workers: 0, ..terms() }, "0 workers: expected 1 to 4096"),
-        (JobTerms { workers: 1025, ..terms() }, "1025 workers"),
+        (JobTerms { workers: 4097, ..terms() }, "4097 workers"),
         (JobTerms { cores: Some(0), ..terms() }, "cores is 0: expected 1 or more"),
         (JobTerms { hubs: 0, ..terms() }, "0 hubs: expected 1 to 4096"),
-        (JobTerms { hubs: 257, ..terms() }, "257 hubs"),
+        (JobTerms { hubs: 4097, ..terms() }, "4097 hubs"),
         (
             JobTerms {
                 level: LevelTerms { credit: Some(Credit::Bytes(0)), ..LevelTerms::default() },
