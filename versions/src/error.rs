@@ -26,6 +26,11 @@ pub enum VersionError {
     )]
     NoIndex { path: PathBuf },
 
+    #[error(
+        "{path} is a file, and expected the directory of a version; remove the file, or give it another name"
+    )]
+    NotADirectory { path: PathBuf },
+
     #[error("{path} has no version {version}; it has {there}")]
     NoSuchVersion { path: PathBuf, version: VersionId, there: String },
 

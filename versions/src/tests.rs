@@ -104,6 +104,24 @@ fn a_publisher_that_comes_back_goes_on() {
 }
 
 #[test]
+fn a_file_with_the_name_of_a_version_is_named_and_hides_no_version() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&mut Publisher::open(dir.path(), rules(3, 9)).unwrap(), 1);
+    std::fs::write(dir.path().join("weight_v000007"), "a note").unwrap();
+    assert_eq!(ids(dir.path()), [1]);
+    let faults: Vec<String> = without_index(dir.path()).unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(faults.len(), 1);
+    assert!(faults[0].contains("weight_v000007 is a file, and expected the directory"), "{faults:?}");
+    let mut reader = Reader::new(dir.path());
+    assert_eq!(reader.newest().unwrap(), Some(VersionId(1)));
+    assert_eq!(reader.go_to(VersionId(1)).unwrap().weights, weights(1));
+    let mut publisher = Publisher::open(dir.path(), rules(3, 9)).unwrap();
+    let published = publish(&mut publisher, 2);
+    assert_eq!((published.id, published.is_whole), (VersionId(8), true));
+    assert_eq!(std::fs::read(dir.path().join("weight_v000007")).unwrap(), b"a note");
+}
+
+#[test]
 fn a_directory_has_one_publisher_and_one_job() {
     let dir = tempfile::tempdir().unwrap();
     let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();

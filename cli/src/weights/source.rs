@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use phub_server::program::WrongSetting;
 use subscription::{Names, Precision, Source, SourceSettings};
 
 /// The longest file of names.
@@ -47,7 +48,8 @@ impl SourceArgs {
     /// # Errors
     /// Returns an error if the job's name is invalid, or if the secret or the file of names cannot be read.
     pub(super) fn source(&self, hub_wait: Duration) -> anyhow::Result<Source> {
-        let names = self.names.as_deref().map(read_names).transpose()?.unwrap_or_default();
+        let names = self.names.as_deref().map(read_names).transpose();
+        let names = names.map_err(|error| WrongSetting(format!("{error:#}")))?.unwrap_or_default();
         let (precision, averages) = (self.dtype, self.ema);
         let settings = SourceSettings::new(&self.hubs, &self.job);
         Ok(Source::new(SourceSettings { precision, averages, names, hub_wait, ..settings })?)
