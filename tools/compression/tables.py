@@ -70,7 +70,8 @@ def tell_long(runs):
             gaps = [ends[seed] - end(plump[seed], HUB) for seed in ends if seed in plump]
             own = [end(looks, WORKER) - ends[seed] for seed, looks in by_seed.items()]
             fewer = f" ({len(ends)} seeds)" if len(ends) < len(plump) else ""
-            cells = [TITLES[method] + fewer, f"{statistics.median(then):.1f}" if then else "", f"{statistics.median(ends.values()):.1f}",
+            early = f"{statistics.median(then):.1f}" if then else ""
+            cells = [TITLES[method] + fewer, early, f"{statistics.median(ends.values()):.1f}",
                      spread(gaps, "+.1f") if method != "plump" else "", spread(own, "+.1f") if any(own) else ""]
             print(" ".join(f"| {cell}" if cell else "|" for cell in cells) + " |")
 

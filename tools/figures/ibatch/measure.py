@@ -103,7 +103,8 @@ def layers(reports):
 def say(rows):
     """Prints a table as in docs/figures/batches.md for each number of machines: medians, and the errors of the simulation."""
     for count in dict.fromkeys(int(row["machines"]) for row in rows):
-        print(f"\n| {count} machines | iteration, ms | simulated over measured | to the last layer, ms | simulated over measured |")
+        print(f"\n| {count} machines | iteration, ms | simulated over measured | to the last layer, ms | "
+              "simulated over measured |")
         print("|---|---|---|---|---|")
         for batching in BATCHINGS:
             those = [row for row in rows if int(row["machines"]) == count and row["batching"] == batching]
