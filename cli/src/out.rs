@@ -25,6 +25,18 @@ pub(crate) fn all(text: impl Display) -> anyhow::Result<()> {
     }
 }
 
+/// Prints a line of a command whose exit status is its result. If the reader of the pipe has ended, as after `| grep -q`, prints
+/// nothing, and the work continues.
+///
+/// # Errors
+/// Returns an error if writing to stdout fails for another reason.
+pub(crate) fn verdict(text: impl Display) -> anyhow::Result<()> {
+    match write(format_args!("{text}\n")) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("writing to stdout"),
+    }
+}
+
 /// The stdout of a command whose main work is not its output. If the reader of the pipe has ended, the work continues.
 #[derive(Debug, Default)]
 pub(crate) struct Out {

@@ -366,6 +366,31 @@ fn what_nobody_reads_ends_no_command_in_a_panic() {
     }
 }
 
+/// Checks commands whose exit status is their result, as in `phub-server checkpoint verify FILE | grep -q x`.
+#[test]
+fn a_fault_that_nobody_reads_is_in_the_exit_status() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let [record, none] =
+        ["hub.record", "none"].map(|name| dir.path().join(name).to_str().unwrap().to_owned());
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--insecure", "--idle", "sleep"];
+    let recorded = [&serve[..], &["--unused-limit-s", "0", "--record", &record]].concat();
+    assert!(phub_server(&recorded).output().unwrap().status.success());
+    let other = std::fs::read_to_string(&record).unwrap().replace("\"answer\":\"", "\"answer\":\"another ");
+    std::fs::write(&record, other).unwrap();
+    std::fs::create_dir(dir.path().join("weight_v000001")).unwrap();
+    for arguments in [
+        &["checkpoint", "verify", &none][..],
+        &["versions", "verify", dir.path().to_str().unwrap()],
+        &["replay", &record],
+    ] {
+        let (read, write) = std::io::pipe().unwrap();
+        drop(read);
+        let ended = phub_server(arguments).stdout(write).output().unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {ended:?}");
+    }
+}
+
 /// Checks that the log, `status`, `stop` and `drain` name who joins, who is refused, and who stops the hub.
 #[test]
 fn who_joins_who_is_refused_and_who_stops_is_named() {
