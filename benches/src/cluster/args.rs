@@ -102,6 +102,5 @@ pub fn run(args: &Args) -> Result<()> {
         "bound": ms(cluster.bound(&plan, &key_bytes)),
         "batchings": Batching::ALL.map(batching),
     });
-    println!("{answer}");
-    Ok(())
+    phub_server::program::print(format_args!("{answer}\n"))
 }
