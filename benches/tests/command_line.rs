@@ -63,6 +63,21 @@ fn a_report_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
+fn rates_and_delays_that_no_cluster_has() {
+    let _watchdog = Watchdog::start();
+    for (option, values) in [
+        ("--gbps", ["0", "nan", "inf", "1e-300"]),
+        ("--start-up-ms", ["nan", "inf", "1e300", "x"]),
+        ("--latency-ms", ["nan", "inf", "1e300", "x"]),
+    ] {
+        for value in values {
+            let mut cluster = Command::new(env!("CARGO_BIN_EXE_phub-cluster"));
+            says(failure(cluster.args([option, value])), &[option, value, "expected a number from 0"]);
+        }
+    }
+}
+
+#[test]
 fn headers_that_lie() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
