@@ -405,6 +405,23 @@ fn what_cannot_be_published_is_named() {
         assert_eq!(ended.status.code(), Some(2), "a wrong setting: {ended:?}");
         says(String::from_utf8(ended.stderr).unwrap(), &[&names, why]);
     }
+    let fifo = dir.path().join("fifo").to_str().unwrap().to_owned();
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    for (arguments, why) in [
+        (&["publish", "job", &hub.address, "--to", &to, "--names", "/dev/zero"][..], "expected at most"),
+        (&[&publish[..], &["--also", &fifo]].concat(), "neither a directory nor a pipe"),
+        (
+            &[&publish[..], &["--also", dir.path().to_str().unwrap()]].concat(),
+            "neither a directory nor a pipe",
+        ),
+        (&["publish", "a job", &hub.address, "--to", &to], "expected 1 to 64 letters"),
+        (&["publish", "job", &format!("{0},{0}", hub.address), "--to", &to], "is listed twice"),
+        (&["pull", "job", "127.0.0.1:70000", "--to", &file], "127.0.0.1:70000"),
+    ] {
+        let ended = phub_server(arguments).output().unwrap();
+        assert_eq!(ended.status.code(), Some(2), "a wrong setting: {ended:?}");
+        says(String::from_utf8(ended.stderr).unwrap(), &[why]);
+    }
     says(failure(&[&publish[..], &["--ema"]].concat()), &["keeps no averages of its weights"]);
     std::fs::write(&file, "").unwrap();
     says(failure(&["pull", "job", &hub.address, "--to", &file]), &["exists already"]);

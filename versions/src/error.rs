@@ -31,6 +31,9 @@ pub enum VersionError {
     )]
     NotADirectory { path: PathBuf },
 
+    #[error("{path} cannot be copied next to the weights: {why}")]
+    Also { path: PathBuf, why: &'static str },
+
     #[error("{path} has no version {version}; it has {there}")]
     NoSuchVersion { path: PathBuf, version: VersionId, there: String },
 

@@ -1,5 +1,7 @@
 //! Arguments about the job whose weights are wanted.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -58,9 +60,11 @@ impl SourceArgs {
 
 fn read_names(path: &Path) -> anyhow::Result<Names> {
     let shown = || format!("the file of names {}", path.display());
-    let bytes = path.metadata().with_context(shown)?.len();
-    ensure!(bytes <= NAMES_BYTES, "{}: {bytes} bytes, expected at most {NAMES_BYTES}", shown());
-    let text = std::fs::read(path).with_context(shown)?;
+    let mut text = Vec::new();
+    // The read is bounded, because a device or a pipe does not say its length.
+    let file = File::open(path).with_context(shown)?;
+    file.take(NAMES_BYTES + 1).read_to_end(&mut text).with_context(shown)?;
+    ensure!(text.len() as u64 <= NAMES_BYTES, "{}: expected at most {NAMES_BYTES} bytes", shown());
     let expected = || format!("{}: expected a JSON object of names", shown());
     serde_json::from_slice(&text).with_context(expected)
 }
