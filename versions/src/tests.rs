@@ -59,6 +59,28 @@ fn each_version_comes_back_as_it_was_published() {
 }
 
 #[test]
+fn a_finite_value_that_a_type_rounds_to_infinity_is_refused() {
+    let bf16 = [0x7f7f_7fff, 0x7f7f_8000].map(f32::from_bits);
+    for (precision, [most, beyond], dtype) in
+        [(Precision::F16, [65_519.0, 65_520.0], "f16"), (Precision::Bf16, bf16, "bf16")]
+    {
+        let is_finite = |value: f32| match precision {
+            Precision::F16 => half::f16::from_f32(value).is_finite(),
+            _ => half::bf16::from_f32(value).is_finite(),
+        };
+        assert_eq!([is_finite(most), is_finite(beyond)], [true, false]);
+        let add = |value: f32| Weights::default().add("a", vec![2], &[f32::NAN, value], precision);
+        for value in [most, -most, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(add(value), Ok(()), "{value} in {dtype}");
+        }
+        for value in [beyond, -beyond, f32::MAX] {
+            assert_eq!(add(value), Err(NotWeights::Range { name: "a".into(), value, dtype }));
+        }
+    }
+    assert_eq!(Weights::default().add("a", vec![1], &[f32::MAX], Precision::F32), Ok(()));
+}
+
+#[test]
 fn a_version_without_a_change_is_one() {
     let dir = tempfile::tempdir().unwrap();
     let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
