@@ -25,7 +25,7 @@ mod weights;
 
 use std::ffi::OsString;
 
-use ::topology::PlaceError;
+use ::topology::{HostError, PlaceError};
 use anyhow::Context;
 use authority::CredentialError;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -197,6 +197,7 @@ fn is_of_settings(error: &anyhow::Error) -> bool {
                 Some(SourceError::JobName(_) | SourceError::Hub(MemberError::Hubs { .. }))
             )
             || matches!(cause.downcast_ref(), Some(VersionError::Also { .. }))
+            || matches!(cause.downcast_ref(), Some(HostError::Synthetic(_)))
     })
 }
 
