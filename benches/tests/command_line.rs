@@ -29,14 +29,52 @@ fn manifests_that_cannot_be_read() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing.safetensors");
-    for path in [missing.as_path(), dir.path()] {
+    let fifo = dir.path().join("fifo.safetensors");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    for (path, why) in
+        [(missing.as_path(), "cannot read"), (dir.path(), "is not a file"), (&fifo, "is not a file")]
+    {
         let error = failure(with(&["--manifest"]).arg(path));
-        says(error, &["cannot read", path.to_str().unwrap()]);
+        says(error, &[why, path.to_str().unwrap(), "give a .safetensors file"]);
     }
     says(
         failure(with(&["--model", "vgg16", "--manifest"]).arg(&missing)),
         &["--model", "cannot be used with"],
     );
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_an_error() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.safetensors");
+    write_manifest(&model, &[Key::f32("a", [100])]);
+    let mut cluster = Command::new(env!("CARGO_BIN_EXE_phub-cluster"));
+    cluster.args(["--compute", "googlenet", "--nodes", "2"]);
+    let mut probe = with(&["--workers", "1", "--rounds", "1", "--manifest"]);
+    probe.arg(&model);
+    for command in [&mut probe, &mut cluster] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        says(failure(command.stdout(full)), &["writing to stdout", "No space left on device"]);
+        let (read, write) = std::io::pipe().unwrap();
+        drop(read);
+        assert!(command.stdout(write).status().unwrap().success(), "a closed pipe is no error");
+    }
+}
+
+#[test]
+fn rates_and_delays_that_no_cluster_has() {
+    let _watchdog = Watchdog::start();
+    for (option, values) in [
+        ("--gbps", ["0", "nan", "inf", "1e-300"]),
+        ("--start-up-ms", ["nan", "inf", "1e300", "x"]),
+        ("--latency-ms", ["nan", "inf", "1e300", "x"]),
+    ] {
+        for value in values {
+            let mut cluster = Command::new(env!("CARGO_BIN_EXE_phub-cluster"));
+            says(failure(cluster.args([option, value])), &[option, value, "expected a number from 0"]);
+        }
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use checkpoint_file::{Decoded, about, decode, is_state};
 use clap::{Parser, Subcommand};
 use phub_server::checkpoint::{FileMode, export};
 
-use crate::out::line;
+use crate::out::{line, verdict};
 
 /// Look at the checkpoints of a hub. The hub may be running. Nothing is changed.
 #[derive(Clone, Debug, Parser)]
@@ -145,7 +145,7 @@ fn verify(path: &Path) -> anyhow::Result<bool> {
     let checkpoint = match read(path) {
         Ok(checkpoint) => checkpoint,
         Err(error) => {
-            line(format_args!("FAIL  {error:#}"))?;
+            verdict(format_args!("FAIL  {error:#}"))?;
             return Ok(false);
         }
     };
@@ -160,9 +160,11 @@ fn verify(path: &Path) -> anyhow::Result<bool> {
     let (path, round, optimizer) = (path.display(), checkpoint.round().0, checkpoint.optimizer().name());
     let seen = format!("{path}: before round {round}, {optimizer}, {parameters} parameters{part}");
     match first {
-        None => line(format_args!("pass  {seen}"))?,
+        None => verdict(format_args!("pass  {seen}"))?,
         Some(name) => {
-            line(format_args!("FAIL  {seen}; {not_finite} value(s) are NaN or infinite, first in {name:?}"))?;
+            verdict(format_args!(
+                "FAIL  {seen}; {not_finite} value(s) are NaN or infinite, first in {name:?}"
+            ))?;
         }
     }
     Ok(first.is_none())

@@ -25,7 +25,7 @@ mod weights;
 
 use std::ffi::OsString;
 
-use ::topology::PlaceError;
+use ::topology::{HostError, PlaceError};
 use anyhow::Context;
 use authority::CredentialError;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -36,8 +36,10 @@ use pbox_core::models::UnknownModel;
 use phub_server::program::{Unusable, WrongSetting, log, parse, say, succeeds, variables_in};
 use phub_server::{HubError, HubSettings};
 use rustix::process::Signal;
+use subscription::SourceError;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
+use versions::VersionError;
 
 use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
@@ -189,6 +191,13 @@ fn is_of_settings(error: &anyhow::Error) -> bool {
             || cause.is::<PlaceError>()
             || cause.downcast_ref().is_some_and(HubError::is_of_settings)
             || matches!(cause.downcast_ref(), Some(MemberError::Hubs { .. }))
+            // This error has no cause of its own: it has the text and the causes of the error in it.
+            || matches!(
+                cause.downcast_ref(),
+                Some(SourceError::JobName(_) | SourceError::Hub(MemberError::Hubs { .. }))
+            )
+            || matches!(cause.downcast_ref(), Some(VersionError::Also { .. }))
+            || matches!(cause.downcast_ref(), Some(HostError::Synthetic(_)))
     })
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
 use anyhow::Context;
-use phub_server::program::say;
+use phub_server::program::{print, say};
 
 /// Prints a line. If the reader of the pipe has ended, as after `| head`, the process ends here.
 ///
@@ -23,6 +23,15 @@ pub(crate) fn all(text: impl Display) -> anyhow::Result<()> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
         other => other.context("writing to stdout"),
     }
+}
+
+/// Prints a line of a command whose exit status is its result. If the reader of the pipe has ended, as after `| grep -q`, prints
+/// nothing, and the work continues.
+///
+/// # Errors
+/// Returns an error if writing to stdout fails for another reason.
+pub(crate) fn verdict(text: impl Display) -> anyhow::Result<()> {
+    print(format_args!("{text}\n"))
 }
 
 /// The stdout of a command whose main work is not its output. If the reader of the pipe has ended, the work continues.

@@ -35,7 +35,7 @@ impl ReplayArgs {
         match replay(BufReader::new(file).lines(), Instant::now()) {
             Ok(replayed) => out::line(replayed)?,
             Err(NotReplayed::Differs(difference)) => {
-                out::line(difference)?;
+                out::verdict(difference)?;
                 return Ok(false);
             }
             Err(error) => return Err(error).with_context(shown),

@@ -80,8 +80,10 @@ impl TopArgs {
             let text = match (&answer, &before) {
                 (Ok(hub), _) if in_terminal => format!("{CLEAR}{}", screen(&self.hub, hub, before.as_ref())),
                 (Ok(hub), _) => lines(hub),
-                (Err(why), None) => return Err(anyhow!("hub {}: {why}", self.hub)),
-                (Err(why), Some(_)) => format!("the hub does not answer: {why}\n"),
+                (Err(why), before) if before.is_none() || self.once => {
+                    return Err(anyhow!("hub {}: {why}", self.hub));
+                }
+                (Err(why), _) => format!("the hub does not answer: {why}\n"),
             };
             out::all(text)?;
             if self.once {

@@ -35,6 +35,11 @@ impl TraceArgs {
             let why = format!("{to} is both read and written; name another file after --to");
             return Err(WrongSetting(why).into());
         }
+        let is_second = |(at, file): &(usize, &PathBuf)| self.files[..*at].contains(file);
+        if let Some((_, file)) = self.files.iter().enumerate().find(is_second) {
+            let why = format!("{} is given twice; name each file once", file.display());
+            return Err(WrongSetting(why).into());
+        }
         // The files are merged before the new file is made, so that a bad file does not overwrite an existing
         // one.
         let (processes, apart) = merge(&self.files)?;

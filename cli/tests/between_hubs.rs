@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -13,7 +14,7 @@ use pbox_core::control::JobReply;
 use subscription::{NoWeights, Source, SourceSettings};
 
 use crate::over_hubs::{SHAPES, check, list, serve, serve_at, step, while_counting, worker, worker_of};
-use crate::support::says;
+use crate::support::{phub_server, says};
 
 fn source(hubs: &str) -> Source {
     Source::new(SourceSettings::new(hubs, "job")).unwrap()
@@ -22,6 +23,15 @@ fn source(hubs: &str) -> Source {
 /// Starts a proxy to a hub, and returns its address. The proxy calls `asked` with each request for a state, before it passes the
 /// request on.
 fn through(hub: &str, asked: impl Fn(&str) + Send + Sync + 'static) -> String {
+    through_each(hub, move |request| {
+        if request.starts_with("GET /v1/jobs/job/state") {
+            asked(request);
+        }
+    })
+}
+
+/// Starts a proxy to a hub, and returns its address. The proxy calls `asked` with each request.
+fn through_each(hub: &str, asked: impl Fn(&str) + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
     let (hub, asked) = (hub.to_owned(), Arc::new(asked));
@@ -44,9 +54,7 @@ fn pass_on(mut client: TcpStream, hub: &str, asked: &dyn Fn(&str)) {
         }
     }
     let request = String::from_utf8(request).unwrap();
-    if request.starts_with("GET /v1/jobs/job/state") {
-        asked(request.lines().next().unwrap());
-    }
+    asked(request.lines().next().unwrap());
     let mut hub = TcpStream::connect(hub).unwrap();
     let head = request.trim_end();
     hub.write_all(format!("{head}\r\nconnection: close\r\n\r\n").as_bytes()).unwrap();
@@ -182,4 +190,25 @@ fn a_hub_that_ended_is_named_and_the_job_that_begins_anew_is_read() {
     assert_eq!(origin.round, session.next_round().0);
     check(&weights, origin.round);
     session.leave().unwrap();
+}
+
+#[test]
+fn a_publisher_whose_job_ends_before_its_first_version_fails() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let hubs = serve(dir.path(), 1);
+    let session = worker(&list(&hubs));
+    let (send, requests) = std::sync::mpsc::channel();
+    let asked = through_each(&hubs[0].address, move |request| drop(send.send(request.to_owned())));
+    let to = dir.path().join("versions");
+    let arguments = ["publish", "job", &asked, "--to", to.to_str().unwrap(), "--each-rounds", "1000000"];
+    let publisher = phub_server(&arguments).stderr(Stdio::piped()).spawn().unwrap();
+    // Its first try has two requests. With the third one it has seen the job, which is far from the wanted round.
+    requests.iter().take(3).for_each(|request| assert!(request.starts_with("GET /v1/hub"), "{request}"));
+    session.leave().unwrap();
+    let ended = publisher.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let said = String::from_utf8(ended.stderr).unwrap();
+    says(&said, &["job \"job\" has ended, and no version of it was published in", to.to_str().unwrap()]);
+    assert!(!to.exists(), "a new directory without versions does not stay");
 }

@@ -37,7 +37,8 @@ fn serve_settings_out_of_range() {
 fn a_wrong_setting_has_a_status_of_its_own() {
     let _watchdog = Watchdog::start();
     let trace = ["trace", "--to", "a.json", "a.json"];
-    let wrong: [&[&str]; 15] = [
+    let twice = ["trace", "--to", "all.json", "a.json", "b.json", "a.json"];
+    let wrong: [&[&str]; 17] = [
         &["serve", "--cores", "0"],
         &["serve", "--late-limit-s", "5"],
         &["serve", "--machine", "0/2"],
@@ -50,8 +51,10 @@ fn a_wrong_setting_has_a_status_of_its_own() {
         &["topology", "--chunk-bytes", "4096"],
         &["topology", "--workers-for", "resnet50"],
         &["topology", "--model", "resnet5"],
+        &["topology", "--synthetic", "sockets:0"],
         &["topology", "--model", "resnet50", "--chunk-bytes", "63"],
         &trace,
+        &twice,
         &["certificate", "--name", "hub.example,"],
     ];
     for arguments in wrong {

@@ -185,6 +185,11 @@ fn settings_that_make_no_sense() {
     let _watchdog = Watchdog::start();
     says(failure(&["doctor", "--model", "vgg-18"]), &["\"vgg-18\"", "did you mean vgg1"]);
     says(failure(&["doctor", "--workers", "0"]), &["--workers", "1..=4096"]);
+    for peer in ["", "127.0.0.1:70000", "a:b:c"] {
+        let ended = phub_server(&["doctor", "--peer", peer]).output().unwrap();
+        assert_eq!((ended.status.code(), ended.stdout.len()), (Some(2), 0), "{ended:?}");
+        says(String::from_utf8_lossy(&ended.stderr), &["--peer", "expected a host and a port"]);
+    }
     says(failure(&["doctor", "--nics", "mlx5_0:x"]), &["--nics", "port that is not a number"]);
     let (status, text) = doctor(&["--cores", "100000", "--listen", "127.0.0.1:0", "--transports", "shm"]);
     assert_eq!(status, Some(1), "{text}");

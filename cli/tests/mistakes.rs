@@ -102,6 +102,21 @@ fn a_directory_that_a_group_may_read_by_setting_is_no_mistake() {
     assert!(!open.contains("chmod 700"), "{open}");
 }
 
+#[test]
+fn settings_of_checkpoints_without_their_directory_are_wrong() {
+    for (name, value) in [("every", "100"), ("keep", "5"), ("jobs", "5"), ("mode", "640")] {
+        let option = format!("--checkpoint-{name}");
+        let by_flag = phub_server(&["serve", "--listen", NOT_HERE, &option, value]).output().unwrap();
+        let variable = format!("PHUB_CHECKPOINT_{}", name.to_uppercase());
+        let mut by_variable = phub_server(&["serve", "--listen", NOT_HERE]);
+        let by_variable = by_variable.env(variable, value).output().unwrap();
+        for ended in [by_flag, by_variable] {
+            assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+            says(String::from_utf8_lossy(&ended.stderr), &["--checkpoints <DIRECTORY>"]);
+        }
+    }
+}
+
 /// Answers the next request at a port with these bytes. Returns the address of the port.
 fn answering(answer: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -207,7 +207,19 @@ fn a_file_and_versions_of_several_hubs_have_whole_tensors() {
     assert!(b.data().iter().copied().eq(expected));
 }
 
-/// Publishes three versions while rounds run, and returns whether the publisher has named rounds that had passed.
+/// Returns the first and the last multiple about which a line of a publisher is: published, or passed.
+fn multiples_of(line: &str) -> (u32, u32) {
+    let after = |words: &str| {
+        let (_, rest) = line.split_once(words)?;
+        rest.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
+    };
+    let first = if line.starts_with("version") { after(", before round ") } else { after("round ") };
+    let first = first.unwrap_or_else(|| panic!("{line}"));
+    (first, after(" to ").unwrap_or(first))
+}
+
+/// Publishes three versions while rounds run, and returns whether the publisher has named rounds that had passed. Each multiple
+/// is published or named.
 fn each_rounds(count: usize, rounds: &str) -> bool {
     let dir = tempfile::tempdir().unwrap();
     let hubs = serve(dir.path(), count);
@@ -219,8 +231,11 @@ fn each_rounds(count: usize, rounds: &str) -> bool {
     let (versions, passed) = while_stepping(&mut session, || {
         let mut publisher = phub_server(&arguments).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(publisher.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let (mut versions, mut passed) = (0, false);
+        let (mut versions, mut passed, mut due) = (0, false, None);
         for line in lines {
+            let (first, last) = multiples_of(&line);
+            assert_eq!(first, due.unwrap_or(first), "{line}");
+            due = Some(last + rounds.parse::<u32>().unwrap());
             versions += usize::from(line.starts_with("version 00000"));
             passed |= line.starts_with("round ") && line.contains("has passed: the job is in round");
             if versions == 3 {

@@ -2,6 +2,7 @@
 //! of a round. The hub notifies its workers, and leaves nothing behind.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -10,13 +11,13 @@ use crate::support::{Serve, failure, phub_server, says};
 use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use pbox_core::{Key, Optimizer};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process_group};
 use worker_shim::{Session, SessionConfig, SessionError};
 
 /// Returns a hub that runs in an empty directory.
 fn serve(dir: &Path, more: &[&str]) -> Serve {
     let arguments = [&["serve", "--listen", "127.0.0.1:0", "--cores", "1"], more].concat();
-    Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "warn"))
+    Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "warn").process_group(0))
 }
 
 /// Returns the two workers of a job in the middle of a round: only rank 0 has pushed.
@@ -55,7 +56,7 @@ fn named_sockets(pid: u32) -> Vec<String> {
     named.map(|fields| fields[7].to_owned()).collect()
 }
 
-/// Returns what a process with this id and these sockets has left in the system.
+/// Returns what a process with this id and these sockets has left in the system. The process was started in its own group.
 fn left_behind(pid: u32, dir: &Path, names: &[String]) -> Vec<String> {
     let mut left = Vec::new();
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -68,14 +69,24 @@ fn left_behind(pid: u32, dir: &Path, names: &[String]) -> Vec<String> {
     }
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-        // The line is "pid (name) state parent group ...". Keeps the lines of the process with this id, and
-        // of its children.
+        // The line is "pid (name) state parent group ...". Keeps the lines of the process and of its descendants. The parent of
+        // a descendant may have ended.
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        if process.file_name() == *pid.to_string() || fields.get(1) == Some(&&*pid.to_string()) {
+        if fields.get(2) == Some(&&*pid.to_string()) {
             left.push(stat);
         }
     }
     left
+}
+
+#[test]
+fn a_child_whose_parent_has_ended_counts_as_left_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh").args(["-c", "sleep 1000 &"]).process_group(0).spawn().unwrap();
+    assert!(shell.wait().unwrap().success());
+    let left = left_behind(shell.id(), dir.path(), &[]);
+    kill_process_group(Pid::from_child(&shell), Signal::KILL).unwrap();
+    assert!(left.iter().any(|line| line.contains("(sleep)") || line.contains("(sh)")), "{left:?}");
 }
 
 fn a_signal_ends_it_well(signal: Signal, name: &str) {
@@ -352,6 +363,31 @@ fn what_nobody_reads_ends_no_command_in_a_panic() {
         let (code, error) = end(full.into());
         assert_eq!(code, Some(1), "{arguments:?}: {error}");
         says(error, &["writing to stdout", "No space left on device"]);
+    }
+}
+
+/// Checks commands whose exit status is their result, as in `phub-server checkpoint verify FILE | grep -q x`.
+#[test]
+fn a_fault_that_nobody_reads_is_in_the_exit_status() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let [record, none] =
+        ["hub.record", "none"].map(|name| dir.path().join(name).to_str().unwrap().to_owned());
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--insecure", "--idle", "sleep"];
+    let recorded = [&serve[..], &["--unused-limit-s", "0", "--record", &record]].concat();
+    assert!(phub_server(&recorded).output().unwrap().status.success());
+    let other = std::fs::read_to_string(&record).unwrap().replace("\"answer\":\"", "\"answer\":\"another ");
+    std::fs::write(&record, other).unwrap();
+    std::fs::create_dir(dir.path().join("weight_v000001")).unwrap();
+    for arguments in [
+        &["checkpoint", "verify", &none][..],
+        &["versions", "verify", dir.path().to_str().unwrap()],
+        &["replay", &record],
+    ] {
+        let (read, write) = std::io::pipe().unwrap();
+        drop(read);
+        let ended = phub_server(arguments).stdout(write).output().unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {ended:?}");
     }
 }
 

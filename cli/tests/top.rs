@@ -1,6 +1,7 @@
 //! `phub-server top`: without a terminal it prints one line for each job, and it ends cleanly.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -52,4 +53,27 @@ fn the_verdict_comes_each_second_until_it_is_interrupted() {
     kill_process(Pid::from_raw(top.id() as i32).unwrap(), Signal::INT).unwrap();
     assert!(top.wait().unwrap().success());
     says(failure(&once), &["hub 127.0.0.1", "the hub cannot be reached", "`phub-server serve` runs there"]);
+}
+
+#[test]
+fn a_hub_that_ends_between_the_two_requests_is_an_error() {
+    let _watchdog = Watchdog::start();
+    let hub = Serve::start(
+        phub_server(&["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--insecure"])
+            .stderr(Stdio::null()),
+    );
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    // Passes one request on to the hub. Then nothing listens at the address.
+    let proxy = std::thread::spawn(move || {
+        let (client, _) = listener.accept().unwrap();
+        let mut client = BufReader::new(client);
+        client.by_ref().lines().map(Result::unwrap).find(String::is_empty).unwrap();
+        let mut behind = TcpStream::connect(&hub.address).unwrap();
+        write!(behind, "GET /v1/hub HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", hub.address).unwrap();
+        drop(listener);
+        std::io::copy(&mut behind, client.get_mut()).unwrap();
+    });
+    says(failure(&["top", "--once", &address]), &[&address, "the hub cannot be reached"]);
+    proxy.join().unwrap();
 }

@@ -124,7 +124,9 @@ fn versions_have_the_bits_of_their_rounds() {
     // A publisher that writes into the visible directory was killed before it wrote the index.
     std::fs::remove_file(to.join("weight_v000003/model.safetensors.index.json")).unwrap();
     let without = "weight_v000003 has no index: its publisher is still writing this version, or ended";
-    says(output(&["versions", "list", &to_text]), &["delta on 000001", without]);
+    std::fs::write(to.join("weight_v000007"), "a note").unwrap();
+    let note = "weight_v000007 is a file, and expected the directory of a version; remove the file";
+    says(output(&["versions", "list", &to_text]), &["delta on 000001", without, note]);
     says(
         failure(&["versions", "verify", &to_text]),
         &[without, "remove this directory if no publisher runs"],
@@ -397,6 +399,29 @@ fn what_cannot_be_published_is_named() {
         failure(&[&publish[..], &["--names", &names]].concat()),
         &["job \"job\" would have two tensors with the name \"b\", of key \"a\" and of key \"b\""],
     );
+    for (text, why) in [("{", "expected a JSON object of names"), (r#"{"a": 1}"#, "line 1 column")] {
+        std::fs::write(&names, text).unwrap();
+        let ended = phub_server(&[&publish[..], &["--names", &names]].concat()).output().unwrap();
+        assert_eq!(ended.status.code(), Some(2), "a wrong setting: {ended:?}");
+        says(String::from_utf8(ended.stderr).unwrap(), &[&names, why]);
+    }
+    let fifo = dir.path().join("fifo").to_str().unwrap().to_owned();
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    for (arguments, why) in [
+        (&["publish", "job", &hub.address, "--to", &to, "--names", "/dev/zero"][..], "expected at most"),
+        (&[&publish[..], &["--also", &fifo]].concat(), "neither a directory nor a pipe"),
+        (
+            &[&publish[..], &["--also", dir.path().to_str().unwrap()]].concat(),
+            "neither a directory nor a pipe",
+        ),
+        (&["publish", "a job", &hub.address, "--to", &to], "expected 1 to 64 letters"),
+        (&["publish", "job", &format!("{0},{0}", hub.address), "--to", &to], "is listed twice"),
+        (&["pull", "job", "127.0.0.1:70000", "--to", &file], "127.0.0.1:70000"),
+    ] {
+        let ended = phub_server(arguments).output().unwrap();
+        assert_eq!(ended.status.code(), Some(2), "a wrong setting: {ended:?}");
+        says(String::from_utf8(ended.stderr).unwrap(), &[why]);
+    }
     says(failure(&[&publish[..], &["--ema"]].concat()), &["keeps no averages of its weights"]);
     std::fs::write(&file, "").unwrap();
     says(failure(&["pull", "job", &hub.address, "--to", &file]), &["exists already"]);

@@ -206,7 +206,7 @@ pub fn replay<E: fmt::Display>(
     lines: impl IntoIterator<Item = Result<String, E>>,
     begun: Instant,
 ) -> Result<Replayed, NotReplayed> {
-    let mut lines = (1..).zip(lines);
+    let mut lines = (1..).zip(lines).peekable();
     let head = "{\"record\": \"phub-server\", \"form\": .., \"version\": .., \"settings\": ..}";
     let (_, first) = lines.next().unwrap_or_else(|| (1, Ok(String::new())));
     let Head { record, form, version, settings } = read(1, first, head)?;
@@ -220,7 +220,7 @@ pub fn replay<E: fmt::Display>(
     let mut hub = Hub::new(settings);
     let mut replayed = Replayed { inputs: 0, jobs: 0, time: Duration::ZERO, ended: None };
     let (mut story, mut jobs) = (Story::default(), BTreeSet::<JobId>::new());
-    for (number, line) in lines {
+    while let Some((number, line)) = lines.next() {
         let expected = "{\"at_ns\": .., \"input\": .., \"answer\": ..}, and {\"ended\": ..} as the last line";
         let line =
             line.map_err(|error| NotReplayed::Line { line: number, why: error.to_string(), expected })?;
@@ -231,6 +231,10 @@ pub fn replay<E: fmt::Display>(
         if let Ok(Ended { ended }) = serde_json::from_str(&line) {
             replayed.ended = Some(ended);
             continue;
+        }
+        // A hub that was killed, or still runs, may have written only a part of its last line.
+        if lines.peek().is_none() && serde_json::from_str::<Step>(&line).is_err_and(|error| error.is_eof()) {
+            break;
         }
         let Step { at_ns, input, answer } = read::<String, _>(number, Ok(line), expected)?;
         let at = Duration::from_nanos(at_ns);

@@ -4,6 +4,7 @@
 //! depend on jobs.
 
 use std::error::Error;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,8 @@ use tokio_rustls::TlsConnector;
 
 /// The length limit of an answer. The longest answers have the rounds of a job's checkpoints, or all jobs of a hub.
 const ANSWER_BYTES: usize = 4 << 20;
+/// The longest wait for an address that does not answer, if the name of the hub has more addresses.
+const CONNECT: Duration = Duration::from_secs(5);
 /// The most names of one job that are looked up at the same time.
 const LOOKUPS: usize = 4;
 
@@ -133,7 +136,7 @@ impl Address {
         let unresolved = |error| format!("this machine cannot resolve the hub's address: {error}");
         let sent = async {
             let addresses = self.resolve().await.map_err(unresolved)?;
-            let sent = self.send(addresses, trust, request).await;
+            let sent = self.send(addresses, trust, request, limit).await;
             sent.map_err(|error| match of_tls(&*error) {
                 Some(why) => format!("no TLS with the hub: {why}"),
                 None => format!(
@@ -175,8 +178,9 @@ impl Address {
         addresses: &[SocketAddr],
         trust: Option<Trust>,
         request: Request<Full<Bytes>>,
+        limit: Duration,
     ) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
-        let stream = TcpStream::connect(addresses).await?;
+        let stream = connect(addresses, limit).await?;
         match trust {
             None => exchange(stream, request).await,
             Some(trust) => {
@@ -186,6 +190,19 @@ impl Address {
             }
         }
     }
+}
+
+/// Connects to the first of these addresses that takes a connection. An address that does not answer uses only a part of
+/// `limit`, except the last one.
+async fn connect(addresses: &[SocketAddr], limit: Duration) -> io::Result<TcpStream> {
+    let part = (limit / (addresses.len() as u32 + 1)).min(CONNECT);
+    let Some((last, others)) = addresses.split_last() else { return TcpStream::connect(addresses).await };
+    for address in others {
+        if let Ok(Ok(stream)) = tokio::time::timeout(part, TcpStream::connect(address)).await {
+            return Ok(stream);
+        }
+    }
+    TcpStream::connect(last).await
 }
 
 async fn exchange(
@@ -217,11 +234,8 @@ mod tests {
     use super::*;
 
     /// A name may have several addresses, and the hub may listen at one of them alone.
-    #[tokio::test]
-    async fn a_hub_is_found_at_the_second_address_of_its_name() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    async fn is_found_behind(first: SocketAddr, listener: TcpListener) {
         let second = listener.local_addr().unwrap();
-        let first = SocketAddr::from(([127, 0, 0, 2], second.port()));
         let hub = std::thread::spawn(move || {
             let (mut client, _) = listener.accept().unwrap();
             assert!(client.read(&mut [0; 4096]).unwrap() > 0);
@@ -229,8 +243,26 @@ mod tests {
         });
         let found = Arc::new(OnceCell::new_with(Some(vec![first, second])));
         let address = Address { found, ..Address::new("two.example:7077", Named::Here) };
-        let answer = address.order::<DrainReply>("/v1/drain", None, Duration::from_secs(60)).await;
+        let answer = address.order::<DrainReply>("/v1/drain", None, Duration::from_secs(9)).await;
         assert_eq!(answer.map(|drained| drained.jobs.len()), Ok(0));
         hub.join().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_hub_is_found_at_the_second_address_of_its_name() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let first = SocketAddr::from(([127, 0, 0, 2], listener.local_addr().unwrap().port()));
+        is_found_behind(first, listener).await;
+    }
+
+    /// Checks that an address behind which packets are dropped, as by a firewall, does not use the whole time.
+    #[tokio::test]
+    async fn a_hub_is_found_behind_an_address_that_does_not_answer() {
+        let full = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&full, 0).unwrap();
+        let first = full.local_addr().unwrap();
+        // The queue of the socket has one connection. The kernel drops packets of more connections.
+        let _waits = std::net::TcpStream::connect(first).unwrap();
+        is_found_behind(first, TcpListener::bind("127.0.0.1:0").unwrap()).await;
     }
 }

@@ -3,6 +3,7 @@
 //! A hub makes one copy of the state at a time. While a reader waits for a future round, the next copy is reserved for
 //! this reader, and other readers wait. So a publisher asks for a round only when the job is near it.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,9 @@ pub struct EachRounds {
     each: NonZeroU32,
     /// The lowest round that is wanted.
     from: Round,
+    /// The multiple that is due: before it, the reader has the weights of all earlier multiples, or was told that they have
+    /// passed. `None` before the job is seen.
+    due: Option<Round>,
     /// The round in which a hub has last seen the job.
     seen: Option<Round>,
     /// The furthest known round of the job, and when it was known.
@@ -34,16 +38,50 @@ pub struct EachRounds {
     lead: u32,
 }
 
+/// Multiples that have passed, or are too near, so that the reader does not get the weights before them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// The first multiple.
+    pub first: Round,
+    /// The last multiple.
+    pub last: Round,
+    /// The round that the job has reached.
+    pub front: Round,
+}
+
+impl fmt::Display for Passed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Passed { first, last, front } = self;
+        write!(f, "round {} has passed: the job is in round {}", first.0, front.0)?;
+        if first == last {
+            return Ok(());
+        }
+        write!(f, "; rounds {} to {} get no version", first.0, last.0)
+    }
+}
+
+/// The next thing to do for a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Ask for the weights before this round, which is near.
+    Ask(Round),
+    /// Look again later: this round is not near.
+    Later(Round),
+    /// Name the multiples that have passed since the last look, and look again.
+    Passed(Passed),
+}
+
 impl EachRounds {
     /// Creates the multiples of `each`.
     pub fn new(each: NonZeroU32) -> Self {
-        EachRounds { each, from: Round(0), seen: None, known: None, former: None, pace: 0.0, lead: 2 }
+        let (from, lead) = (Round(0), 2);
+        EachRounds { each, from, due: None, seen: None, known: None, former: None, pace: 0.0, lead }
     }
 
-    /// Returns the next wanted round, and whether the job is near it. The hub has seen the job in round `seen`.
-    /// `None` counts as near, so that the hub is asked, and answers that the job is missing.
-    pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> (Round, bool) {
-        let Some(seen) = seen else { return (self.multiple(self.from), true) };
+    /// Returns the next thing to do. The hub has seen the job in round `seen`. `None` counts as near, so that the hub is asked,
+    /// and answers that the job is missing.
+    pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> Next {
+        let Some(seen) = seen else { return Next::Ask(self.multiple(self.from)) };
         if self.seen.is_some_and(|former| seen < former) {
             // A new job has begun under the same name, before the reader saw that the former job had ended.
             self.forget();
@@ -52,26 +90,43 @@ impl EachRounds {
         self.sees(seen, now);
         let before = self.multiple(self.from.max(seen));
         let (known, since) = self.known.unwrap_or((seen, now));
+        if let Some(passed) = self.move_to(before, known) {
+            return Next::Passed(passed);
+        }
         let passed = now.duration_since(since).as_secs_f64() + NEAR.as_secs_f64();
-        (before, f64::from(known.0) + 1.0 + self.pace * passed >= f64::from(before.0))
+        match f64::from(known.0) + 1.0 + self.pace * passed >= f64::from(before.0) {
+            true => Next::Ask(before),
+            false => Next::Later(before),
+        }
+    }
+
+    /// Makes a multiple the one that is due. Returns the multiples that this leaves out.
+    fn move_to(&mut self, before: Round, front: Round) -> Option<Passed> {
+        let first = self.due.replace(before).filter(|due| *due < before)?;
+        Some(Passed { first, last: Round(before.0 - self.each.get()), front })
     }
 
     /// Notes that the weights before a wanted round have arrived.
     pub(crate) fn reached(&mut self, before: Round, now: Instant) {
         self.sees(before, now);
         self.from = Round(before.0.saturating_add(1));
+        self.due = Some(self.multiple(self.from));
     }
 
-    /// Notes that the job had passed the wanted round.
-    pub(crate) fn passed(&mut self, front: Round, now: Instant) {
+    /// Notes that the job had passed the round `before`, which was wanted. Returns the multiples that the reader does not get.
+    pub(crate) fn passed(&mut self, before: Round, front: Round, now: Instant) -> Passed {
         self.sees(front, now);
         self.lead = (2 * self.lead).min(MOST_AHEAD);
         self.from = Round(front.0.saturating_add(self.lead));
+        self.due = Some(before);
+        let alone = Passed { first: before, last: before, front };
+        self.move_to(self.multiple(self.from), front).unwrap_or(alone)
     }
 
-    /// Forgets the job's progress: a job that comes back may be in an earlier round.
+    /// Forgets the job's progress: a job that comes back may be in an earlier round. If it comes back in a later round, the
+    /// multiples in between have passed.
     pub(crate) fn forget(&mut self) {
-        *self = EachRounds::new(self.each);
+        *self = EachRounds { due: self.due, ..EachRounds::new(self.each) };
     }
 
     fn sees(&mut self, round: Round, now: Instant) {
@@ -112,9 +167,12 @@ mod tests {
     #[test]
     fn a_hub_is_asked_when_the_job_is_near() {
         let (mut rounds, begun) = (each(100), Instant::now());
-        let sees = |rounds: &mut EachRounds, round, seconds| {
-            let (before, is_near) = rounds.next(Some(Round(round)), begun + Duration::from_secs(seconds));
-            (before.0, is_near)
+        let sees = |rounds: &mut EachRounds, round, seconds| match rounds
+            .next(Some(Round(round)), begun + Duration::from_secs(seconds))
+        {
+            Next::Ask(before) => (before.0, true),
+            Next::Later(before) => (before.0, false),
+            Next::Passed(passed) => panic!("{passed}"),
         };
         assert_eq!(sees(&mut rounds, 0, 0), (100, false), "its pace is not known");
         assert_eq!(sees(&mut rounds, 20, 10), (100, false), "two rounds a second");
@@ -122,20 +180,52 @@ mod tests {
         assert_eq!(sees(&mut rounds, 20, 46), (100, true));
         rounds.reached(Round(100), begun + Duration::from_secs(50));
         assert_eq!(sees(&mut rounds, 98, 50), (200, false), "the hub's look was before");
-        rounds.passed(Round(305), begun);
+        rounds.passed(Round(200), Round(305), begun);
         assert_eq!(sees(&mut rounds, 98, 50).0, 400);
-        for (front, next) in [(397, 500), (494, 600), (560, 600), (597, 700)] {
-            rounds.passed(Round(front), begun);
+        for (before, front, next) in [(400, 397, 500), (500, 494, 600), (500, 560, 600), (600, 597, 700)] {
+            rounds.passed(Round(before), Round(front), begun);
             assert_eq!(sees(&mut rounds, front, 50).0, next, "far enough ahead of round {front}");
         }
         rounds.forget();
         assert_eq!(sees(&mut rounds, 99, 60), (100, true), "the job is back, in an earlier round");
         rounds.forget();
-        assert_eq!(rounds.next(None, begun), (Round(100), true), "the hub says that it has no such job");
-        rounds.reached(Round(100), begun);
+        assert_eq!(rounds.next(None, begun), Next::Ask(Round(100)), "the hub says that it has no such job");
+        rounds.reached(Round(400), begun);
         assert_eq!(sees(&mut rounds, 450, 70).0, 500);
         rounds.reached(Round(500), begun);
         assert_eq!(sees(&mut rounds, 450, 70).0, 600);
         assert_eq!(sees(&mut rounds, 8, 71), (100, false), "a new job has begun under the same name");
+    }
+
+    #[test]
+    fn multiples_that_a_fast_job_passes_between_two_looks_are_named_once() {
+        let (mut rounds, begun) = (each(100), Instant::now());
+        let next = |rounds: &mut EachRounds, round| rounds.next(Some(Round(round)), begun);
+        let passed =
+            |first, last, front| Passed { first: Round(first), last: Round(last), front: Round(front) };
+        assert_eq!(next(&mut rounds, 130), Next::Later(Round(200)), "the reader begins in round 130");
+        assert_eq!(next(&mut rounds, 450), Next::Passed(passed(200, 400, 450)));
+        assert_eq!(next(&mut rounds, 450), Next::Later(Round(500)), "named once");
+        assert_eq!(next(&mut rounds, 550), Next::Passed(passed(500, 500, 550)));
+        rounds.reached(Round(600), begun);
+        assert_eq!(next(&mut rounds, 699), Next::Ask(Round(700)));
+        assert_eq!(
+            rounds.passed(Round(700), Round(797), begun),
+            passed(700, 800, 797),
+            "round 800 is too near"
+        );
+        assert_eq!(next(&mut rounds, 797), Next::Later(Round(900)));
+        rounds.forget();
+        assert_eq!(next(&mut rounds, 1010), Next::Passed(passed(900, 1000, 1010)), "the hub was away");
+        rounds.forget();
+        assert_eq!(next(&mut rounds, 310), Next::Later(Round(400)), "the job is back, in an earlier round");
+        let words = [passed(200, 200, 201), passed(200, 400, 450)].map(|passed| passed.to_string());
+        assert_eq!(
+            words,
+            [
+                "round 200 has passed: the job is in round 201",
+                "round 200 has passed: the job is in round 450; rounds 200 to 400 get no version"
+            ]
+        );
     }
 }

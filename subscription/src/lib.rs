@@ -34,7 +34,7 @@ mod way;
 mod whole;
 
 pub use authority::Credential;
-pub use each_rounds::EachRounds;
+pub use each_rounds::{EachRounds, Passed};
 pub use error::{Misfit, NoWeights, SourceError, SubscriptionError, Unfit};
 pub use names::{Names, NamesError};
 pub use source::{Fetched, HUB_WAIT, Source, SourceSettings};

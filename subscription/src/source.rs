@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 use authority::Credential;
 use checkpoint_file::Decoded;
 use membership::MemberError;
-use pbox_core::Round;
 use pbox_core::control::{Only, check_job_name};
 use versions::{Origin, Precision, Weights};
 
-use crate::each_rounds::EachRounds;
+use crate::each_rounds::{EachRounds, Next, Passed};
 use crate::error::{NoWeights, SourceError};
 use crate::hubs::{Ask, Hubs};
 use crate::names::Names;
@@ -70,13 +69,8 @@ pub enum Fetched {
     Weights(Origin, Weights),
     /// The job is not near the wanted round.
     Ahead,
-    /// The job has passed the wanted round, and has reached another one.
-    Passed {
-        /// The wanted round.
-        before: Round,
-        /// The round that the job has reached.
-        front: Round,
-    },
+    /// The job has passed wanted rounds.
+    Passed(Passed),
 }
 
 /// The time without weights: the hub is away, or is back without its job, or the job does not run yet.
@@ -122,18 +116,16 @@ impl Source {
     /// Returns an error if there are no weights now, or if there will never be any.
     pub fn fetch_next(&mut self, rounds: &mut EachRounds) -> Result<Fetched, NoWeights> {
         let seen = self.hubs.round(&self.ask).map(|round| rounds.next(round, Instant::now()));
-        let parts = seen.and_then(|(before, is_near)| match is_near {
-            true => Ok(Some((before, self.hubs.fetch_before(&self.ask, before)?))),
-            false => Ok(None),
+        let parts = seen.and_then(|next| match next {
+            Next::Ask(before) => Ok(Ok((before, self.hubs.fetch_before(&self.ask, before)?))),
+            Next::Later(_) => Ok(Err(Fetched::Ahead)),
+            Next::Passed(passed) => Ok(Err(Fetched::Passed(passed))),
         });
         let now = Instant::now();
         match self.judge(parts) {
-            Ok(None) => Ok(Fetched::Ahead),
-            Ok(Some((before, Err(front)))) => {
-                rounds.passed(front, now);
-                Ok(Fetched::Passed { before, front })
-            }
-            Ok(Some((before, Ok(parts)))) => {
+            Ok(Err(none)) => Ok(none),
+            Ok(Ok((before, Err(front)))) => Ok(Fetched::Passed(rounds.passed(before, front, now))),
+            Ok(Ok((before, Ok(parts)))) => {
                 rounds.reached(before, now);
                 let weights = self.weights(&parts)?;
                 Ok(Fetched::Weights(Origin { job: self.ask.job.clone(), round: before.0 }, weights))

@@ -99,10 +99,10 @@ impl OfHubs {
                 self.is_known = true;
                 Step::Later("the next wanted round is too far ahead of the job".to_owned())
             }
-            Ok(Fetched::Passed { before, front }) => {
+            Ok(Fetched::Passed(passed)) => {
                 self.is_known = true;
                 // The next try is due at once: before a later try, the next wanted round may pass, too.
-                Step::Again(format!("round {} has passed: the job is in round {}", before.0, front.0))
+                Step::Again(passed.to_string())
             }
             Err(NoWeights::NoJob(_)) if self.is_known => Step::End,
             Err(NoWeights::Away(why)) => {

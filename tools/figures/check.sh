@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests of tools/figures, a part of `make test`: those that only compute, then small runs on the rig if this machine can
+# Runs the tests of tools/figures and of the tables of tools/compression, a part of `make test`: those that only compute, then small runs on the rig if this machine can
 # run it.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -25,3 +25,5 @@ cd ../traffic
 python3 -B -m unittest -v test_traffic
 cd ../phub
 python3 -B -m unittest -v test_phub
+cd ../../compression
+python3 -B -m unittest -v test_tables

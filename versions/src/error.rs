@@ -26,6 +26,14 @@ pub enum VersionError {
     )]
     NoIndex { path: PathBuf },
 
+    #[error(
+        "{path} is a file, and expected the directory of a version; remove the file, or give it another name"
+    )]
+    NotADirectory { path: PathBuf },
+
+    #[error("{path} cannot be copied next to the weights: {why}")]
+    Also { path: PathBuf, why: &'static str },
+
     #[error("{path} has no version {version}; it has {there}")]
     NoSuchVersion { path: PathBuf, version: VersionId, there: String },
 

@@ -97,16 +97,14 @@ impl Default for Rules {
     }
 }
 
-const ALSO: &str = "a file next to the weights";
-
 /// Checks the files that whole versions get a copy of.
 fn check_also(also: &[PathBuf]) -> Result<(), VersionError> {
     let mut names = BTreeSet::new();
     for path in also {
         let (name, _) = open_also(path)?;
         if !names.insert(name) {
-            let why = "expected files with different names; another file has this name, too";
-            return Err(VersionError::faulty(path, ALSO, why));
+            let why = "another file has this name, too; give each file another name";
+            return Err(VersionError::Also { path: path.clone(), why });
         }
     }
     Ok(())
@@ -115,14 +113,14 @@ fn check_also(also: &[PathBuf]) -> Result<(), VersionError> {
 /// Opens a file that is copied into the directory of each whole version (not of deltas). Returns the name of the copies.
 fn open_also(path: &Path) -> Result<(&str, File), VersionError> {
     let name = path.file_name().and_then(|name| name.to_str()).filter(|name| !name.ends_with(".safetensors"));
-    let wrong =
-        || VersionError::faulty(path, ALSO, "expected a UTF-8 name that does not end in .safetensors");
-    let name = name.ok_or_else(wrong)?;
-    let file = File::open(path).map_err(VersionError::disk(
-        path,
-        "opening a file to copy into the directory of each whole version",
-    ))?;
-    Ok((name, file))
+    let wrong = |why| VersionError::Also { path: path.to_owned(), why };
+    let name = name.ok_or_else(|| wrong("expected a UTF-8 name that does not end in .safetensors"))?;
+    let doing = "opening a file to copy into the directory of each whole version";
+    // This check comes before the file is opened: opening a FIFO would wait for its writer.
+    if !path.metadata().map_err(VersionError::disk(path, doing))?.is_file() {
+        return Err(wrong("expected a file, and neither a directory nor a pipe"));
+    }
+    Ok((name, File::open(path).map_err(VersionError::disk(path, doing))?))
 }
 
 /// The publisher of a directory. A second publisher cannot open the same directory.

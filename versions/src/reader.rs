@@ -5,6 +5,7 @@
 //!   then 6, 7, 8 in this order; each tensor is compared with its checksum
 //! ```
 
+use std::io::ErrorKind;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
@@ -60,18 +61,24 @@ pub fn list(dir: &Path) -> Result<Vec<Listed>, VersionError> {
 }
 
 /// Returns an error for each version of a directory that has no index: the version is being written, or its publisher ended
-/// early. Publishers of other programs write the index last, in the directory that readers see.
+/// early. Publishers of other programs write the index last, in the directory that readers see. A file with the name of a version
+/// has none, either.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
 pub fn without_index(dir: &Path) -> Result<Vec<VersionError>, VersionError> {
     let without = versions(dir)?.into_iter().filter(|&id| !has_index(dir, id));
-    Ok(without.map(|id| VersionError::NoIndex { path: of_version(dir, id) }).collect())
+    let fault = |path: PathBuf| match path.is_file() {
+        true => VersionError::NotADirectory { path },
+        false => VersionError::NoIndex { path },
+    };
+    Ok(without.map(|id| fault(of_version(dir, id))).collect())
 }
 
 /// Whether a version has an index. True if the directory cannot be read: the reader then gets the reason.
 fn has_index(dir: &Path, id: VersionId) -> bool {
-    of_version(dir, id).join(INDEX).try_exists().unwrap_or(true)
+    let there = of_version(dir, id).join(INDEX).try_exists();
+    there.unwrap_or_else(|error| error.kind() != ErrorKind::NotADirectory)
 }
 
 /// Lists the versions whose index can be read. Other versions must not be removed.

@@ -59,6 +59,28 @@ fn each_version_comes_back_as_it_was_published() {
 }
 
 #[test]
+fn a_finite_value_that_a_type_rounds_to_infinity_is_refused() {
+    let bf16 = [0x7f7f_7fff, 0x7f7f_8000].map(f32::from_bits);
+    for (precision, [most, beyond], dtype) in
+        [(Precision::F16, [65_519.0, 65_520.0], "f16"), (Precision::Bf16, bf16, "bf16")]
+    {
+        let is_finite = |value: f32| match precision {
+            Precision::F16 => half::f16::from_f32(value).is_finite(),
+            _ => half::bf16::from_f32(value).is_finite(),
+        };
+        assert_eq!([is_finite(most), is_finite(beyond)], [true, false]);
+        let add = |value: f32| Weights::default().add("a", vec![2], &[f32::NAN, value], precision);
+        for value in [most, -most, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(add(value), Ok(()), "{value} in {dtype}");
+        }
+        for value in [beyond, -beyond, f32::MAX] {
+            assert_eq!(add(value), Err(NotWeights::Range { name: "a".into(), value, dtype }));
+        }
+    }
+    assert_eq!(Weights::default().add("a", vec![1], &[f32::MAX], Precision::F32), Ok(()));
+}
+
+#[test]
 fn a_version_without_a_change_is_one() {
     let dir = tempfile::tempdir().unwrap();
     let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
@@ -101,6 +123,24 @@ fn a_publisher_that_comes_back_goes_on() {
     assert!(!publish(&mut publisher, 3).is_whole);
     assert!(publish(&mut publisher, 4).is_whole, "the third since version 1");
     assert_eq!(read(dir.path(), 3).unwrap().weights, weights(3));
+}
+
+#[test]
+fn a_file_with_the_name_of_a_version_is_named_and_hides_no_version() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&mut Publisher::open(dir.path(), rules(3, 9)).unwrap(), 1);
+    std::fs::write(dir.path().join("weight_v000007"), "a note").unwrap();
+    assert_eq!(ids(dir.path()), [1]);
+    let faults: Vec<String> = without_index(dir.path()).unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(faults.len(), 1);
+    assert!(faults[0].contains("weight_v000007 is a file, and expected the directory"), "{faults:?}");
+    let mut reader = Reader::new(dir.path());
+    assert_eq!(reader.newest().unwrap(), Some(VersionId(1)));
+    assert_eq!(reader.go_to(VersionId(1)).unwrap().weights, weights(1));
+    let mut publisher = Publisher::open(dir.path(), rules(3, 9)).unwrap();
+    let published = publish(&mut publisher, 2);
+    assert_eq!((published.id, published.is_whole), (VersionId(8), true));
+    assert_eq!(std::fs::read(dir.path().join("weight_v000007")).unwrap(), b"a note");
 }
 
 #[test]

@@ -69,6 +69,15 @@ impl Precision {
             .find(|precision| precision.dtype() == dtype)
     }
 
+    /// Returns the lowest number that this precision rounds to infinity.
+    fn infinite_from(self) -> f32 {
+        match self {
+            Precision::F32 => f32::INFINITY,
+            Precision::Bf16 => f32::from_bits(0x7f7f_8000),
+            Precision::F16 => 65_520.0,
+        }
+    }
+
     /// Returns values in this precision, as bytes.
     fn bytes_of(self, values: &[f32]) -> Vec<u8> {
         match self {
@@ -92,11 +101,16 @@ pub(crate) struct Tensor {
 pub struct Weights(pub(crate) BTreeMap<String, Tensor>);
 
 /// An error: a model cannot have this tensor.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum NotWeights {
     #[error("tensor {name:?} has {values} values, which do not fit its shape {shape:?}")]
     Shape { name: String, shape: Vec<usize>, values: usize },
+
+    #[error(
+        "tensor {name:?} has the value {value:e}, which {dtype} rounds to infinity; choose another element type for this tensor"
+    )]
+    Range { name: String, value: f32, dtype: &'static str },
 
     #[error("tensor {name:?} occurs twice")]
     Twice { name: String },
@@ -109,7 +123,8 @@ impl Weights {
     /// Adds a tensor, rounded to `precision`.
     ///
     /// # Errors
-    /// Returns an error if the number of `values` does not match the tensor's shape, or if the name is taken.
+    /// Returns an error if the number of `values` does not match the tensor's shape, if the name is taken, or if a finite value
+    /// would become infinite.
     pub fn add(
         &mut self,
         name: &str,
@@ -126,6 +141,10 @@ impl Weights {
         }
         if self.0.contains_key(&name) {
             return Err(NotWeights::Twice { name });
+        }
+        let is_out = |value: &&f32| value.is_finite() && value.abs() >= precision.infinite_from();
+        if let Some(&value) = values.iter().find(is_out) {
+            return Err(NotWeights::Range { name, value, dtype: precision.name() });
         }
         let bytes = precision.bytes_of(values);
         self.0.insert(name, Tensor { dtype: precision.dtype(), shape, bytes });

@@ -30,15 +30,15 @@ pub struct Args {
     pub nodes: u32,
 
     /// Rate of each machine's link, each way.
-    #[arg(long, default_value_t = 10.0, value_name = "GBPS")]
+    #[arg(long, default_value_t = 10.0, value_name = "GBPS", value_parser = rate)]
     pub gbps: f64,
 
     /// Start-up time of each pull.
-    #[arg(long, default_value_t = 0.0, value_name = "MS")]
+    #[arg(long, default_value_t = 0.0, value_name = "MS", value_parser = delay)]
     pub start_up_ms: f64,
 
     /// Latency of a message without bytes.
-    #[arg(long, default_value_t = 0.0, value_name = "MS")]
+    #[arg(long, default_value_t = 0.0, value_name = "MS", value_parser = delay)]
     pub latency_ms: f64,
 
     /// Send gradients when the whole backward pass has ended, instead of layer by layer.
@@ -56,6 +56,22 @@ pub struct Args {
     /// Size of a chunk.
     #[arg(long, default_value_t = pbox_core::DEFAULT_CHUNK_BYTES, value_name = "BYTES")]
     pub chunk_bytes: usize,
+}
+
+/// Parses the rate of a link, in Gb/s. The simulation ends for each rate in this range.
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(gbps) if (0.001..=1e6).contains(&gbps) => Ok(gbps),
+        _ => Err("expected a number from 0.001 to 1000000".to_owned()),
+    }
+}
+
+/// Parses a delay, in milliseconds.
+fn delay(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(ms) if (0.0..=1e6).contains(&ms) => Ok(ms),
+        _ => Err("expected a number from 0 to 1000000".to_owned()),
+    }
 }
 
 /// Runs the simulation, and prints the report.
@@ -102,6 +118,5 @@ pub fn run(args: &Args) -> Result<()> {
         "bound": ms(cluster.bound(&plan, &key_bytes)),
         "batchings": Batching::ALL.map(batching),
     });
-    println!("{answer}");
-    Ok(())
+    phub_server::program::print(format_args!("{answer}\n"))
 }

@@ -1,7 +1,6 @@
 //! The report of `phub-peers`: a table in Markdown, or one JSON object.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -77,9 +76,7 @@ impl Report {
     /// Prints the report.
     pub fn print(&self, json: bool) -> Result<()> {
         let text = if json { serde_json::to_string(self)? + "\n" } else { self.table() };
-        // A closed pipe is ignored: its reader needs no more.
-        let _ = std::io::stdout().write_all(text.as_bytes());
-        Ok(())
+        phub_server::program::print(text)
     }
 
     fn table(&self) -> String {

@@ -5,7 +5,6 @@ mod crossed;
 mod pull;
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -211,9 +210,7 @@ impl Report {
     /// Prints the report.
     pub(super) fn print(&self, json: bool) -> Result<()> {
         let text = if json { serde_json::to_string(self)? + "\n" } else { self.table() };
-        // A closed pipe is ignored: its reader needs no more.
-        let _ = std::io::stdout().write_all(text.as_bytes());
-        Ok(())
+        phub_server::program::print(text)
     }
 
     fn table(&self) -> String {

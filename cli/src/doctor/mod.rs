@@ -17,11 +17,13 @@ mod report;
 
 use std::path::Path;
 
+use anyhow::Context;
 use fabric::any::Transport;
 use fabric::verbs::{self, Device, Nccl, NicList, NicOptions};
 use membership::NicSettings;
 use membership::environment_warnings;
 use pbox_core::MAX_WORKERS;
+use pbox_core::control::check_address;
 use phub_server::HubSettings;
 use phub_server::lanes::{self, OnNics};
 use phub_server::program::ModelSource;
@@ -89,6 +91,8 @@ impl DoctorArgs {
     /// Runs the checks, and prints a line for each. Returns true if none of them fails.
     pub fn run(&self) -> anyhow::Result<bool> {
         let settings = &self.settings;
+        let peer = self.peer.as_deref().map(crate::operate::bare);
+        peer.map_or(Ok(()), |peer| check_address(&peer::with_port(peer))).context("--peer")?;
         let (model, keys) = self.model.keys_or("resnet50")?;
         let job = Job::new(model, keys, self.workers)?;
         let host = Host::live()?;
@@ -118,14 +122,13 @@ impl DoctorArgs {
             report.add(moving::over(nic, job.deepest_lane(&nodes), &settings.paths.0));
             report.add(moving::from_gpus(nic));
         }
-        if let Some(peer) = &self.peer {
+        if let Some(peer) = peer {
             let nics = NicSettings {
                 list: settings.nics.clone(),
                 rails: settings.rails.clone(),
                 paths: settings.paths.0.clone(),
             };
             let credential = settings.credential().ok();
-            let peer = crate::operate::bare(peer);
             peer::check(peer, credential.as_ref(), &nics, &rdma.ready, &mut |check| report.add(check));
         }
         Ok(report.end()? < Verdict::Fail)

@@ -1,7 +1,7 @@
 //! `phub-server publish`: a job's weights as versions in a directory, as long as the job trains.
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -38,8 +38,8 @@ pub struct PublishArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
     every: u64,
 
-    /// Publish before each multiple of this number of the job's rounds, and not by time. If the job has passed such a round before
-    /// its hubs are asked, the publisher says so, and publishes before the next multiple.
+    /// Publish before each multiple of this number of the job's rounds, and not by time. If the job passes such rounds before
+    /// its hubs are asked, the publisher names them, and publishes before the next multiple.
     #[arg(long, value_name = "ROUNDS", conflicts_with_all = ["every", "once"])]
     each_rounds: Option<NonZeroU32>,
 
@@ -101,16 +101,13 @@ impl PublishArgs {
         // thread.
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let rounds = self.each_rounds.map(EachRounds::new);
-        let mut publishing =
-            Publishing { publisher, source: Some((source, rounds)), out, said: String::new() };
+        let source = Some((source, rounds));
+        let mut publishing = Publishing { publisher, source, out, said: String::new(), has_version: false };
         let end = publishing.run(&runtime, self);
         runtime.shutdown_background();
-        match (end?, publishing.publisher.last()) {
-            (End::OfJob, Some(last)) => publishing.out.line(format_args!(
-                "job {:?} has ended; the last version is before round {}",
-                last.job, last.round
-            )),
-            _ => Ok(()),
+        match end? {
+            End::OfJob => publishing.ended(&self.source.job, &self.to),
+            End::Asked => Ok(()),
         }
     }
 }
@@ -123,6 +120,8 @@ struct Publishing {
     out: Out,
     /// The reason for waiting that was last printed.
     said: String,
+    /// Whether this publisher has published a version, or has found it in the directory.
+    has_version: bool,
 }
 
 impl Publishing {
@@ -150,12 +149,9 @@ impl Publishing {
                     seen = true;
                     PAUSE
                 }
-                Ok(Fetched::Passed { before, front }) => {
+                Ok(Fetched::Passed(passed)) => {
                     seen = true;
-                    self.out.line(format_args!(
-                        "round {} has passed: the job is in round {}",
-                        before.0, front.0
-                    ))?;
+                    self.out.line(passed)?;
                     Duration::ZERO
                 }
                 Err(why) if args.once => return Err(why.into()),
@@ -199,6 +195,7 @@ impl Publishing {
 
     fn publish(&mut self, origin: Origin, weights: Weights, begun: Instant) -> anyhow::Result<()> {
         self.said.clear();
+        self.has_version = true;
         let (round, all, bytes_of_all) = (origin.round, weights.tensors(), spoken(weights.bytes()));
         if self.publisher.has(&origin, &weights) {
             return Ok(());
@@ -214,6 +211,25 @@ impl Publishing {
             "version {id}, {what}, before round {round}: {} of {bytes_of_all}, {tensors} of {all} tensors, {:.1} s{gone}",
             spoken(bytes),
             begun.elapsed().as_secs_f64(),
+        ))
+    }
+
+    /// Prints that the job has ended, with its last version.
+    ///
+    /// # Errors
+    /// Returns an error if the directory has no version.
+    fn ended(&mut self, job: &str, to: &Path) -> anyhow::Result<()> {
+        let Some(last) = self.publisher.last() else {
+            anyhow::bail!(
+                "job {job:?} has ended, and no version of it was published in {}: it ended before its first version was due; \
+                 start the publisher before the job, or publish more often (--every, --each-rounds)",
+                to.display()
+            );
+        };
+        let of_whom = if self.has_version { "" } else { " of an earlier publisher" };
+        self.out.line(format_args!(
+            "job {job:?} has ended; the last version{of_whom} is before round {}",
+            last.round
         ))
     }
 

@@ -1,11 +1,14 @@
 //! Arguments about the job whose weights are wanted.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use phub_server::program::WrongSetting;
 use subscription::{Names, Precision, Source, SourceSettings};
 
 /// The longest file of names.
@@ -47,7 +50,8 @@ impl SourceArgs {
     /// # Errors
     /// Returns an error if the job's name is invalid, or if the secret or the file of names cannot be read.
     pub(super) fn source(&self, hub_wait: Duration) -> anyhow::Result<Source> {
-        let names = self.names.as_deref().map(read_names).transpose()?.unwrap_or_default();
+        let names = self.names.as_deref().map(read_names).transpose();
+        let names = names.map_err(|error| WrongSetting(format!("{error:#}")))?.unwrap_or_default();
         let (precision, averages) = (self.dtype, self.ema);
         let settings = SourceSettings::new(&self.hubs, &self.job);
         Ok(Source::new(SourceSettings { precision, averages, names, hub_wait, ..settings })?)
@@ -56,9 +60,11 @@ impl SourceArgs {
 
 fn read_names(path: &Path) -> anyhow::Result<Names> {
     let shown = || format!("the file of names {}", path.display());
-    let bytes = path.metadata().with_context(shown)?.len();
-    ensure!(bytes <= NAMES_BYTES, "{}: {bytes} bytes, expected at most {NAMES_BYTES}", shown());
-    let text = std::fs::read(path).with_context(shown)?;
+    let mut text = Vec::new();
+    // The read is bounded, because a device or a pipe does not say its length.
+    let file = File::open(path).with_context(shown)?;
+    file.take(NAMES_BYTES + 1).read_to_end(&mut text).with_context(shown)?;
+    ensure!(text.len() as u64 <= NAMES_BYTES, "{}: expected at most {NAMES_BYTES} bytes", shown());
     let expected = || format!("{}: expected a JSON object of names", shown());
     serde_json::from_slice(&text).with_context(expected)
 }

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use versions::{Listed, Reader, VersionError, VersionId, list, without_index};
 
 use super::spoken;
-use crate::out::line;
+use crate::out::{line, verdict};
 
 /// Look at the versions that `phub-server publish` has written. `publish` may run meanwhile, and nothing is changed.
 #[derive(Clone, Debug, Parser)]
@@ -87,14 +87,14 @@ fn verify(directory: &Path) -> anyhow::Result<()> {
     }
     for Listed { id, origin, .. } in &all {
         let at = reader.go_to(*id)?;
-        line(format_args!(
+        verdict(format_args!(
             "pass  version {id}, before round {}: {}",
             origin.round,
             spoken(at.weights.bytes())
         ))?;
     }
     let plural = if all.len() == 1 { "" } else { "s" };
-    line(format_args!("{} version{plural}, each with its published checksums", all.len()))?;
+    verdict(format_args!("{} version{plural}, each with its published checksums", all.len()))?;
     without_index.into_iter().next().map_or(Ok(()), |fault| Err(fault.into()))
 }
 

@@ -75,6 +75,19 @@ fn a_line_that_cannot_be_read_is_named() {
     assert!(replayed(&[]).unwrap_err().to_string().starts_with("line 1: "));
 }
 
+/// Checks that a record is replayed although the hub was killed while it wrote a line, or writes it now.
+#[test]
+fn a_last_line_that_is_cut_off_ends_the_record() {
+    let mut lines = recorded();
+    lines.pop();
+    let whole = lines.pop().unwrap();
+    for bytes in 1..whole.len() {
+        let cut = [&lines[..], &[whole[..bytes].to_owned()]].concat();
+        let replayed = replayed(&cut).unwrap();
+        assert_eq!((replayed.inputs, replayed.ended), (3 + 2 * TOLD, None), "{bytes} bytes");
+    }
+}
+
 #[test]
 fn a_record_of_another_form_is_refused_by_name() {
     for (other, form) in [("", 0), ("\"form\":1,", 1)] {

@@ -1,8 +1,10 @@
 //! The way in which the programs end: an error with all its causes in words, and an exit status for scripts.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+
+use anyhow::Context;
 
 /// An error: a setting is wrong, or settings exclude each other. The text names them.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +30,18 @@ pub fn succeeds(program: &str, result: anyhow::Result<()>) -> bool {
         said = cause;
     }
     false
+}
+
+/// Prints a text to stdout. A closed pipe is no error, because its reader needs no more.
+///
+/// # Errors
+/// Returns an error if writing to stdout fails for another reason, such as a full disk.
+pub fn print(text: impl Display) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("writing to stdout"),
+    }
 }
 
 /// Prints a line to stderr. If stderr is closed, does nothing; Rust's own macro would panic.

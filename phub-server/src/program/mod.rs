@@ -7,6 +7,6 @@ mod log;
 mod model_source;
 
 pub use arguments::{Unusable, parse, variables_in};
-pub use exit::{WrongSetting, exit_code, say, succeeds};
+pub use exit::{WrongSetting, exit_code, print, say, succeeds};
 pub use log::{LogFormat, log};
 pub use model_source::ModelSource;

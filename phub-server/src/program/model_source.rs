@@ -60,6 +60,10 @@ fn read_manifest(path: &Path) -> anyhow::Result<Vec<Key>> {
         anyhow!("cannot read {at}: {error}; give a .safetensors file that you may read")
     };
     let lies = |error: ManifestError| anyhow!("{at}: {error}");
+    // Opening a FIFO would wait for its writer. The length of a file is known before it is read.
+    if !path.metadata().map_err(read)?.is_file() {
+        return Err(anyhow!("{at} is not a file; give a .safetensors file that you may read"));
+    }
     let mut file = File::open(path).map_err(read)?;
     let file_bytes = file.metadata().map_err(read)?.len();
     let mut header = Vec::with_capacity(8);

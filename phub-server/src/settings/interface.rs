@@ -63,6 +63,7 @@ fn choose(list: &NicList, interfaces: Vec<Interface>) -> Result<IpAddr, Vec<Stri
         Some(interface) => Ok(interface.ip()),
         None => {
             let mut names: Vec<String> = interfaces.into_iter().map(|interface| interface.name).collect();
+            names.sort();
             names.dedup();
             Err(names)
         }
@@ -79,7 +80,11 @@ mod tests {
         assert_eq!(address_of("=lo").unwrap(), Some(IpAddr::from([127, 0, 0, 1])));
         assert_eq!(address_of("^lo").unwrap(), None);
         let error = address_of("nowhere7").unwrap_err().to_string();
-        assert!(error.contains("--interface") && error.contains("lo"), "{error}");
+        let (_, names) = error.split_once("this machine has: ").unwrap();
+        let names: Vec<&str> = names.split(", ").collect();
+        assert!(error.contains("--interface") && names.contains(&"lo"), "{error}");
+        // An interface with several addresses is named once.
+        assert!(names.iter().all(|name| names.iter().filter(|other| *other == name).count() == 1), "{error}");
     }
 
     #[test]

@@ -149,7 +149,7 @@ pub struct HubSettings {
     /// The number of checkpoints of a job that are kept: the newest one, and the previous ones, with their
     /// round in the name. A job continues from the newest one that is not damaged. Each needs room on the
     /// disk. A job over several hubs keeps its last two.
-    #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
+    #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT", requires = "checkpoints")]
     pub checkpoint_keep: NonZeroU32,
 
     /// The number of jobs whose files are kept. When a job ends, the files of the jobs that were saved longest ago are removed.
@@ -159,7 +159,13 @@ pub struct HubSettings {
     pub checkpoint_jobs: Option<NonZeroU32>,
 
     /// The mode of checkpoint files, like 640 if a group may read them. Readers may also list a directory that the hub makes.
-    #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
+    #[arg(
+        long,
+        env = "PHUB_CHECKPOINT_MODE",
+        default_value_t,
+        value_name = "MODE",
+        requires = "checkpoints"
+    )]
     pub checkpoint_mode: FileMode,
 
     /// Hubs above this hub: host:port of each, with commas between them. This hub then sums its own workers' pushes,

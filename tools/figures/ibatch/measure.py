@@ -15,7 +15,6 @@ sys.path[:0] = [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "rig")]
 from figures import common_options, run_main  # noqa: E402
 from machines import MTU, Machines  # noqa: E402
 from run import Failed, attend, started  # noqa: E402
-from table import spread  # noqa: E402
 
 BATCHINGS = ["ibatch", "greedy", "layer", "all"]
 # The measured cluster. Its computing and its pulls take about the same time, so that the choice of batches matters.
@@ -102,21 +101,20 @@ def layers(reports):
 
 
 def say(rows):
-    """Prints the table of docs/figures/batches.md: medians, lowest and highest. Percentages are the errors of predictions."""
-    print("\n| machines | batches | iteration, ms | simulated | to the last layer, ms | predicted | simulated |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for count in dict.fromkeys(row["machines"] for row in rows):
+    """Prints a table as in docs/figures/batches.md for each number of machines: medians, and the errors of the simulation."""
+    for count in dict.fromkeys(int(row["machines"]) for row in rows):
+        print(f"\n| {count} machines | iteration, ms | simulated over measured | to the last layer, ms | "
+              "simulated over measured |")
+        print("|---|---|---|---|---|")
         for batching in BATCHINGS:
-            those = [row for row in rows if row["machines"] == count and row["batching"] == batching]
-            print(f"| {count} | {batching} | {column(those, 'iteration_ms')} | "
-                  f"{off(those, 'simulated_iteration_ms', 'iteration_ms')} | {column(those, 'to_last_layer_ms')} | "
-                  f"{off(those, 'predicted_ms', 'to_last_layer_ms')} | "
-                  f"{off(those, 'simulated_to_last_layer_ms', 'to_last_layer_ms')} |")
+            those = [row for row in rows if int(row["machines"]) == count and row["batching"] == batching]
+            print(f"| {batching} | {median(those, 'iteration_ms')} | {off(those, 'simulated_iteration_ms', 'iteration_ms')} | "
+                  f"{median(those, 'to_last_layer_ms')} | {off(those, 'simulated_to_last_layer_ms', 'to_last_layer_ms')} |")
 
 
-def column(rows, name):
-    """Returns a column's median, lowest and highest as text."""
-    return spread(float(row[name]) for row in rows)
+def median(rows, name):
+    """Returns a column's median as text."""
+    return f"{statistics.median(float(row[name]) for row in rows):.0f}"
 
 
 def off(rows, promised, came):

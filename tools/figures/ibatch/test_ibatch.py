@@ -1,8 +1,12 @@
 """Tests of the parts of iBatch's figures that only compute."""
 
+import contextlib
+import csv
+import io
+import os
 import unittest
 
-from measure import layers, option, row, slower
+from measure import layers, option, row, say, slower
 from model import rows_of, solve, sparse, speedup
 from timeline import best, of_pulls, timeline
 
@@ -29,6 +33,19 @@ class Measuring(unittest.TestCase):
                   "compute": {"layers": [{"name": name, "forward_ms": 5} for name in names]}}
         self.assertEqual(layers([report]), [{"layer": "conv1", "pull_ms": "3.000", "forward_ms": "5.000"},
                                             {"layer": "inception_3a", "pull_ms": "7.000", "forward_ms": "10.000"}])
+
+
+    def test_the_table_of_the_page_is_what_is_printed(self):
+        figures = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "docs", "figures")
+        with open(os.path.join(figures, "ibatch.csv"), newline="") as file:
+            rows = list(csv.DictReader(file))
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            say(rows)
+        with open(os.path.join(figures, "batches.md")) as page:
+            tables = page.read().split("\n\n")
+        [of_4] = [table for table in said.getvalue().strip().split("\n\n") if table.startswith("| 4 machines |")]
+        self.assertIn(of_4, tables)
 
 
 class Model(unittest.TestCase):

@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -89,6 +90,34 @@ def test_files_of_others_are_not_trusted(tmp_path, monkeypatch):
     own.symlink_to(tmp_path)
     with pytest.raises(phub.SettingsError, match="directory of this user that nobody else can write"):
         _board.of_user("PHUB_NO_SUCH_VARIABLE", 0)
+
+
+# A worker of rank 0, which writes a text for the other workers. It prints its process id, and runs until its stdin is closed.
+WITH_BOARD = """
+import os, sys
+from phub import _board
+_board.of_user("PHUB_NO_SUCH_VARIABLE", 0).set("name", "text")
+print(os.getpid())
+sys.stdin.read()
+"""
+
+
+def test_the_files_of_a_killed_run_are_removed_and_those_of_a_running_one_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    # Each worker has its own launcher.
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-uc", WITH_BOARD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    env = environment(XDG_RUNTIME_DIR=str(tmp_path))
+    with subprocess.Popen(command, env=env, **pipes) as running, subprocess.Popen(command, env=env, **pipes) as killed:
+        assert int(running.stdout.readline()) > 0
+        os.kill(int(killed.stdout.readline()), signal.SIGKILL)
+        killed.wait(timeout=60)
+        own = tmp_path / f"phub-{os.getuid()}"
+        assert {each.name.partition("-")[0] for each in own.iterdir()} == {str(running.pid), str(killed.pid)}
+        mine = _board.of_user("PHUB_NO_SUCH_VARIABLE", 1)
+        assert {each.name.partition("-")[0] for each in own.iterdir()} == {str(running.pid), str(os.getppid())}
+        mine.remove()
+    assert not list(own.iterdir()), "nothing stays"
 
 
 def free_ports(count):
@@ -248,6 +277,24 @@ def test_words_of_an_earlier_run_are_not_taken_for_those_of_a_worker():
         _board.gather(Words({}), 0, 2, "zero", limit_s=0.1)
     with pytest.raises(phub.MissingWorkersError, match="rank 1 of 2 has waited"):
         _board.gather(Words({}), 1, 2, "one", limit_s=0.1)
+
+
+@pytest.mark.parametrize("ranks", [(0, 0), (1, 1)])
+def test_two_processes_with_one_rank_are_both_refused_at_once(ranks):
+    board, said = Words({}), []
+
+    def gather(rank):
+        with pytest.raises(phub.SettingsError) as refused:
+            _board.gather(board, rank, 2, "")
+        said.append(str(refused.value))
+
+    threads = [threading.Thread(target=gather, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    words = f"rank {ranks[0]} of 2: another process of this run has the same rank; give each worker its own rank from 0 to 1"
+    assert [text.startswith(words) for text in said] == [True, True], said
 
 
 def test_a_child_of_a_fork_is_a_run_of_its_own():

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::{Duration, Instant};
 
 use authority::Credential;
@@ -32,6 +32,17 @@ const MOST_CHUNKS: usize = 4096;
 const HEADERS: u32 = 28;
 const DEFAULT_PORT: u16 = 7077;
 
+/// Returns the address of the control port of a peer, which is host:port or a host. An IPv6 address may lack brackets if it
+/// has no port.
+pub(crate) fn with_port(peer: &str) -> String {
+    let is_host = !peer.contains(':') || peer.ends_with(']');
+    match peer.parse::<Ipv6Addr>() {
+        Ok(bare) => format!("[{bare}]:{DEFAULT_PORT}"),
+        Err(_) if is_host => format!("{peer}:{DEFAULT_PORT}"),
+        Err(_) => peer.to_owned(),
+    }
+}
+
 /// Checks the path to `peer`, which is host:port or a host.
 pub(crate) fn check(
     peer: &str,
@@ -41,7 +52,7 @@ pub(crate) fn check(
     report: &mut dyn FnMut(Check),
 ) {
     let name = format!("way to {peer}");
-    let address = if peer.contains(':') { peer.to_owned() } else { format!("{peer}:{DEFAULT_PORT}") };
+    let address = with_port(peer);
     let hub = match membership::describe(&address, PATIENCE, credential) {
         Ok(hub) => hub,
         Err(error) => {
@@ -377,6 +388,20 @@ fn cross(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_peer_without_a_port_gets_the_default_one() {
+        for (peer, address) in [
+            ("a", "a:7077"),
+            ("10.0.0.1", "10.0.0.1:7077"),
+            ("a:1", "a:1"),
+            ("::1", "[::1]:7077"),
+            ("[fd00::2]", "[fd00::2]:7077"),
+            ("[fd00::2]:1", "[fd00::2]:1"),
+        ] {
+            assert_eq!(with_port(peer), address);
+        }
+    }
 
     #[test]
     fn a_packet_to_this_machine_comes_with_the_loopbacks_size() {

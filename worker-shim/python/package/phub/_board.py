@@ -4,10 +4,13 @@ board may have texts of an earlier run: torchrun's store keeps all keys when tor
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
+import fcntl
 import importlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -21,7 +24,7 @@ from ._phub import MissingWorkersError, SettingsError
 _PAUSE_S = 0.02
 # The value that `compare_set` returns for a key that was never written.
 _NOTHING = "-"
-# How long rank 0 of `gather` waits for a worker's text before it reads the worker's random word again, in seconds.
+# How long a worker waits for a text in `gather` before it reads the other workers' random words again, in seconds.
 _LOOK_AGAIN_S = 0.2
 _LIMIT_S = 60.0
 
@@ -55,17 +58,28 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
     writes its text under both words. If no text follows, the worker's word may be from an earlier run, and rank 0 reads it
     again.
 
+    A process that finds another word under its rank is not the only process with this rank, and notifies the other process.
+
     Raises:
         MissingWorkersError: a worker did not write its text within `limit_s`.
+        SettingsError: another process has the same rank.
     """
     mine = uuid.uuid4().hex[:12]
     deadline = time.monotonic() + limit_s
+    board.set(f"ask/{rank}", mine)
+
+    def wait(name: str) -> Optional[str]:
+        while True:
+            text = board.get(name, min(_LOOK_AGAIN_S, max(deadline - time.monotonic(), 0.0)))
+            if text is not None or time.monotonic() > deadline:
+                return text
+            _refuse_twin(board, rank, size, mine)
+
     if rank > 0:
-        board.set(f"ask/{rank}", mine)
-        word = board.get(f"seen/{mine}", limit_s)
+        word = wait(f"seen/{mine}")
         if word is not None:
             board.set(f"here/{mine}/{word}", text)
-            said = board.get(f"all/{word}", max(deadline - time.monotonic(), 0.0))
+            said = wait(f"all/{word}")
             if said is not None:
                 return list(json.loads(said))
         raise MissingWorkersError(
@@ -76,7 +90,7 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
     for other in range(1, size):
         found = None
         while found is None:
-            word = board.get(f"ask/{other}", max(deadline - time.monotonic(), 0.0))
+            word = wait(f"ask/{other}")
             if word is not None:
                 board.set(f"seen/{word}", mine)
                 found = board.get(f"here/{word}/{mine}", _LOOK_AGAIN_S)
@@ -85,6 +99,19 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
         texts.append(found)
     board.set(f"all/{mine}", json.dumps(texts))
     return texts
+
+
+def _refuse_twin(board: Board, rank: int, size: int, mine: str) -> None:
+    """Raises an error if another process has written its word under this rank, or has found this process's word under its rank."""
+    other = board.now(f"ask/{rank}")
+    if other is not None and other != mine:
+        board.set(f"twin/{other}", mine)
+    elif board.now(f"twin/{mine}") is None:
+        return
+    raise SettingsError(
+        f"rank {rank} of {size}: another process of this run has the same rank; give each worker its own rank from 0 to {size - 1}: "
+        f"see the launcher's variables at the workers"
+    )
 
 
 class StoreBoard(Board):
@@ -110,7 +137,8 @@ class FileBoard(Board):
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        # The lock is released with the process.
+        self._lock = _locked(directory)
 
     def _file(self, name: str) -> str:
         return os.path.join(self._directory, name.replace("/", "."))
@@ -158,10 +186,41 @@ def of_user(variable: str, rank: int) -> Optional[FileBoard]:
     starter = _starter(variable)
     if starter is None:
         return None
-    board = FileBoard(os.path.join(_own_directory(), starter))
+    own = _own_directory()
+    _remove_unused(own)
+    board = FileBoard(os.path.join(own, starter))
     if rank == 0:
         atexit.register(board.remove)
     return board
+
+
+def _locked(directory: str) -> int:
+    """Creates a directory, and returns a descriptor of it with a shared lock: a process uses the directory."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            with contextlib.suppress(OSError):  # some file systems have no locks, and then nobody removes the directory
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            # Another process may have removed the directory before it was locked.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.stat(directory)):
+                    return lock
+            os.close(lock)
+
+
+def _remove_unused(own: str) -> None:
+    """Removes the boards of killed runs: those that no process has locked."""
+    for name in os.listdir(own):
+        if not re.fullmatch(r"\d+-\d+", name):
+            continue
+        with contextlib.suppress(OSError):
+            board = os.open(os.path.join(own, name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(board, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.join(own, name), ignore_errors=True)
+            finally:
+                os.close(board)
 
 
 def _starter(variable: str) -> Optional[str]:

@@ -167,7 +167,7 @@ def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
 _MADE: Dict[Tuple[Place, str, Optional[Helper]], int] = {}
 
 # A child of a fork is not a worker of this run, so it forgets what the parent agreed on.
-os.register_at_fork(after_in_child=lambda: [each.clear() for each in (_AGREED, _WORDS, _MADE)])  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=lambda: [each.clear() for each in (_AGREED, _WORDS, _MADE)])
 
 
 class Naming:
