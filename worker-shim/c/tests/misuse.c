@@ -199,6 +199,23 @@ static void wrong_norms(const char *hub) {
     phub_session_free(session);
 }
 
+/* A step by the norm of all gradients needs all keys. */
+static void waits_for_a_norm(const char *hub) {
+    PhubSession *session;
+    PhubConfig *config = settings(hub, "clipped", 1);
+    FINE(phub_config_add_key(config, "second", SHAPE, 2, PHUB_DTYPE_F32, 1, 1));
+    FINE(phub_config_set(config, "clip_norm", "1"));
+    FINE(phub_join(&session, config, NULL, NULL));
+    phub_config_free(config);
+    FINE(phub_broadcast(session));
+    FINE(phub_push(session, 0));
+    EXPECT(phub_wait(session, 0), ORDER, "push every key of a round before the first wait");
+    FINE(phub_push(session, 1));
+    FINE(phub_wait(session, 0));
+    FINE(phub_leave(session));
+    phub_session_free(session);
+}
+
 static void *words_of_another_thread(void *session) {
     EXPECT(phub_push(session, 99), INVALID, "key 99 does not exist");
     return NULL;
@@ -280,6 +297,7 @@ int main(int argc, char **argv) {
     pulls(argv[1]);
     wrong_joins(argv[1]);
     wrong_norms(argv[1]);
+    waits_for_a_norm(argv[1]);
     wrong_calls(argv[1]);
     return failures != 0;
 }
