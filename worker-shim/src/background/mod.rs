@@ -254,10 +254,11 @@ impl Background {
     /// Waits for all keys in flight, and leaves the job. After an interrupt, the caller may call this again,
     /// or drop the session.
     pub fn leave(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
-        self.shared()?;
-        self.wait_all(interrupted)?;
-        tracing::info!(job = self.shared.job(), rank = self.rank, "{}", self.times());
-        self.shared.end(Ending::Leave);
+        if !self.shared()?.is_leaving() {
+            self.wait_all(interrupted)?;
+            tracing::info!(job = self.shared.job(), rank = self.rank, "{}", self.times());
+            self.shared.end(Ending::Leave);
+        }
         self.shared.wait_for_end(interrupted)
     }
 
