@@ -45,7 +45,7 @@ static void wrong_settings(const char *hub) {
     EXPECT(phub_config_add_key(config, "a", NULL, 2, PHUB_DTYPE_F32, 1, 1), INVALID, "shape is null");
     EXPECT(phub_config_add_key(config, "a", SHAPE, 2, 17, 1, 1), INVALID, "type 17");
     EXPECT(phub_config_set(config, "no such", "1"), INVALID, "there are chunk_bytes");
-    EXPECT(phub_config_set(config, "chunk_bytes", "many"), INVALID, "\"chunk_bytes\", \"many\"");
+    EXPECT(phub_config_set(config, "chunk_bytes", "many"), INVALID, "\"chunk_bytes\", \"many\": expected a whole number");
     EXPECT(phub_config_set(config, "on_loss", "shrug"), INVALID, "stop or continue");
     EXPECT(phub_config_set(config, "join_limit", "-1"), INVALID, "join_limit");
     EXPECT(phub_config_set(config, "compression", "zip"), INVALID, "no codec has this name");
