@@ -216,8 +216,20 @@ static void waits_for_a_norm(const char *hub) {
     phub_session_free(session);
 }
 
+/* Runs after the thread's own data is gone, also the text of its last error. */
+static void at_the_end_of_a_thread(void *session) {
+    uint32_t round = 0;
+    if (phub_push(session, 99) != PHUB_STATUS_INVALID || phub_next_round(session, &round) != PHUB_STATUS_OK || round != 1) {
+        fprintf(stderr, "calls at the end of a thread, round %u: %s\n", round, phub_last_error());
+        failures++;
+    }
+}
+
+static pthread_key_t at_end;
+
 static void *words_of_another_thread(void *session) {
     EXPECT(phub_push(session, 99), INVALID, "key 99 does not exist");
+    pthread_setspecific(at_end, session);
     return NULL;
 }
 
@@ -246,6 +258,7 @@ static void wrong_calls(const char *hub) {
     /* Each thread has its own error text. */
     EXPECT(phub_set_learning_rate(session, INFINITY), INVALID, "expected a finite number");
     pthread_t thread;
+    pthread_key_create(&at_end, at_the_end_of_a_thread);
     pthread_create(&thread, NULL, words_of_another_thread, session);
     pthread_join(thread, NULL);
     if (strstr(phub_last_error(), "finite") == NULL) {
