@@ -222,6 +222,20 @@ fn learning_rates_are_finite_and_not_negative() {
 }
 
 #[test]
+fn a_hub_that_makes_no_steps_takes_no_learning_rate() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    for optimizer in [Optimizer::Average, Optimizer::Sum] {
+        let terms = |terms: &mut JobTerms| terms.optimizer = optimizer;
+        let job = optimizer.name();
+        let mut session = join_all(1, |rank| config(&hub, job, rank, 1).with_terms(terms)).remove(0);
+        says(session.set_learning_rate(0.5).unwrap_err(), &["\"learning_rate\", \"0.5\"", "makes no steps"]);
+        push_all(&mut session).unwrap();
+        session.leave().unwrap();
+    }
+}
+
+#[test]
 fn priorities_are_one_for_each_key() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);

@@ -298,7 +298,8 @@ PhubStatus phub_wait_all(const PhubSession *session);
 // `session` is from phub_join and not yet freed, and `ready` points to room for a result.
 PhubStatus phub_is_ready(const PhubSession *session, uint32_t key, bool *ready);
 
-// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it.
+// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it. Returns
+// an error with the optimizers "average" and "sum".
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.

@@ -238,7 +238,8 @@ pub unsafe extern "C" fn phub_is_ready(
     unsafe { enter_session(session, call) }
 }
 
-/// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it.
+/// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it. Returns
+/// an error with the optimizers "average" and "sum".
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
