@@ -306,7 +306,7 @@ PhubStatus phub_is_ready(const PhubSession *session, uint32_t key, bool *ready);
 PhubStatus phub_set_learning_rate(const PhubSession *session,
                                   float learning_rate);
 
-// Makes the hub write the job's checkpoint now, and waits until it is on the disk.
+// Waits until every key's answer has arrived, makes the hub write the job's checkpoint, and waits until it is on the disk.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.

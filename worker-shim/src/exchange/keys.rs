@@ -134,8 +134,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Checks that a key in flight can get its answer in a job whose steps wait for the gradients of all keys: all keys are
-    /// pushed for its round.
+    /// Checks that all keys are pushed for the round of a key in flight. Otherwise the key gets no answer in a job whose steps
+    /// wait for the gradients of all keys.
     pub(crate) fn check_all_pushed_with(&self, key: KeyId) -> Result<(), ExchangeError> {
         let round = self.keys[key.index()].round;
         let is_unpushed =
