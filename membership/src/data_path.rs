@@ -316,7 +316,9 @@ impl<'a> Route<'a> {
                         }
                         Err(error) => {
                             let hub = self.hub.control.hub.clone();
-                            return Err(MemberError::DataPath { hub, error: Box::new(error) });
+                            let error = MemberError::DataPath { hub, error: Box::new(error) };
+                            self.hub.does_not_come(&error); // this end may have failed before the hub saw a link
+                            return Err(error);
                         }
                     }
                 }

@@ -4,6 +4,7 @@ mod at_once;
 pub(crate) mod checkpoint;
 mod compressed;
 mod failed;
+mod in_flight;
 mod lost;
 mod making;
 mod over_hubs;

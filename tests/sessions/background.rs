@@ -6,8 +6,9 @@ use std::thread;
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::{FIRST, SECOND, SGD, THIRD, config, hub, on_threads, says};
-use pbox_core::{Key, KeyId, Round};
+use hub_tests::relay::{Relay, Stall, Way};
+use hub_tests::{FIRST, SECOND, SGD, THIRD, config, free_address, hub, on_threads, says};
+use pbox_core::{JobTerms, Key, KeyId, Round};
 use phub_server::Hub;
 use worker_shim::{Background, BackgroundError, Session, SessionConfig};
 
@@ -171,11 +172,51 @@ fn an_error_reaches_every_caller_that_waits() {
 }
 
 #[test]
+fn a_caller_that_waits_is_asked_although_other_keys_arrive() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let [one, other] = ready_all(2, |rank| config(&hub, "job", rank, 2)).try_into().unwrap();
+    one.push(FIRST).unwrap(); // the other worker does not push it yet
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| one.wait(FIRST, &mut || true).unwrap_err());
+        while !waiter.is_finished() {
+            for session in [&one, &other] {
+                session.push(SECOND).unwrap();
+            }
+            for session in [&one, &other] {
+                session.wait(SECOND, &mut patient).unwrap();
+            }
+        }
+        says(waiter.join().unwrap(), &["interrupted while waiting", "first.weight"]);
+    });
+    other.push(FIRST).unwrap();
+    for session in [&one, &other] {
+        session.leave(&mut patient).unwrap();
+    }
+}
+
+#[test]
+fn a_leave_that_was_interrupted_can_be_called_again() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let relay = Relay::start(hub.address(), free_address()); // gradients take the shared memory
+    let session = join(SessionConfig { hub: relay.address(), ..config(&hub, "job", 0, 1) });
+    session.broadcast_written(&mut patient).unwrap();
+    relay.stall(Way::Control, Stall::BOTH);
+    for _call in 0..2 {
+        says(session.leave(&mut || true).unwrap_err(), &["interrupted", "the hub's answer to the leave"]);
+    }
+    relay.stall(Way::Control, Stall::NONE);
+    session.leave(&mut patient).unwrap();
+    says(session.leave(&mut patient).unwrap_err(), &["this session has left the job"]);
+}
+
+#[test]
 fn calls_out_of_order_are_named_and_harm_nothing() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let session = join(config(&hub, "job", 0, 1));
-    says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast_weights"]);
+    says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast the weights once"]);
     says(session.wait(KeyId(7), &mut patient).unwrap_err(), &["key 7 does not exist", "3 keys"]);
     fill(&session, 1.0);
     session.broadcast_written(&mut patient).unwrap();
@@ -183,6 +224,27 @@ fn calls_out_of_order_are_named_and_harm_nothing() {
     let panics = session.with(|_| panic!("on purpose"), &mut patient).unwrap_err();
     says(panics, &["a call on the session's thread panicked"]);
     says(session.push(FIRST).unwrap_err(), &["panicked", "the session is over"]);
+}
+
+#[test]
+fn a_wait_for_a_norm_of_keys_that_are_not_pushed_is_an_error_and_harms_nothing() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let clipped = |terms: &mut JobTerms| terms.clip_norm = Some(1.0);
+    let session = ready_all(1, |rank| config(&hub, "job", rank, 1).with_terms(clipped)).remove(0);
+    session.push(FIRST).unwrap();
+    let unpushed = |error: BackgroundError| {
+        says(
+            error,
+            &["first.weight", "waits for the push of key", "second.bias", "clip_norm", "push every key"],
+        );
+    };
+    unpushed(session.wait(FIRST, &mut patient).unwrap_err());
+    unpushed(session.leave(&mut patient).unwrap_err());
+    session.push(SECOND).unwrap();
+    session.push(THIRD).unwrap();
+    session.wait(FIRST, &mut patient).unwrap();
+    session.leave(&mut patient).unwrap();
 }
 
 #[test]

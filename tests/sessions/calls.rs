@@ -10,7 +10,7 @@ use hub_tests::{
     FIRST, SECOND, SGD, THIRD, config, hub, join_all, join_by_hand, join_request, on_threads, push_all,
     ready_all, refusal_of_member, says,
 };
-use pbox_core::{KeyId, Optimizer, Round};
+use pbox_core::{JobTerms, KeyId, Optimizer, Round};
 use worker_shim::{Session, SessionError};
 
 /// Returns a worker and a peer that has pushed nothing. The pushes of the first worker remain in flight.
@@ -95,7 +95,7 @@ fn a_push_before_the_broadcast_is_refused() {
     let hub = hub(1);
     let mut sessions = join_all(2, |rank| config(&hub, "job", rank, 2));
     for session in &mut sessions {
-        says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast_weights"]);
+        says(session.push(FIRST).unwrap_err(), &["push", "no weights yet", "broadcast the weights once"]);
     }
 
     std::thread::scope(|scope| {
@@ -115,6 +115,31 @@ fn waiting_for_nothing_returns_at_once() {
     session.wait_all().unwrap();
     assert_eq!(session.next_round(), Round(1), "round 0 was the broadcast");
     go_on([session, peer], &[]);
+}
+
+/// Formerly the wait went on until the wait limit, and its error blamed another worker.
+#[test]
+fn a_wait_for_a_norm_of_keys_that_are_not_pushed_is_an_error() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let terms: [fn(&mut JobTerms); 3] = [
+        |terms| terms.clip_norm = Some(1e9),
+        |terms| terms.skip_nonfinite = true,
+        |terms| terms.skip_spikes = Some(1e9),
+    ];
+    for (job, terms) in ["clip", "finite", "spikes"].into_iter().zip(terms) {
+        let [mut session, peer]: [Session; 2] =
+            ready_all(2, |rank| config(&hub, job, rank, 2).with_terms(terms)).try_into().ok().unwrap();
+        session.gradient_mut(FIRST).unwrap().fill(1.0);
+        session.push(FIRST).unwrap();
+        for error in [session.wait(FIRST).unwrap_err(), session.wait_all().unwrap_err()] {
+            says(
+                error,
+                &["first.weight", "waits for the push of key", "second.bias", "push every key of a round"],
+            );
+        }
+        go_on([session, peer], &[FIRST]);
+    }
 }
 
 /// Momentum may have any value from 0 to below 1. Another optimizer is refused.
@@ -194,6 +219,20 @@ fn learning_rates_are_finite_and_not_negative() {
     assert_eq!(status, 400, "{error}");
     says(error, &["3000", "lr_mult 10", "second.bias", "beyond f32"]);
     go_on([session, peer], &[]);
+}
+
+#[test]
+fn a_hub_that_makes_no_steps_takes_no_learning_rate() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    for optimizer in [Optimizer::Average, Optimizer::Sum] {
+        let terms = |terms: &mut JobTerms| terms.optimizer = optimizer;
+        let job = optimizer.name();
+        let mut session = join_all(1, |rank| config(&hub, job, rank, 1).with_terms(terms)).remove(0);
+        says(session.set_learning_rate(0.5).unwrap_err(), &["\"learning_rate\", \"0.5\"", "makes no steps"]);
+        push_all(&mut session).unwrap();
+        session.leave().unwrap();
+    }
 }
 
 #[test]

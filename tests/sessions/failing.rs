@@ -1,13 +1,14 @@
 //! A worker that fails sends its reason to the other workers. The hub puts the reason into its own words. Any
 //! reason becomes one line that can be printed.
 
+use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::{
     FIRST, SECOND, addresses, config, config_at, hub, join_by_hand, join_request, on_threads, post_as_member,
 };
 use hub_tests::{push_all, ready_all, refused, says};
 use pbox_core::control::{LeaveRequest, MAX_REASON_BYTES};
-use worker_shim::Background;
+use worker_shim::{Background, Session, SessionConfig};
 
 fn patient() -> bool {
     false
@@ -49,6 +50,18 @@ fn a_worker_that_drives_its_session_itself_says_why_it_fails() {
             error.strip_prefix("job \"job\" failed: rank 2 failed: ").unwrap_or_else(|| panic!("{error}"));
         assert!(told.starts_with("[31mxxxx") && told.len() <= MAX_REASON_BYTES, "{told}");
     }
+}
+
+/// Formerly the hub waited for the worker's heartbeat, and refused its rank for 10 s.
+#[test]
+fn a_worker_that_cannot_make_a_link_leaves_its_rank() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let worker = || SessionConfig { transport: Some(Transport::Tcp), ..config(&hub, "job", 0, 1) };
+    let mut alone = worker();
+    alone.set("tcp_congestion", "no-such").unwrap();
+    says(Session::join(alone).err().unwrap(), &["no data path", "no-such", "the kernel does not have it"]);
+    Session::join(worker()).unwrap().leave().unwrap();
 }
 
 #[test]

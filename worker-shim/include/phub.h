@@ -188,7 +188,8 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 //
 // - "chunk_bytes", "slice_bytes": sizes in bytes.
 // - "clip_norm", "clip_norm_last", "skip_spikes": a number, or none. "ema": a decay, or none.
-// - "skip_nonfinite", "maximize", "answers_ahead": true or false.
+// - "skip_nonfinite", "maximize", "answers_ahead": true or false. With "clip_norm", "skip_nonfinite" and "skip_spikes", all keys
+//   of a round must be pushed before the first phub_wait.
 // - "schedule": kvstore, layerwise, sliced or p3.
 // - "credit": bytes, auto or none.
 // - "consistency": bsp, ssp:S or asp.
@@ -297,14 +298,15 @@ PhubStatus phub_wait_all(const PhubSession *session);
 // `session` is from phub_join and not yet freed, and `ready` points to room for a result.
 PhubStatus phub_is_ready(const PhubSession *session, uint32_t key, bool *ready);
 
-// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it.
+// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it. Returns
+// an error with the optimizers "average" and "sum".
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_set_learning_rate(const PhubSession *session,
                                   float learning_rate);
 
-// Makes the hub write the job's checkpoint now, and waits until it is on the disk.
+// Waits until every key's answer has arrived, makes the hub write the job's checkpoint, and waits until it is on the disk.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.

@@ -133,7 +133,8 @@ pub unsafe extern "C" fn phub_config_add_layer(
 ///
 /// - "chunk_bytes", "slice_bytes": sizes in bytes.
 /// - "clip_norm", "clip_norm_last", "skip_spikes": a number, or none. "ema": a decay, or none.
-/// - "skip_nonfinite", "maximize", "answers_ahead": true or false.
+/// - "skip_nonfinite", "maximize", "answers_ahead": true or false. With "clip_norm", "skip_nonfinite" and "skip_spikes", all keys
+///   of a round must be pushed before the first phub_wait.
 /// - "schedule": kvstore, layerwise, sliced or p3.
 /// - "credit": bytes, auto or none.
 /// - "consistency": bsp, ssp:S or asp.

@@ -238,7 +238,8 @@ pub unsafe extern "C" fn phub_is_ready(
     unsafe { enter_session(session, call) }
 }
 
-/// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it.
+/// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it. Returns
+/// an error with the optimizers "average" and "sum".
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
@@ -253,15 +254,14 @@ pub unsafe extern "C" fn phub_set_learning_rate(
     unsafe { enter_session(session, call) }
 }
 
-/// Makes the hub write the job's checkpoint now, and waits until it is on the disk.
+/// Waits until every key's answer has arrived, makes the hub write the job's checkpoint, and waits until it is on the disk.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubStatus {
-    let call = |session: &PhubSession| Ok(session.call(Session::checkpoint)?.map(drop)?);
     // SAFETY: the caller's promise.
-    unsafe { enter_session(session, call) }
+    unsafe { enter_session(session, |session| session.waiting(Background::checkpoint).map(drop)) }
 }
 
 /// Writes the first round for which no key has its answer. Round 0 is the broadcast, if there is one.

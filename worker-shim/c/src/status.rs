@@ -60,13 +60,14 @@ impl Failure {
 /// Stores the text of a failure for this thread. Returns the status for the caller.
 pub(crate) fn keep(failure: Failure) -> PhubStatus {
     let words = CString::new(failure.words.replace('\0', " ")).unwrap_or_default();
-    LAST.with_borrow_mut(|last| *last = words);
+    // A destructor of the thread's other data may call after this data is gone: it gets the status alone.
+    let _ = LAST.try_with(|last| last.replace(words));
     failure.status
 }
 
 /// Returns the text of this thread's last failure. It is valid until the thread's next failure.
 pub(crate) fn last() -> *const std::ffi::c_char {
-    LAST.with_borrow(|last| CStr::as_ptr(last))
+    LAST.try_with(|last| CStr::as_ptr(&last.borrow())).unwrap_or(c"".as_ptr())
 }
 
 impl From<BackgroundError> for Failure {

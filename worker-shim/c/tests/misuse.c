@@ -45,7 +45,7 @@ static void wrong_settings(const char *hub) {
     EXPECT(phub_config_add_key(config, "a", NULL, 2, PHUB_DTYPE_F32, 1, 1), INVALID, "shape is null");
     EXPECT(phub_config_add_key(config, "a", SHAPE, 2, 17, 1, 1), INVALID, "type 17");
     EXPECT(phub_config_set(config, "no such", "1"), INVALID, "there are chunk_bytes");
-    EXPECT(phub_config_set(config, "chunk_bytes", "many"), INVALID, "\"chunk_bytes\", \"many\"");
+    EXPECT(phub_config_set(config, "chunk_bytes", "many"), INVALID, "\"chunk_bytes\", \"many\": expected a whole number");
     EXPECT(phub_config_set(config, "on_loss", "shrug"), INVALID, "stop or continue");
     EXPECT(phub_config_set(config, "join_limit", "-1"), INVALID, "join_limit");
     EXPECT(phub_config_set(config, "compression", "zip"), INVALID, "no codec has this name");
@@ -199,8 +199,37 @@ static void wrong_norms(const char *hub) {
     phub_session_free(session);
 }
 
+/* A step by the norm of all gradients needs all keys. */
+static void waits_for_a_norm(const char *hub) {
+    PhubSession *session;
+    PhubConfig *config = settings(hub, "clipped", 1);
+    FINE(phub_config_add_key(config, "second", SHAPE, 2, PHUB_DTYPE_F32, 1, 1));
+    FINE(phub_config_set(config, "clip_norm", "1"));
+    FINE(phub_join(&session, config, NULL, NULL));
+    phub_config_free(config);
+    FINE(phub_broadcast(session));
+    FINE(phub_push(session, 0));
+    EXPECT(phub_wait(session, 0), ORDER, "push every key of a round before the first wait");
+    FINE(phub_push(session, 1));
+    FINE(phub_wait(session, 0));
+    FINE(phub_leave(session));
+    phub_session_free(session);
+}
+
+/* Runs after the thread's own data is gone, also the text of its last error. */
+static void at_the_end_of_a_thread(void *session) {
+    uint32_t round = 0;
+    if (phub_push(session, 99) != PHUB_STATUS_INVALID || phub_next_round(session, &round) != PHUB_STATUS_OK || round != 1) {
+        fprintf(stderr, "calls at the end of a thread, round %u: %s\n", round, phub_last_error());
+        failures++;
+    }
+}
+
+static pthread_key_t at_end;
+
 static void *words_of_another_thread(void *session) {
     EXPECT(phub_push(session, 99), INVALID, "key 99 does not exist");
+    pthread_setspecific(at_end, session);
     return NULL;
 }
 
@@ -229,6 +258,7 @@ static void wrong_calls(const char *hub) {
     /* Each thread has its own error text. */
     EXPECT(phub_set_learning_rate(session, INFINITY), INVALID, "expected a finite number");
     pthread_t thread;
+    pthread_key_create(&at_end, at_the_end_of_a_thread);
     pthread_create(&thread, NULL, words_of_another_thread, session);
     pthread_join(thread, NULL);
     if (strstr(phub_last_error(), "finite") == NULL) {
@@ -280,6 +310,7 @@ int main(int argc, char **argv) {
     pulls(argv[1]);
     wrong_joins(argv[1]);
     wrong_norms(argv[1]);
+    waits_for_a_norm(argv[1]);
     wrong_calls(argv[1]);
     return failures != 0;
 }

@@ -242,7 +242,7 @@ impl Session {
 
     /// Writes a checkpoint. Returns its round, its length in bytes, and the milliseconds that writing took.
     fn checkpoint(&self, py: Python<'_>) -> PyResult<(u32, u64, u64)> {
-        let written = self.call(py, |session| session.checkpoint())?;
+        let written = interruptible(py, |interrupted| self.background.checkpoint(interrupted))?;
         Ok((written.round.0, written.bytes, written.milliseconds))
     }
 

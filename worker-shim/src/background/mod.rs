@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use fabric::Idle;
 use membership::Way;
+use pbox_core::control::CheckpointReply;
 use pbox_core::{KeyId, Layout, Round};
 
 use crate::exchange::Windows;
@@ -225,8 +226,17 @@ impl Background {
         Ok(())
     }
 
-    /// Calls `f` with the session, on the session's thread. The exchange stops meanwhile, so push and wait have methods of their
-    /// own. All other calls of a session use this one, for example [`Session::checkpoint`].
+    /// Makes the hub write a checkpoint, like [`Session::checkpoint`].
+    pub fn checkpoint(
+        &self,
+        interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<CheckpointReply, BackgroundError> {
+        self.wait_all(interrupted)?;
+        Ok(self.with(Session::checkpoint, interrupted)??)
+    }
+
+    /// Calls `f` with the session, on the session's thread. The exchange stops meanwhile, so calls that wait for answers have
+    /// methods of their own. All other calls of a session use this one, for example [`Session::set_optimizer`].
     pub fn with<R: Send + 'static>(
         &self,
         f: impl FnOnce(&mut Session) -> R + Send + 'static,
@@ -254,10 +264,11 @@ impl Background {
     /// Waits for all keys in flight, and leaves the job. After an interrupt, the caller may call this again,
     /// or drop the session.
     pub fn leave(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
-        self.shared()?;
-        self.wait_all(interrupted)?;
-        tracing::info!(job = self.shared.job(), rank = self.rank, "{}", self.times());
-        self.shared.end(Ending::Leave);
+        if !self.shared()?.is_leaving() {
+            self.wait_all(interrupted)?;
+            tracing::info!(job = self.shared.job(), rank = self.rank, "{}", self.times());
+            self.shared.end(Ending::Leave);
+        }
         self.shared.wait_for_end(interrupted)
     }
 

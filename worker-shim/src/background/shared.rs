@@ -311,9 +311,10 @@ impl Shared {
         if let Some(waker) = to_wake(&mut state) {
             waker.wake();
         }
+        let mut asked = Instant::now();
         let outcome = loop {
             let stop;
-            (state, stop) = self.sleep(state, interrupted);
+            (state, stop) = self.sleep(state, &mut asked, interrupted);
             if !state.open[key.index()] {
                 break Ok(());
             }
@@ -372,9 +373,15 @@ impl Shared {
         self.wake(state);
     }
 
+    /// Whether a caller has ended the session by a leave, and the thread has not ended yet.
+    pub fn is_leaving(&self) -> bool {
+        let state = self.lock();
+        state.over.is_none() && state.ending == Some(Ending::Leave)
+    }
+
     pub fn wait_for_end(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         let mut state = self.lock();
-        let mut stop = false;
+        let (mut stop, mut asked) = (false, Instant::now());
         loop {
             match &state.over {
                 Some(None) => return Ok(()),
@@ -383,7 +390,7 @@ impl Shared {
                     let what = "the hub's answer to the leave".into();
                     return Err(BackgroundError::Interrupted { what });
                 }
-                None => (state, stop) = self.sleep(state, interrupted),
+                None => (state, stop) = self.sleep(state, &mut asked, interrupted),
             }
         }
     }
@@ -414,17 +421,20 @@ impl Shared {
         Ok((state, open))
     }
 
-    /// Waits until something has changed. If nothing changes for some time, checks whether the caller was
-    /// interrupted.
+    /// Waits until something has changed. Some time after `asked` it checks whether the caller was interrupted, also if
+    /// other keys arrive all the time.
     fn sleep<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
+        asked: &mut Instant,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> (MutexGuard<'a, State>, bool) {
-        let (state, slept) = self.changed.wait_timeout(state, ASK).unwrap_or_else(|e| e.into_inner());
-        if !slept.timed_out() {
+        let left = ASK.saturating_sub(asked.elapsed());
+        let (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner());
+        if asked.elapsed() < ASK {
             return (state, false);
         }
+        *asked = Instant::now();
         drop(state);
         let stop = interrupted();
         (self.lock(), stop)

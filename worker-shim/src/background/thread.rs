@@ -80,6 +80,7 @@ fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
 /// Handles orders and arrivals, turn by turn, until a caller or an error ends the session.
 fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Ending, SessionError> {
     let (mut dropped_since, mut returns, mut answered) = (None, 0, Vec::new());
+    let mut has_arrivals = false;
     loop {
         let orders = shared.take_orders();
         let pushed = carry_out(session, &orders.notes)?;
@@ -92,11 +93,9 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
             shared.publish(session, &pushed); // a push that is skipped is not in flight
         }
         answers.into_iter().for_each(|answer| answer());
-        if let Some((pulling, exchange)) = session.pulling() {
-            for &(key, _) in &orders.awaited {
-                if let Err(error) = pulling.batches.check_can_come(key, exchange) {
-                    shared.tell_cannot_come(key, error.into());
-                }
+        for &(key, _) in orders.awaited.iter().filter(|_| !has_arrivals) {
+            if let Err(error) = session.check_can_come(key) {
+                shared.tell_cannot_come(key, error.into());
             }
         }
         let times = session.returns().times + session.relinks();
@@ -112,7 +111,8 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
             }
             _ => {}
         }
-        if session.turn(&mut idle, &orders.awaited)? {
+        has_arrivals = session.turn(&mut idle, &orders.awaited)?;
+        if has_arrivals {
             session.take_answered(&mut answered);
             shared.publish(session, &answered);
         }
@@ -131,10 +131,10 @@ fn carry_out(session: &mut Session, notes: &[Note]) -> Result<Vec<KeyId>, Sessio
             }
             Note::Ahead(key) => session.put_ahead(key)?,
             Note::Asked(key, at) => {
-                session.pulling().into_iter().for_each(|(pulling, _)| pulling.planner.asked(key, at))
+                session.pulling().into_iter().for_each(|pulling| pulling.planner.asked(key, at))
             }
             Note::Used(key, at) => {
-                session.pulling().into_iter().for_each(|(pulling, _)| pulling.planner.used(key, at))
+                session.pulling().into_iter().for_each(|pulling| pulling.planner.used(key, at))
             }
         }
     }

@@ -96,15 +96,15 @@ pub enum ExchangeError {
         /// The fault.
         why: FrameError,
     },
-    /// The key is in a batch that cannot be pulled before another key is pushed.
-    #[error(
-        "key {key:?} is pulled in batches, and its batch waits for the push of key {unpushed:?}; push every key of a round before the first wait, or leave out batches"
-    )]
+    /// The answer of the key cannot arrive before another key is pushed.
+    #[error("key {key:?} waits for the push of key {unpushed:?}: {why}")]
     Unpushed {
         /// The name of the key.
         key: String,
         /// The name of the other key.
         unpushed: String,
+        /// The reason, and the next step.
+        why: &'static str,
     },
     /// A link closed.
     #[error("the link to the hub's core {core} closed: {reason}")]

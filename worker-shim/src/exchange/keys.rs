@@ -134,6 +134,20 @@ impl<P: Port> Exchange<P> {
         }
     }
 
+    /// Checks that all keys are pushed for the round of a key in flight. Otherwise the key gets no answer in a job whose steps
+    /// wait for the gradients of all keys.
+    pub(crate) fn check_all_pushed_with(&self, key: KeyId) -> Result<(), ExchangeError> {
+        let round = self.keys[key.index()].round;
+        let is_unpushed =
+            |other: &KeyState| other.round < round || (other.round == round && other.outstanding == 0);
+        let unpushed = self.keys.iter().position(is_unpushed).filter(|_| !self.is_ready(key));
+        let Some(unpushed) = unpushed else { return Ok(()) };
+        let name = |index: usize| self.layout.keys()[index].name.clone();
+        let why = "with clip_norm, skip_nonfinite or skip_spikes a step needs the gradients of all keys; push every key of a \
+                   round before the first wait";
+        Err(ExchangeError::Unpushed { key: name(key.index()), unpushed: name(unpushed), why })
+    }
+
     /// Sends keys in this order from now on, instead of the layout's order. Only the schedule p3 follows it.
     /// Workers may choose different orders. Keys that are not named come last.
     ///

@@ -169,7 +169,8 @@ impl Batches {
         let unpushed = self.unpushed_before(key, |key| !exchange.is_ready(key));
         let Some(unpushed) = unpushed.filter(|_| !exchange.is_ready(key)) else { return Ok(()) };
         let name = |key: KeyId| exchange.layout().keys()[key.index()].name.clone();
-        Err(ExchangeError::Unpushed { key: name(key), unpushed: name(unpushed) })
+        let why = "weights are pulled in batches; push every key of a round before the first wait, or leave out batches";
+        Err(ExchangeError::Unpushed { key: name(key), unpushed: name(unpushed), why })
     }
 
     /// Returns a key that must be pushed before `key`, which is in flight, can arrive.

@@ -114,6 +114,28 @@ fn seconds_above_0(value: f64) -> Result<Duration, String> {
     time.ok_or_else(|| format!("expected seconds, more than 0 and at most {}", LONGEST.as_secs()))
 }
 
+/// Reads the text of a value that has a parser with words of its own.
+fn read<T: FromStr<Err: Display>>(value: &str) -> Result<T, String> {
+    value.parse().map_err(|error: T::Err| error.to_string())
+}
+
+fn whole<T: FromStr>(value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("expected a whole number, from 0 to 2^{} - 1", 8 * size_of::<T>()))
+}
+
+fn number<T: FromStr>(value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| "expected a number".into())
+}
+
+fn on_or_off(value: &str) -> Result<bool, String> {
+    value.parse().map_err(|_| "expected true or false".into())
+}
+
+/// Reads the text of a value that a session may be without.
+fn unless_none<T>(value: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
+    if value == "none" { Ok(None) } else { read(value).map(Some) }
+}
+
 /// Reads the congestion control from the environment. An empty variable counts as not set.
 fn congestion_of_environment() -> Result<Congestion, ParseCongestionError> {
     let text = std::env::var(TCP_CONGESTION).unwrap_or_default();
@@ -145,29 +167,23 @@ impl SessionConfig {
     }
 
     fn try_to_set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        fn read<T: FromStr<Err: Display>>(value: &str) -> Result<T, String> {
-            value.parse().map_err(|error: T::Err| error.to_string())
-        }
-        fn unless_none<T: FromStr<Err: Display>>(value: &str) -> Result<Option<T>, String> {
-            if value == "none" { Ok(None) } else { read(value).map(Some) }
-        }
         let terms = &mut self.terms;
         match name {
-            "chunk_bytes" => terms.chunk_bytes = read(value)?,
-            "clip_norm" => terms.clip_norm = unless_none(value)?,
-            "clip_norm_last" => terms.clip_norm_last = unless_none(value)?,
-            "ema" => terms.ema = unless_none(value)?,
-            "skip_nonfinite" => terms.skip_nonfinite = read(value)?,
-            "skip_spikes" => terms.skip_spikes = unless_none(value)?,
-            "maximize" => terms.maximize = read(value)?,
-            "answers_ahead" => terms.answers_ahead = read(value)?,
+            "chunk_bytes" => terms.chunk_bytes = whole(value)?,
+            "clip_norm" => terms.clip_norm = unless_none(value, number)?,
+            "clip_norm_last" => terms.clip_norm_last = unless_none(value, number)?,
+            "ema" => terms.ema = unless_none(value, number)?,
+            "skip_nonfinite" => terms.skip_nonfinite = on_or_off(value)?,
+            "skip_spikes" => terms.skip_spikes = unless_none(value, number)?,
+            "maximize" => terms.maximize = on_or_off(value)?,
+            "answers_ahead" => terms.answers_ahead = on_or_off(value)?,
             "schedule" => terms.level.schedule = read(value)?,
-            "slice_bytes" => terms.level.slice_bytes = Some(read(value)?),
+            "slice_bytes" => terms.level.slice_bytes = unless_none(value, whole)?,
             "credit" => terms.level.credit = Some(read(value)?),
-            "compression" => terms.level.compression = unless_none(value)?,
+            "compression" => terms.level.compression = unless_none(value, read)?,
             "consistency" => terms.level.consistency = read(value)?,
-            "seed" => terms.seed = read(value)?,
-            "cores" => terms.cores = Some(read(value)?),
+            "seed" => terms.seed = whole(value)?,
+            "cores" => terms.cores = unless_none(value, whole)?,
             "on_loss" => {
                 terms.on_loss = match value {
                     "stop" => OnLoss::Stop,
@@ -182,24 +198,24 @@ impl SessionConfig {
                     _ => return Err("expected shared or private".into()),
                 }
             }
-            "mesh" => self.mesh = unless_none(value)?,
+            "mesh" => self.mesh = unless_none(value, read)?,
             "token" => {
                 let given =
                     Credential::parse(value, "the setting `token`").map_err(|error| error.to_string());
                 self.token = Some(given?);
             }
-            "compare_every" => self.compare_every = read(value)?,
-            "dma_buf" => self.dma_buf = unless_none(value)?,
-            "pull" => self.pull = unless_none(value)?.map(Pull::new),
-            "transport" => self.transport = Some(read(value)?),
-            "checksum" => self.checksum = read(value)?,
+            "compare_every" => self.compare_every = whole(value)?,
+            "dma_buf" => self.dma_buf = unless_none(value, read)?,
+            "pull" => self.pull = unless_none(value, read)?.map(Pull::new),
+            "transport" => self.transport = unless_none(value, read)?,
+            "checksum" => self.checksum = on_or_off(value)?,
             "tcp_congestion" => self.tcp_congestion = read(value)?,
-            "nics" => self.nics.list = Some(read(value)?),
-            "rails" => self.nics.rails = Some(read(value)?),
-            "trace" => self.trace = Some(value.into()),
-            "join_limit" => self.join_limit = seconds_above_0(read(value)?)?,
-            "hub_wait" => self.hub_wait = seconds(read(value)?)?,
-            "wait_limit" => self.wait_limit = seconds_above_0(read(value)?)?,
+            "nics" => self.nics.list = unless_none(value, read)?,
+            "rails" => self.nics.rails = unless_none(value, read)?,
+            "trace" => self.trace = unless_none(value, read)?,
+            "join_limit" => self.join_limit = seconds_above_0(number(value)?)?,
+            "hub_wait" => self.hub_wait = seconds(number(value)?)?,
+            "wait_limit" => self.wait_limit = seconds_above_0(number(value)?)?,
             _ => {
                 return Err("there are chunk_bytes, clip_norm, clip_norm_last, skip_nonfinite, skip_spikes, ema, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, tcp_congestion, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
             }
@@ -304,6 +320,44 @@ mod tests {
     fn config() -> SessionConfig {
         let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
         SessionConfig::new("127.0.0.1:1", "job", 0, 1, vec![Key::f32("a", [1])], optimizer)
+    }
+
+    #[test]
+    fn none_removes_a_value() {
+        let optional = [
+            ("clip_norm", "1"),
+            ("slice_bytes", "64"),
+            ("cores", "1"),
+            ("compression", "f16"),
+            ("pull", "all"),
+            ("transport", "tcp"),
+            ("nics", "mlx5_0"),
+            ("rails", "mlx5_0=mlx5_1"),
+            ("trace", "run.json"),
+        ];
+        for (name, value) in optional {
+            let mut changed = config();
+            changed.set(name, value).unwrap();
+            let with = format!("{changed:?}");
+            changed.set(name, "none").unwrap();
+            let without = SessionConfig { trace: None, ..config() };
+            assert_eq!(format!("{changed:?}"), format!("{without:?}"), "{name}");
+            assert_ne!(with, format!("{without:?}"), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_number_and_a_switch_say_what_they_expect() {
+        for (name, expected) in [
+            ("cores", "a whole number, from 0 to 2^32 - 1"),
+            ("seed", "a whole number, from 0 to 2^64 - 1"),
+            ("clip_norm", "a number"),
+            ("join_limit", "a number"),
+            ("checksum", "true or false"),
+        ] {
+            let error = config().set(name, "1x").unwrap_err().to_string();
+            assert_eq!(error, format!("setting {name:?}, \"1x\": expected {expected}"));
+        }
     }
 
     /// An earlier version took a limit of -1 s as a limit of one millisecond.

@@ -20,7 +20,7 @@ pub enum SessionError {
     #[error(transparent)]
     Member(#[from] MemberError),
     /// A key was pushed before the broadcast.
-    #[error("the job has no weights yet: call broadcast_weights once on every worker, before its first push")]
+    #[error("the job has no weights yet: broadcast the weights once on every worker, before its first push")]
     NoWeights,
     /// The job's name is not allowed.
     #[error(transparent)]

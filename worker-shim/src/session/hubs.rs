@@ -18,12 +18,15 @@ use crate::exchange::ExchangeError;
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 impl Session {
-    /// Makes the hub write a checkpoint now. The checkpoint has the job's weights and optimizer state before the highest
-    /// round that a worker has reached. Returns when the file is on the disk.
+    /// Waits for all keys in flight, and makes the hub write a checkpoint. The checkpoint has the job's weights and optimizer
+    /// state before the highest round that a worker has reached. Returns when the file is on the disk.
     ///
     /// # Errors
-    /// Returns an error if the hub has no directory for checkpoints, or if writing fails.
+    /// Returns the errors of [`wait_all`](Self::wait_all). Returns an error if the hub has no directory for checkpoints, or if
+    /// writing fails.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
+        // The hub waits for the end of the round. While this thread waits for the hub, nothing would be sent.
+        self.wait_all()?;
         // If there are several hubs, hub 0 makes all hubs write.
         self.ask(|session| session.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({})))
     }

@@ -6,14 +6,24 @@ use membership::MemberError;
 use pbox_core::control::{LearningRateRequest, OptimizerRequest};
 use pbox_core::{KeyId, Multipliers, Numbers, Optimizer, Round};
 
+use super::config::InvalidSetting;
 use super::error::SessionError;
 use super::session::Session;
 
 impl Session {
     /// Changes the learning rate from the next round on, for all workers. The rules are those of
     /// [`set_optimizer`](Self::set_optimizer).
+    ///
+    /// # Errors
+    /// Returns the errors of [`set_optimizer`](Self::set_optimizer). Returns an error with `average` and `sum`, because the hub
+    /// makes no steps.
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
         self.config.terms.check_learning_rate(learning_rate)?;
+        if !self.config.terms.optimizer.keeps_weights() {
+            let why = "with the optimizers average and sum the hub makes no steps; use the rate where the workers step, or begin \
+                       the job with another optimizer";
+            return Err(InvalidSetting::new("learning_rate", learning_rate, why).into());
+        }
         self.exchange.check_quiet("changing the learning rate")?;
         let optimizer =
             self.numbers.as_ref().map_or(self.config.terms.optimizer, |numbers| numbers.optimizer);

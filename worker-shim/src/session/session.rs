@@ -22,7 +22,7 @@ use super::error::SessionError;
 use super::hold::Returns;
 use super::timeline::Timeline;
 use super::times::{Stopwatch, Times};
-use crate::exchange::{Exchange, Traffic, Windows};
+use crate::exchange::{Exchange, ExchangeError, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
 /// The longest sleep before the next check whether the caller gave up.
@@ -254,6 +254,10 @@ impl Session {
     }
 
     /// Waits until the key's answer has arrived.
+    ///
+    /// # Errors
+    /// Returns an error if the key cannot arrive before another key is pushed: with pulls in batches, `clip_norm`,
+    /// `skip_nonfinite` or `skip_spikes`. This error does not end the session.
     pub fn wait(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.exchange.check_exists(key)?;
         self.wait_for(Some(key))
@@ -292,11 +296,11 @@ impl Session {
         // after each arrival would take long.
         let mut first = KeyId(0);
         while let Some(key) = self.open(awaited, first) {
+            if polls == 0 || self.pulling.is_some() {
+                self.check_can_come(key)?;
+            }
             polls = polls.wrapping_add(1);
             first = key;
-            if let Some(pulling) = &self.pulling {
-                pulling.batches.check_can_come(key, &self.exchange)?;
-            }
             let until = self.exchange.until(awaited);
             if self.idle(&mut idle, until) || polls.is_multiple_of(POLLS_PER_LOOK) {
                 let since = *waiting_since.get_or_insert_with(Instant::now);
@@ -307,6 +311,14 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Checks that a key in flight can get its answer before another key is pushed.
+    pub(crate) fn check_can_come(&self, key: KeyId) -> Result<(), ExchangeError> {
+        if let Some(pulling) = &self.pulling {
+            pulling.batches.check_can_come(key, &self.exchange)?;
+        }
+        if self.config.terms.waits_for_all() { self.exchange.check_all_pushed_with(key) } else { Ok(()) }
     }
 
     /// Returns `awaited` if this key is in flight. If `awaited` is `None`, returns any key in flight, searched
@@ -428,9 +440,9 @@ impl Session {
         LeftAt::of(self.keys().map(|key| self.exchange.round(key)))
     }
 
-    /// Returns the session's pulls, if weights are pulled in batches, and its exchange.
-    pub(crate) fn pulling(&mut self) -> Option<(&mut Pulling, &Exchange<any::Port>)> {
-        self.pulling.as_mut().map(|pulling| (pulling, &self.exchange))
+    /// Returns the session's pulls, if weights are pulled in batches.
+    pub(crate) fn pulling(&mut self) -> Option<&mut Pulling> {
+        self.pulling.as_mut()
     }
 
     /// Returns a waker that ends the sleep of a [`turn`](Self::turn), from any thread.

@@ -702,8 +702,8 @@ class Session:
         return _pull.plan(self._native.pull_plan(), self._layers)
 
     def checkpoint(self) -> Checkpoint:
-        """Makes the hub write a checkpoint of the job now, with weights and optimizer state. Returns when the checkpoint is on
-        the disk.
+        """Waits for all keys, and makes the hub write a checkpoint of the job, with weights and optimizer state. Returns when the
+        checkpoint is on the disk.
 
         Raises:
             RefusedError: the hub does not write checkpoints, or fails to.
