@@ -8,8 +8,12 @@ use std::time::Duration;
 use pbox_core::control::{HeartbeatReply, JobState, Late, reason};
 use pbox_core::{MAX_WORKERS, Round};
 
-use super::{Life, TOLD_EVERY};
+use super::Life;
 use crate::asker::Asker;
+
+/// The interval at which a hub reports to the hubs above which of its workers is late. After this time, the hubs above
+/// answer a heartbeat of the hub even without news; with many hubs below, after a longer time.
+pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The number of members up to which a hub may answer each heartbeat once in [`TOLD_EVERY`].
 pub(crate) const MANY: u32 = 64;

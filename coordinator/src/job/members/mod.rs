@@ -26,4 +26,4 @@ pub use leaving::Leave;
 pub(crate) use loss::undo_join;
 pub use member::{Member, Standing};
 pub use ranks::Ranks;
-pub use relink::{Grant, TOLD_EVERY};
+pub use relink::Grant;

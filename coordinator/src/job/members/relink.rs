@@ -1,6 +1,6 @@
 //! Heartbeats of members, and the reconnect of living members that have lost their links.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pbox_core::control::{Latest, RefusalCode};
 
@@ -8,10 +8,6 @@ use super::{Member, Ranks};
 use crate::job::{Effect, Job, JobSpec, Life, News};
 use crate::refused::Refused;
 use crate::tokens::Token;
-
-/// The interval at which a hub reports to the hubs above which of its workers is late. After this time, the hubs above
-/// answer a heartbeat of the hub even without news; with many hubs below, after a longer time.
-pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The answer to a worker that has asked for new links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
