@@ -117,7 +117,7 @@ fn numbers_out_of_range() {
     let _watchdog = Watchdog::start();
     for (arguments, words) in [
         (["--workers", "0"], ["0", "--workers", "1..=4096"]),
-        (["--workers", "1025"], ["1025", "--workers", "1..=4096"]),
+        (["--workers", "4097"], ["4097", "--workers", "1..=4096"]),
         (["--workers", "many"], ["many", "--workers", "invalid"]),
         (["--rounds", "0"], ["0", "--rounds", "1.."]),
         (["--chunk-bytes", "100"], ["chunk size 100", "multiple of 64", "32768"]),
