@@ -68,7 +68,7 @@ fn measure(workers: u32) -> Result<()> {
         since = Instant::now();
         children.iter_mut().try_for_each(|child| child.send("go"))?;
     }
-    println!(" the model has {} KiB", KEYS * KEY_ELEMENTS * 4 >> 10);
+    println!(" the model has {} KiB", (KEYS * KEY_ELEMENTS * 4) >> 10);
     children.into_iter().try_for_each(ChildProcess::finish)
 }
 
