@@ -84,7 +84,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
         tokio::select! {
             signal = next_signal() => (signal.to_owned(), End::Stopped),
             why = unused() => (why, End::Stopped),
-            () = drained() => ("all jobs have ended after a drain".to_owned(), End::Drained),
+            () = drained() => ("the end of the last job after a drain".to_owned(), End::Drained),
             what = hub.broken() => {
                 broke = true;
                 (what, End::Stopped)
@@ -124,7 +124,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
 /// Returns the error after a second signal, which names the lost checkpoints.
 fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
     if unsaved.is_empty() {
-        return anyhow!("the hub was ended at once by {signal}; the hub had no checkpoint to write yet");
+        return anyhow!("the hub was ended at once by {signal}; the hub had no checkpoint left to write");
     }
     anyhow!(
         "the hub was ended at once by {signal}, and did not write the last checkpoints of jobs {unsaved:?}; these jobs continue from their earlier checkpoints, if there are any"
