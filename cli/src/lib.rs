@@ -191,7 +191,7 @@ fn is_of_settings(error: &anyhow::Error) -> bool {
             || cause.is::<PlaceError>()
             || cause.downcast_ref().is_some_and(HubError::is_of_settings)
             || matches!(cause.downcast_ref(), Some(MemberError::Hubs { .. }))
-            // This error has no cause of its own: it has the text and the causes of the error in it.
+            // A `SourceError` shows the error in it as its own text. So the error in it is no cause of the chain.
             || matches!(
                 cause.downcast_ref(),
                 Some(SourceError::JobName(_) | SourceError::Hub(MemberError::Hubs { .. }))

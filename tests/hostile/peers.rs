@@ -109,7 +109,7 @@ fn hubs_that_know_the_secret_hold_and_release() {
         (65, &[][..], "at most 64 rounds apart"),
         (4_000_000_000, &[1], "at most 64 rounds apart"),
         (u32::MAX, &[1], "is not a round"),
-        (0, &[1; 4097], "at most 4096"),
+        (0, &[u64::MAX; 4097], "at most 4096"),
     ] {
         let (status, why) = until(from, admitted);
         assert_eq!(status, 400, "{why}");

@@ -173,8 +173,8 @@ impl Request for Ready {
     }
 }
 
-/// A heartbeat of a member. A hub also reports which of its own workers is late. The answer is the time for
-/// which this hub may delay its reply while there is no news. If the hub refuses, the answer is the reason.
+/// A heartbeat of a member. A hub also reports which of its own workers is late. The answer is the time for which this hub
+/// may delay its reply while there is no news. If the hub refuses, the answer is the reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Heard {

@@ -49,8 +49,8 @@ impl ControlLimits {
         ControlLimits {
             // Enough for a manifest of the most keys, with 256 bytes for each key.
             join_bytes: 64 << 20,
-            // A token and a few numbers.
-            small_bytes: 64 << 10,
+            // The longest is the release of a cut, which names each of 4096 workers by up to 20 digits.
+            small_bytes: 128 << 10,
             // Two numbers as text, with their punctuation.
             key_bytes: 64,
             // Enough for a thousand workers that join at once with manifests of ten thousand keys.

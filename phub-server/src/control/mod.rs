@@ -290,9 +290,11 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     let mut waiting = Waiting { registry: &desk.registry, job: &job, token: &token, is_answered: false };
     // Both waits end early when the job's last worker leaves.
-    let _ = tokio::time::timeout(hold, news.wait_for(|news| news.is_after(seen))).await.is_ok();
-    let collect = news.borrow().collects_for().min(hold / 2);
-    let _ = tokio::time::timeout(collect, news.wait_for(|news| news.has_turned_after(seen))).await.is_ok();
+    if tokio::time::timeout(hold, news.wait_for(|news| news.is_after(seen))).await.is_ok() {
+        let collect = news.borrow().collects_for().min(hold / 2);
+        let _ =
+            tokio::time::timeout(collect, news.wait_for(|news| news.has_turned_after(seen))).await.is_ok();
+    }
     waiting.is_answered = true;
     let reply = news.borrow().now().clone();
     if matches!(reply.state, JobState::Failed { .. }) {
