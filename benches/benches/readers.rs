@@ -1,10 +1,10 @@
 //! Readers of weights over loopback: the time from the end of a round to a reader's last byte, and how many
 //! rounds run meanwhile.
 //!
-//! Two workers and a hub train in this process without a pause. In one part, all readers ask for the weights
-//! at once when a round ends. In the same run, the same number of plain TCP connections carry the same number
-//! of bytes from memory: that is the bound. In the other part, all readers read once a second. The rounds per
-//! second are compared with those without readers, and with those during the plain copies. These measurements
+//! Two workers and a hub train in this process without a pause. All readers ask for the weights before the next round,
+//! at once when a round ends (*newest*), or they have asked before (*named*). In the same run, the same number of plain
+//! TCP connections carry the same number of bytes from memory: that is the bound. Then all readers read once a second. The
+//! rounds per second are compared with those without readers, and with those during the plain copies. These measurements
 //! (legs) alternate, so that a change of the machine's load affects all of them. `cargo bench --bench readers
 //! -- [LEGS]` prints the median, lowest and highest of the legs.
 
@@ -32,16 +32,30 @@ const ADAM: Optimizer =
 /// The time for which rounds are counted, while readers read once a second.
 const COUNTED: Duration = Duration::from_secs(4);
 
+/// How many rounds before its end readers ask for a round by name. No request takes as long.
+const AHEAD: u64 = 60;
+
 /// A source to read from: the request, and the address.
-#[derive(Clone, Copy)]
-struct Source<'a> {
+#[derive(Clone)]
+struct Source {
     address: SocketAddr,
-    request: &'a str,
+    request: String,
 }
 
-impl Source<'_> {
+impl Source {
+    /// Returns the weights of the job at a hub, before a round or before the next round.
+    fn weights(address: SocketAddr, before: Option<u64>) -> Self {
+        let before = before.map(|round| format!("&before={round}")).unwrap_or_default();
+        let request = format!(
+            "GET /v1/jobs/job/state?only=weights{before} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+             authorization: {}\r\n\r\n",
+            authorization()
+        );
+        Source { address, request }
+    }
+
     /// Reads the whole answer. Returns the time of the last byte.
-    fn read(self) -> Instant {
+    fn read(&self) -> Instant {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
         stream.write_all(self.request.as_bytes()).expect("it reads");
         let (mut buffer, mut bytes) = (vec![0; 1 << 20], 0);
@@ -101,17 +115,25 @@ impl Rounds {
         }
     }
 
-    /// Waits until the next round ends.
-    fn end_of_one(&self) -> Instant {
-        let before = self.done.load(Ordering::Relaxed);
-        while self.done.load(Ordering::Relaxed) == before {
+    fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Waits until this number of rounds have ended.
+    fn end_of(&self, rounds: u64) -> Instant {
+        while self.done() < rounds {
             thread::sleep(Duration::from_micros(100));
         }
         Instant::now()
     }
 
+    /// Waits until the next round ends.
+    fn end_of_one(&self) -> Instant {
+        self.end_of(self.done() + 1)
+    }
+
     /// Returns the rounds per second while each of some readers reads a source once a second.
-    fn beside(&self, reads: Option<Source<'_>>, readers: usize) -> f64 {
+    fn beside(&self, reads: Option<&Source>, readers: usize) -> f64 {
         let end = self.end_of_one() + COUNTED;
         thread::scope(|scope| {
             if let Some(source) = reads {
@@ -126,30 +148,48 @@ impl Rounds {
                     });
                 }
             }
-            let (begun, before) = (Instant::now(), self.done.load(Ordering::Relaxed));
+            let (begun, before) = (Instant::now(), self.done());
             thread::sleep(end.saturating_duration_since(begun));
-            (self.done.load(Ordering::Relaxed) - before) as f64 / begun.elapsed().as_secs_f64()
+            (self.done() - before) as f64 / begun.elapsed().as_secs_f64()
         })
     }
 
-    /// Returns the seconds from the end of a round to the last byte of the first and of the last reader.
-    fn all_at_once(&self, source: Source<'_>, readers: usize) -> (f64, f64) {
+    /// Returns the seconds from the end of a round to the last reader's last byte. The readers ask at this end.
+    fn at_once(&self, source: &Source, readers: usize) -> f64 {
         let begun = self.end_of_one();
-        let ends: Vec<f64> = thread::scope(|scope| {
+        thread::scope(|scope| {
             let all: Vec<_> = (0..readers).map(|_| scope.spawn(move || source.read())).collect();
-            all.into_iter().map(|one| (one.join().expect("it reads") - begun).as_secs_f64()).collect()
-        });
-        (ends.iter().copied().fold(f64::MAX, f64::min), ends.iter().copied().fold(0.0, f64::max))
+            (last(all) - begun).as_secs_f64()
+        })
     }
+
+    /// Returns the seconds from the end of a round to the last reader's last byte. The readers have asked for the weights after
+    /// this round.
+    fn named(&self, hub: SocketAddr, readers: usize) -> f64 {
+        let rounds = self.done() + AHEAD;
+        // Round 0 gives the first weights, and is not counted.
+        let source = &Source::weights(hub, Some(rounds + 1));
+        thread::scope(|scope| {
+            let all: Vec<_> = (0..readers).map(|_| scope.spawn(move || source.read())).collect();
+            let begun = self.end_of(rounds);
+            (last(all) - begun).as_secs_f64()
+        })
+    }
+}
+
+/// Returns the last of these times.
+fn last(readers: Vec<thread::ScopedJoinHandle<'_, Instant>>) -> Instant {
+    readers.into_iter().map(|one| one.join().expect("it reads")).max().expect("a reader")
 }
 
 /// The figures for one number of readers, by leg.
 #[derive(Default)]
 struct Figures {
-    first: Vec<f64>,
-    last: Vec<f64>,
+    newest: Vec<f64>,
+    named: Vec<f64>,
     bound: Vec<f64>,
-    share: Vec<f64>,
+    share_of_newest: Vec<f64>,
+    share_of_named: Vec<f64>,
     beside_copies: Vec<f64>,
     beside_readers: Vec<f64>,
 }
@@ -171,12 +211,8 @@ fn main() {
         ..Training::new("job", keys, ADAM)
     };
     let (address, rounds) = (hub.address().to_string(), Rounds::default());
-    let request = format!(
-        "GET /v1/jobs/job/state?only=weights HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\nauthorization: {}\r\n\r\n",
-        authorization()
-    );
-    let state = Source { address: hub.address(), request: &request };
-    let copy = Source { address: copies(), request: "GET\r\n\r\n" };
+    let state = &Source::weights(hub.address(), None);
+    let copy = &Source { address: copies(), request: "GET\r\n\r\n".to_owned() };
     let mut all: [Figures; 3] = Default::default();
     thread::scope(|scope| {
         let (rounds, training, address) = (&rounds, &training, &address);
@@ -186,12 +222,14 @@ fn main() {
         rounds.end_of_one();
         for _ in 0..legs {
             for (readers, figures) in READERS.into_iter().zip(&mut all) {
-                let (_, bound) = rounds.all_at_once(copy, readers);
-                let (first, last) = rounds.all_at_once(state, readers);
-                figures.first.push(first);
-                figures.last.push(last);
+                let bound = rounds.at_once(copy, readers);
+                let newest = rounds.at_once(state, readers);
+                let named = rounds.named(hub.address(), readers);
+                figures.newest.push(newest);
+                figures.named.push(named);
                 figures.bound.push(bound);
-                figures.share.push(bound / last);
+                figures.share_of_newest.push(bound / newest);
+                figures.share_of_named.push(bound / named);
                 let alone = rounds.beside(None, readers);
                 figures.beside_readers.push(rounds.beside(Some(state), readers) / alone);
                 figures.beside_copies.push(rounds.beside(Some(copy), readers) / alone);
@@ -202,12 +240,13 @@ fn main() {
     println!("{:.1} MB of weights, {legs} legs", BYTES as f64 / 1e6);
     for (readers, figures) in READERS.into_iter().zip(&all) {
         println!(
-            "{readers} readers: first {} ms, last {} ms, plain copies {} ms, share of the bound {}; rounds beside once a second: \
-             {} of those without, beside plain copies {}",
-            shown(&figures.first, 1e3, 0),
-            shown(&figures.last, 1e3, 0),
+            "{readers} readers: newest {} ms, named {} ms, plain copies {} ms, shares of the bound {} and {}; rounds beside once a \
+             second: {} of those without, beside plain copies {}",
+            shown(&figures.newest, 1e3, 0),
+            shown(&figures.named, 1e3, 0),
             shown(&figures.bound, 1e3, 0),
-            shown(&figures.share, 1.0, 2),
+            shown(&figures.share_of_newest, 1.0, 2),
+            shown(&figures.share_of_named, 1.0, 2),
             shown(&figures.beside_readers, 1.0, 2),
             shown(&figures.beside_copies, 1.0, 2),
         );

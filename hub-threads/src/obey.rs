@@ -50,8 +50,13 @@ impl CoreThread {
                 core.take_snapshot(job, occasion, before, notices)
             }
             Command::GiveBack { job, values } => {
-                core.give_back(job, values);
+                let not_needed = core.give_back(job, values);
+                self.free(not_needed);
                 self.report(Report::Freed { job, core: self.number });
+            }
+            Command::Keep { job, values } => {
+                let not_needed = core.keep(job, values);
+                self.free(not_needed);
             }
             Command::Release { job, from, admitted, ahead, reply } => {
                 if !ahead.is_empty() {

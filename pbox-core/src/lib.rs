@@ -36,7 +36,9 @@ pub use layout::{
     MAX_CHUNKS, Round, default_chunk_bytes, manifest,
 };
 pub use place::{Above, Below, CoreNodes, Piece, Placement, Share, Slice, Slices};
-pub use snapshot::{Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken};
+pub use snapshot::{
+    Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, ValueRange,
+};
 pub use turn::{
     AnswersAbove, Core, Front, JobId, Look, MadeShard, Nobody, Notice, Onlooker, SendQueue, ShardSpec, Tally,
     Violation, Waits, Watched, WindowsBelow, further,

@@ -23,10 +23,14 @@ impl Slab {
         Ok(Slab { mapping: Mapping::private(what, bytes)?, elements })
     }
 
+    /// Returns the number of f32 for which there is room.
+    pub fn room(&self) -> usize {
+        self.mapping.bytes() / size_of::<f32>()
+    }
+
     /// Returns the memory as `elements` f32, with its contents. Returns `None` if the memory is too small.
     pub fn resized(self, elements: usize) -> Option<Self> {
-        let has_room = elements <= self.mapping.bytes() / size_of::<f32>();
-        has_room.then_some(Slab { elements, ..self })
+        (elements <= self.room()).then_some(Slab { elements, ..self })
     }
 
     /// Returns the memory.

@@ -283,10 +283,18 @@ impl Capture {
     }
 
     /// Takes back the memory of a part that was written or given up. Keeps the memory if further snapshots will be due.
-    /// `values` is `None` if the memory is lost.
-    pub fn give_back(&mut self, values: Option<Slab>) {
+    /// `values` is `None` if the memory is lost, or used by clients. Returns memory that is not needed.
+    pub fn give_back(&mut self, values: Option<Slab>) -> Option<Slab> {
         (self.out, self.is_due) = (false, false);
-        self.spare = values.filter(|_| self.every.is_some());
+        if self.every.is_some() { self.keep(values?) } else { values }
+    }
+
+    /// Keeps memory for the next snapshot: the memory of a part that clients have read. Returns memory that is not needed.
+    pub fn keep(&mut self, values: Slab) -> Option<Slab> {
+        if self.spare.as_ref().is_some_and(|spare| spare.room() >= values.room()) {
+            return Some(values);
+        }
+        self.spare.replace(values)
     }
 
     /// Whether there is a result for the owner.
@@ -376,6 +384,26 @@ mod tests {
         taking.begin(Occasion::Asked(2, Selection::All), Round(11));
         (0..2).for_each(|place| reach(&mut taking, 11, place));
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);
+    }
+
+    #[test]
+    fn the_next_snapshot_is_in_memory_that_clients_have_read() {
+        let mut taking = Capture { every: None, ..every(5, 0) };
+        let mut taken = |taking: &mut Capture, selection| {
+            taking.begin(Occasion::Asked(1, selection), Round(3));
+            (0..2).for_each(|place| reach(taking, 3, place));
+            assert!(taking.give_back(None).is_none());
+            taking.taken().unwrap().part.unwrap().values
+        };
+        let all = taken(&mut taking, Selection::All);
+        let weights = taken(&mut taking, Selection::One(Tensor::Weights));
+        let start = all.as_slice().as_ptr();
+        assert!(taking.keep(weights).is_none());
+        let smaller = taking.keep(all).expect("the smaller memory is not needed");
+        assert!(taking.keep(smaller).is_some());
+        let again = taken(&mut taking, Selection::One(Tensor::Weights));
+        assert_eq!(again.as_slice().as_ptr(), start);
+        assert_ne!(taken(&mut taking, Selection::All).as_slice().as_ptr(), start, "it is used once");
     }
 
     /// Returns the rounds of the snapshots of a core. `slow` is the number of rounds in which the disk writes a snapshot.

@@ -6,5 +6,5 @@ mod restored;
 
 pub(crate) use capture::Capture;
 pub use capture::{Occasion, Taken};
-pub use part::{Snapshot, SnapshotError, SnapshotPart};
+pub use part::{Snapshot, SnapshotError, SnapshotPart, ValueRange};
 pub use restored::{Restored, RestoredKey};

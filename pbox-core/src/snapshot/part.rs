@@ -9,6 +9,7 @@
 //! depend on files.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::Slab;
@@ -68,6 +69,26 @@ struct Place {
     index: usize,
     /// The start of the chunk's values.
     start: usize,
+}
+
+/// A range of a snapshot's values, which are in one part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValueRange {
+    part: usize,
+    values: Range<usize>,
+}
+
+impl ValueRange {
+    /// Appends a range that begins where this range ends, unless both together have more than `most` values. Returns whether the
+    /// range is appended.
+    pub fn append(&mut self, next: &ValueRange, most: usize) -> bool {
+        let follows = next.part == self.part && next.values.start == self.values.end;
+        let is_appended = follows && self.values.len() + next.values.len() <= most;
+        if is_appended {
+            self.values.end = next.values.end;
+        }
+        is_appended
+    }
 }
 
 /// An error of parts that do not make up a hub's share. It is a bug of the hub: these parts must not become a checkpoint.
@@ -138,9 +159,9 @@ impl Snapshot {
         self.ended.as_deref()
     }
 
-    /// Returns the snapshot's parts, in their order.
-    pub fn into_parts(self) -> Vec<SnapshotPart> {
-        self.parts
+    /// Returns the snapshot's parts, in their order. The snapshot then has no values.
+    pub fn take_parts(&mut self) -> Vec<SnapshotPart> {
+        std::mem::take(&mut self.parts)
     }
 
     /// Returns the job's layout.
@@ -209,15 +230,26 @@ impl Snapshot {
 
     /// Returns the values of one tensor of a piece, as one slice for each of its chunks, in their order.
     pub fn tensor(&self, piece: &Piece, tensor: Tensor) -> impl Iterator<Item = &[f32]> {
-        piece.chunks.clone().map(move |id| self.values(id, tensor))
+        self.ranges(piece, tensor).map(|range| self.values(&range))
     }
 
-    fn values(&self, chunk: u32, tensor: Tensor) -> &[f32] {
+    /// Returns the values of one tensor of a piece, as one range for each of its chunks, in their order.
+    pub fn ranges(&self, piece: &Piece, tensor: Tensor) -> impl Iterator<Item = ValueRange> {
+        piece.chunks.clone().map(move |id| self.range(id, tensor))
+    }
+
+    /// Returns the values of a range.
+    pub fn values(&self, range: &ValueRange) -> &[f32] {
+        &self.parts[range.part].values.as_slice()[range.values.clone()]
+    }
+
+    fn range(&self, chunk: u32, tensor: Tensor) -> ValueRange {
         let elements = elements(&self.layout, ChunkId(chunk));
         let Place { part, start, .. } = self.place(chunk);
         let mut selected = self.tensors.selected(self.selection);
         let place = selected.position(|of| of == tensor).expect("the snapshot has the tensor");
-        &self.parts[part].values.as_slice()[start + place * elements..][..elements]
+        let start = start + place * elements;
+        ValueRange { part, values: start..start + elements }
     }
 
     fn place(&self, chunk: u32) -> Place {

@@ -233,9 +233,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
-    /// is lost.
-    pub fn give_back(&mut self, values: Option<Slab>) {
-        self.snapshots.give_back(values);
+    /// is lost. Returns memory that is not needed.
+    pub fn give_back(&mut self, values: Option<Slab>) -> Option<Slab> {
+        self.snapshots.give_back(values)
+    }
+
+    /// Keeps memory for the next snapshot. Returns memory that is not needed.
+    pub fn keep(&mut self, values: Slab) -> Option<Slab> {
+        self.snapshots.keep(values)
     }
 
     /// Whether the job continues when workers are lost.

@@ -1,43 +1,75 @@
-//! A checkpoint file in memory, which is sent to clients and never written to a disk.
+//! A checkpoint file in the memory of a snapshot, which is sent to clients and never written to a disk.
 //!
-//! The digest comes before the values, and bytes that were sent cannot be changed. So the whole file is made
-//! before its first byte is sent.
+//! The digest comes before the values, and bytes that were sent cannot be changed. So the digest is computed before the
+//! first byte is sent.
 //!
 //! Owned by the thread that makes it. Must not depend on the clients.
 
 use checkpoint_file::{DIGEST_AT, DIGEST_BYTES, Plan, UnusableKeys, digest_text};
-use pbox_core::{Share, Snapshot};
+use pbox_core::{Share, Snapshot, SnapshotPart, ValueRange};
+use xxhash_rust::xxh3::Xxh3;
+use zerocopy::IntoBytes;
 
-use super::write::stream;
+/// The most bytes of a call of the hash function.
+const HASHED_BYTES: usize = 1 << 20;
 
-/// The reason why there is no file in memory.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NoImage {
-    #[error(transparent)]
-    Keys(#[from] UnusableKeys),
-
-    #[error("a copy needs {needed} bytes of memory, and this machine has {available} available")]
-    Memory { needed: u64, available: u64 },
+/// A checkpoint file whose values are a snapshot's.
+#[derive(Debug)]
+pub(crate) struct Image {
+    plan: Plan,
+    snapshot: Snapshot,
 }
 
-/// Returns a file with the tensors of the snapshot, for the job of this name or for a hub's part of the job. In a part, `run`
-/// tells this job from other jobs with the same name.
-pub(crate) fn image(
-    job: &str,
-    snapshot: &Snapshot,
-    share: Share,
-    run: Option<String>,
-) -> Result<Vec<u8>, NoImage> {
-    let plan = Plan::new(job, snapshot, share, run)?;
-    let (needed, available) = (plan.file_bytes, fabric::available_bytes().unwrap_or(u64::MAX));
-    let no_memory = NoImage::Memory { needed, available };
-    let mut file = Vec::new();
-    if available < needed || file.try_reserve_exact(needed as usize).is_err() {
-        return Err(no_memory);
+impl Image {
+    /// Makes a file with the tensors of the snapshot, for the job of this name or for a hub's part of the job. In a part,
+    /// `run` tells this job from other jobs with the same name.
+    pub fn new(
+        job: &str,
+        snapshot: Snapshot,
+        share: Share,
+        run: Option<String>,
+    ) -> Result<Self, UnusableKeys> {
+        let mut image = Image { plan: Plan::new(job, &snapshot, share, run)?, snapshot };
+        let mut hash = Xxh3::new();
+        hash.update(image.header());
+        image.ranges(HASHED_BYTES).for_each(|range| hash.update(image.values(&range)));
+        image.plan.header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(digest_text(&hash).as_bytes());
+        Ok(image)
     }
-    let (hash, _) = stream(&mut file, &plan, snapshot).expect("memory takes every byte");
-    file[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(digest_text(&hash).as_bytes());
-    Ok(file)
+
+    /// Returns the length of the file.
+    pub fn bytes(&self) -> u64 {
+        self.plan.file_bytes
+    }
+
+    /// Returns the beginning of the file, up to its first value.
+    pub fn header(&self) -> &[u8] {
+        &self.plan.header
+    }
+
+    /// Returns the ranges of values that follow the header, in their order. Neighbouring chunks are one range, as long as it has
+    /// at most `most` bytes.
+    pub fn ranges(&self, most: usize) -> impl Iterator<Item = ValueRange> {
+        let entries = self.plan.entries.iter();
+        let mut chunks = entries
+            .flat_map(|entry| self.snapshot.ranges(&self.snapshot.pieces()[entry.piece], entry.tensor))
+            .peekable();
+        std::iter::from_fn(move || {
+            let mut range = chunks.next()?;
+            while chunks.next_if(|next| range.append(next, most / size_of::<f32>())).is_some() {}
+            Some(range)
+        })
+    }
+
+    /// Returns the bytes of a range of values.
+    pub fn values(&self, range: &ValueRange) -> &[u8] {
+        self.snapshot.values(range).as_bytes()
+    }
+
+    /// Returns the snapshot's parts. The file then has no values.
+    pub fn take_parts(&mut self) -> Vec<SnapshotPart> {
+        self.snapshot.take_parts()
+    }
 }
 
 #[cfg(test)]
@@ -80,22 +112,48 @@ mod tests {
         Snapshot::of_share(layout, pieces, of, Round(3), numbers, parts).unwrap()
     }
 
+    /// Returns the whole file, put together from ranges of at most this length.
+    fn file(selection: Selection, most: usize) -> Vec<u8> {
+        let image = Image::new("job", snapshot(selection), Share::WHOLE, None).unwrap();
+        let ranges = image.ranges(most).map(|range| image.values(&range));
+        let file = [image.header()].into_iter().chain(ranges).collect::<Vec<_>>().concat();
+        assert_eq!(image.bytes(), file.len() as u64);
+        file
+    }
+
     #[test]
     fn an_image_is_the_file() {
-        let snapshot = snapshot(Selection::All);
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
-        store.save("job", Share::WHOLE, &snapshot).unwrap();
-        let image = image("job", &snapshot, Share::WHOLE, None).unwrap();
-        assert_eq!(image, std::fs::read(store.path("job").unwrap()).unwrap());
+        store.save("job", Share::WHOLE, &snapshot(Selection::All)).unwrap();
+        let written = std::fs::read(store.path("job").unwrap()).unwrap();
+        for most in [0, 64, 1 << 20] {
+            assert_eq!(file(Selection::All, most), written, "{most}");
+        }
+    }
+
+    #[test]
+    fn neighbouring_chunks_are_one_range() {
+        let lengths = |selection, most| {
+            let image = Image::new("job", snapshot(selection), Share::WHOLE, None).unwrap();
+            image.ranges(most).map(|range| image.values(&range).len()).collect::<Vec<_>>()
+        };
+        let weights = Selection::One(Tensor::Weights);
+        assert_eq!(lengths(weights, 72), [72]);
+        assert_eq!(lengths(weights, 71), [64, 8]);
+        assert_eq!(
+            lengths(Selection::All, 1 << 20),
+            [64, 8, 64, 8],
+            "each chunk has its momenta after its weights"
+        );
     }
 
     #[test]
     fn an_image_of_one_tensor_has_its_values_alone() {
         let tensors = |selection| -> BTreeMap<String, Vec<f32>> {
-            let image = image("job", &snapshot(selection), Share::WHOLE, None).unwrap();
-            let bytes = image.len() as u64;
-            let decoded = decode(std::io::Cursor::new(image), bytes).unwrap();
+            let file = file(selection, 1 << 20);
+            let bytes = file.len() as u64;
+            let decoded = decode(std::io::Cursor::new(file), bytes).unwrap();
             decoded.tensors().map(|(tensor, values)| (tensor.name.clone(), values.to_vec())).collect()
         };
         let mut all = tensors(Selection::All);

@@ -29,7 +29,7 @@ mod write;
 pub use error::{CheckpointError, NotFinite};
 pub use export::export;
 pub use generations::{Loaded, named};
-pub(crate) use image::{NoImage, image};
+pub(crate) use image::Image;
 pub use jobs::SavedJob;
 pub use parts::PartOf;
 pub use permission::FileMode;

@@ -157,7 +157,9 @@ fn check_size_limit(bytes: u64) -> Result<(), Errno> {
 }
 
 fn fill(file: &NewFile, plan: &Plan, snapshot: &Snapshot) -> io::Result<Option<NotFinite>> {
-    let (hash, not_finite) = stream(file, plan, snapshot)?;
+    let mut pieces = BufWriter::with_capacity(PIECE_BYTES, file);
+    let (hash, not_finite) = stream(&mut pieces, plan, snapshot)?;
+    pieces.flush()?;
     file.write_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)?;
     Ok(not_finite)
 }
@@ -167,21 +169,20 @@ fn is_finite(plan: &Plan, snapshot: &Snapshot) -> bool {
     stream(io::sink(), plan, snapshot).is_ok_and(|(_, not_finite)| not_finite.is_none())
 }
 
-/// Writes the file from its beginning to its end, in large pieces. Returns the digest of the written bytes.
+/// Writes the file from its beginning to its end, chunk by chunk. Returns the digest of the written bytes.
 /// Also returns the tensors that are not finite.
-pub(super) fn stream(
-    sink: impl Write,
-    plan: &Plan,
-    snapshot: &Snapshot,
-) -> io::Result<(Xxh3, Option<NotFinite>)> {
+fn stream(mut sink: impl Write, plan: &Plan, snapshot: &Snapshot) -> io::Result<(Xxh3, Option<NotFinite>)> {
     let mut not_finite: Option<NotFinite> = None;
-    let digesting = Digesting { sink, hash: Xxh3::new() };
-    let mut pieces = BufWriter::with_capacity(PIECE_BYTES, digesting);
-    pieces.write_all(&plan.header)?;
+    let mut hash = Xxh3::new();
+    let mut write = |bytes: &[u8]| {
+        hash.update(bytes);
+        sink.write_all(bytes)
+    };
+    write(&plan.header)?;
     for entry in &plan.entries {
         for values in snapshot.tensor(&snapshot.pieces()[entry.piece], entry.tensor) {
             // Values are f32 in this machine's byte order: little endian, as in the windows and the file.
-            pieces.write_all(values.as_bytes())?;
+            write(values.as_bytes())?;
             // The values that are not finite are counted while the values are in the cache.
             let count = values.iter().filter(|value| !value.is_finite()).count() as u64;
             if count > 0 {
@@ -190,23 +191,5 @@ pub(super) fn stream(
             }
         }
     }
-    Ok((pieces.into_inner()?.hash, not_finite))
-}
-
-/// A writer that computes the digest of the bytes that it passes on.
-struct Digesting<W> {
-    sink: W,
-    hash: Xxh3,
-}
-
-impl<W: Write> Write for Digesting<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.sink.write(bytes)?;
-        self.hash.update(&bytes[..count]);
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.sink.flush()
-    }
+    Ok((hash, not_finite))
 }

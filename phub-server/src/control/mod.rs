@@ -45,6 +45,7 @@ use shown::member_of;
 pub(crate) use encryption::Encryption;
 pub(crate) use guard::Guard;
 pub use limits::ControlLimits;
+use serve::ClientConnection;
 pub(crate) use serve::serve;
 
 const INDEX: &str = "phub-server control port, JSON over HTTP (docs/protocol/README.md)
@@ -355,12 +356,14 @@ async fn checkpoint(State(desk): State<Desk>, Path(job): Path<String>) -> Answer
 async fn state(
     State(desk): State<Desk>,
     Extension(client): Extension<ClientAddress>,
+    Extension(connection): Extension<ClientConnection>,
     Path(job): Path<String>,
     request: Request,
 ) -> Answer {
     let query = StateQuery::parse(request.uri().query().unwrap_or_default())?;
     let reader = client.reader(request.headers());
-    let sent = to_its_end(async move { desk.registry.state(&job, query, reader).await }).await?;
+    let cut_off = move || connection.close();
+    let sent = to_its_end(async move { desk.registry.state(&job, query, reader, cut_off).await }).await?;
     let Some(Sent { bytes, pieces }) = sent else { return Ok(StatusCode::NO_CONTENT.into_response()) };
     let about = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
     Ok((about, Body::new(pieces)).into_response())

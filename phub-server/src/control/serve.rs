@@ -13,7 +13,7 @@ use hyper_util::service::TowerToHyperService;
 use pbox_core::control::{ErrorReply, RefusalCode};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use super::crowd::{ClientAddress, Crowd};
@@ -44,6 +44,18 @@ fn turned_away(why: &str) -> String {
     )
 }
 
+/// A handle that closes a client's connection, for requests that a client does not take.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClientConnection {
+    closes: Arc<Notify>,
+}
+
+impl ClientConnection {
+    pub fn close(&self) {
+        self.closes.notify_one();
+    }
+}
+
 type Connection = http1::Connection<TokioIo<Box<dyn Stream>>, TowerToHyperService<Router>>;
 
 /// Serves requests until `stopped` is true, and then until the open requests are answered.
@@ -70,7 +82,12 @@ pub(crate) async fn serve(
                                     limits.strangers, limits.connections, limits.of_an_address
                                 );
                             }
-                            let client = (Extension(ClientAddress::new(from)), Extension(place.newcomer()));
+                            let handle = ClientConnection::default();
+                            let client = (
+                                Extension(ClientAddress::new(from)),
+                                Extension(handle.clone()),
+                                Extension(place.newcomer()),
+                            );
                             let router = router.clone().layer(client);
                             let watcher = connections.watcher();
                             let encryption = Arc::clone(&encryption);
@@ -90,6 +107,7 @@ pub(crate) async fn serve(
                                 tokio::select! {
                                     () = served => {}
                                     () = place.is_gone() => {}
+                                    () = handle.closes.notified() => {}
                                 }
                             });
                         }

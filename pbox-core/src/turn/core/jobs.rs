@@ -147,11 +147,22 @@ impl<P: Port> Core<P> {
     }
 
     /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
-    /// is lost.
-    pub fn give_back(&mut self, id: JobId, values: Option<Slab>) {
-        if let Some(entry) = self.shards_of(id).next() {
-            of_mode!(&mut entry.shard, shard => shard.give_back(values));
-        }
+    /// is lost. Returns memory that is not needed.
+    pub fn give_back(&mut self, id: JobId, values: Option<Slab>) -> Discarded {
+        let not_needed = match self.shards_of(id).next() {
+            Some(entry) => of_mode!(&mut entry.shard, shard => shard.give_back(values)),
+            None => values,
+        };
+        not_needed.map(Discarded::of).unwrap_or_default()
+    }
+
+    /// Keeps memory for the next snapshot of a job. Returns memory that is not needed.
+    pub fn keep(&mut self, id: JobId, values: Slab) -> Discarded {
+        let not_needed = match self.shards_of(id).next() {
+            Some(entry) => of_mode!(&mut entry.shard, shard => shard.keep(values)),
+            None => Some(values),
+        };
+        not_needed.map(Discarded::of).unwrap_or_default()
     }
 
     /// Ends a job: its links are detached. Returns its memory, which is freed when it is dropped.

@@ -3,23 +3,24 @@
 use std::sync::{Arc, PoisonError};
 
 use coordinator::{Event, JobEnded, Use};
-use pbox_core::JobId;
+use hub_threads::Command;
 use pbox_core::control::RefusalCode;
+use pbox_core::{JobId, Selection, SnapshotPart};
 use tokio::sync::oneshot;
 
 use super::collected::{Met, ROUND_LIMIT, ended};
 use super::copies::{AtEnd, Copied, StateFile, What};
 use super::send::no_state;
 use super::snapshot::{Wanted, met};
-use crate::checkpoint::{NoImage, image};
+use crate::checkpoint::Image;
+use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
 impl Registry {
     /// Returns a copy of the state of a job.
     pub(super) async fn copy(self: &Arc<Self>, name: &str, id: JobId, what: What) -> Copied {
-        let ended = |why| no_state(name, &ended(why));
-        let copied = self.copy_with_others(name, id, what).map_err(ended)?;
-        copied.await.unwrap_or_else(|_| Err(ended(JobEnded)))
+        let copied = self.copy_with_others(name, id, what)?;
+        copied.await.unwrap_or_else(|_| Err(no_state(name, &ended(JobEnded))))
     }
 
     /// Joins the clients that wait for the same state, or becomes the first of them.
@@ -28,9 +29,10 @@ impl Registry {
         name: &str,
         id: JobId,
         what: What,
-    ) -> Result<oneshot::Receiver<Copied>, JobEnded> {
+    ) -> Result<oneshot::Receiver<Copied>, Refusal> {
+        let ended = |why| no_state(name, &ended(why));
         let mut inner = self.lock();
-        let (state, job) = inner.running(id)?;
+        let (state, job) = inner.running(id).map_err(ended)?;
         let mut others = job.checkpoints.copies.waiting.iter_mut();
         let (client, copied) = oneshot::channel();
         let same = others.find(|(want, (of, _))| *of == what && state.checkpoints.may_share(**want));
@@ -38,8 +40,11 @@ impl Registry {
             clients.push(client);
             return Ok(copied);
         }
-        let (want, wanted) = self.want(&mut inner, id, Use::Client(what.selection), what.at, ROUND_LIMIT)?;
-        let (_, job) = inner.running(id)?;
+        self.check_memory(state, job, what.selection)
+            .map_err(|why| RefusalCode::NoMemory.because(format!("job {name:?}: {why}")))?;
+        let wanted = self.want(&mut inner, id, Use::Client(what.selection), what.at, ROUND_LIMIT);
+        let (want, wanted) = wanted.map_err(ended)?;
+        let (_, job) = inner.running(id).map_err(ended)?;
         job.checkpoints.copies.waiting.insert(want, (what.clone(), vec![client]));
         let (registry, name) = (Arc::clone(self), name.to_owned());
         let me = self.me.clone();
@@ -76,22 +81,58 @@ impl Registry {
         let Met::State(mut collected) = met else { unreachable!("no file was wanted") };
         let (job, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
         let (What { share, run, .. }, id, before) = (what, collected.job, collected.before);
+        let cores = collected.go_on();
         let reads = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reads));
-        let file = on_thread("phub-state", move || {
-            let file = image(&job, &snapshot, share, run);
-            collected.give_back(snapshot);
-            file
-        });
-        let file = file.await?.map_err(|why| match why {
-            NoImage::Keys(why) => conflict(why.to_string()),
-            NoImage::Memory { .. } => {
-                RefusalCode::NoMemory.because(format!("job {name:?}: its state cannot be sent: {why}"))
-            }
-        })?;
+        let file = on_thread("phub-state", move || Image::new(&job, snapshot, share, run));
+        let file = file.await?.map_err(|why| conflict(why.to_string()))?;
         reads.into_iter().for_each(|reads| reads.copied(before));
         let me = self.me.clone();
-        let gone = AtEnd::new(move || me.upgrade().into_iter().for_each(|registry| registry.make_room(id)));
-        Ok(Arc::new(StateFile::new(file, before, turn, gone)))
+        let gone = move |parts| {
+            if let Some(registry) = me.upgrade() {
+                registry.copy_is_gone(id, &cores, parts);
+            }
+        };
+        Ok(Arc::new(StateFile::new(file, before, turn, Box::new(gone))))
+    }
+
+    /// Checks that there is memory for a copy of these tensors.
+    fn check_memory(
+        &self,
+        state: &coordinator::Job,
+        job: &mut Job,
+        selection: Selection,
+    ) -> Result<(), String> {
+        let elements: usize = state.hubs.pieces.iter().map(|piece| piece.elements.len()).sum();
+        let tensors = state.spec.terms.tensors().selected(selection).count();
+        let needed = (elements * tensors * size_of::<f32>()) as u64;
+        // A checkpoint that is due may take the memory that the cores keep.
+        let kept = std::mem::take(&mut job.checkpoints.copies.kept);
+        let is_kept = self.checkpoint_every.is_none() && needed <= kept;
+        match fabric::available_bytes() {
+            Some(available) if !is_kept && available < needed => Err(format!(
+                "a copy of its state needs {needed} bytes of memory, and this machine has {available} available"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the memory of a copy that no client needs any more. The cores of its parts keep it if clients follow the job.
+    fn copy_is_gone(&self, id: JobId, cores: &[usize], parts: Vec<SnapshotPart>) {
+        let bytes: usize = parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();
+        let keeps = self.of_job(id, |_, job| {
+            let is_followed = job.checkpoints.reads.is_followed();
+            job.checkpoints.copies.kept = if is_followed { bytes as u64 } else { 0 };
+            is_followed
+        });
+        if keeps.unwrap_or(false) {
+            for (&core, SnapshotPart { values, .. }) in cores.iter().zip(parts) {
+                self.cores[core].tell(Command::Keep { job: id, values });
+            }
+        } else {
+            // The kernel needs seconds to take tens of GiB back, and this thread may be the control thread.
+            self.runtime.spawn(on_thread("phub-free", move || drop(parts)));
+        }
+        self.make_room(id);
     }
 
     /// Makes room for a new copy, if clients wait for one. If there is no older copy, the newest copy becomes the older

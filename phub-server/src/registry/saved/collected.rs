@@ -78,8 +78,14 @@ impl Collected {
     }
 
     /// Gives back a snapshot that was made of the parts, and is no longer needed.
-    pub(crate) fn give_back(mut self, snapshot: Snapshot) {
-        self.parts = snapshot.into_parts();
+    pub(crate) fn give_back(mut self, mut snapshot: Snapshot) {
+        self.parts = snapshot.take_parts();
+    }
+
+    /// Lets the cores take the next snapshot in other memory. Returns the cores, in the order of their parts.
+    pub(super) fn go_on(mut self) -> Vec<usize> {
+        self.end(Vec::new());
+        std::mem::take(&mut self.cores)
     }
 
     /// Tells the cores that they may take the next snapshot, in the memory of these parts.

@@ -6,6 +6,9 @@
 //!   client d, while all read --> want ------------------------------------------------------ its turn <----'--> cut --> ...
 //! ```
 //!
+//! A copy is the memory in which the cores took their snapshot. They take the next snapshot in other memory. The memory of a copy
+//! goes back to the cores if clients follow the job.
+//!
 //! So one slow client delays no other client. While a client waits for room for a copy, the clients of the older copy must
 //! read faster.
 //!
@@ -19,9 +22,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
 use coordinator::{CutAt, WantId};
-use pbox_core::{Round, Selection, Share};
+use pbox_core::{Round, Selection, Share, SnapshotPart};
 use tokio::sync::{oneshot, watch};
 
+use crate::checkpoint::Image;
 use crate::registry::Refusal;
 
 /// The state that clients want.
@@ -38,25 +42,41 @@ pub(super) struct What {
 
 /// A checkpoint file in memory. When it is dropped, the next clients have their turn. A thread that holds the registry's lock
 /// must not drop it.
-#[derive(Debug)]
 pub(super) struct StateFile {
-    pub bytes: Vec<u8>,
+    pub image: Image,
     /// The round before which the job had the state.
     pub before: Round,
     /// Whether other clients wait until this file is dropped.
     pub is_in_the_way: watch::Sender<bool>,
-    /// The call that is made after the bytes are dropped. This field is below `bytes`, because fields are dropped in
-    /// their order.
-    _gone: AtEnd,
+    /// The call that takes the file's memory at the drop of the file.
+    gone: Option<Gone>,
     /// The turn to get a copy. The newest file has it, so that other clients wait.
     pub turn: Mutex<Option<AtEnd>>,
 }
 
+/// A call that takes the memory of a file that no client needs any more.
+type Gone = Box<dyn FnOnce(Vec<SnapshotPart>) + Send + Sync>;
+
 impl StateFile {
     /// Creates a file. `turn` keeps other clients waiting while the file is the newest; `gone` is called at its drop.
-    pub fn new(bytes: Vec<u8>, before: Round, turn: AtEnd, gone: AtEnd) -> Self {
+    pub fn new(image: Image, before: Round, turn: AtEnd, gone: Gone) -> Self {
         let (is_in_the_way, turn) = (watch::Sender::new(false), Mutex::new(Some(turn)));
-        StateFile { bytes, before, is_in_the_way, _gone: gone, turn }
+        StateFile { image, before, is_in_the_way, gone: Some(gone), turn }
+    }
+}
+
+impl Drop for StateFile {
+    fn drop(&mut self) {
+        let parts = self.image.take_parts();
+        if let Some(gone) = self.gone.take() {
+            gone(parts);
+        }
+    }
+}
+
+impl fmt::Debug for StateFile {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("StateFile").field("before", &self.before).finish_non_exhaustive()
     }
 }
 
@@ -72,6 +92,8 @@ pub(crate) struct Copies {
     pub(super) newest: Weak<StateFile>,
     /// The copy before the newest one.
     pub(super) older: Weak<StateFile>,
+    /// The bytes of memory that the cores keep for the next copy.
+    pub(super) kept: u64,
 }
 
 /// A call that is made when this value is dropped. The call takes the registry's lock, so a thread that

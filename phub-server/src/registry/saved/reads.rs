@@ -81,6 +81,11 @@ impl Reads {
         Some(Followed { newest: rounds().max()?, slowest: rounds().min()? })
     }
 
+    /// Whether readers follow the job: they have read more than once.
+    pub(super) fn is_followed(&self) -> bool {
+        self.followed(Instant::now()).is_some()
+    }
+
     /// Returns the counts, if there are some.
     pub fn reply(&self) -> Option<ReadersReply> {
         let [now, reads, copies, bytes, refused] =

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   GET state --> hold, cut --> cores give parts --> a checkpoint file in memory --> pieces, to each client that waited
-//!                                     |__ the cores have their memory back
+//!                                     |__ the cores may take the next snapshot
 //! ```
 //!
-//! Clients may be slow, and a checkpoint must not wait for them. So clients get a file of their own, and not the cores' memory. Each
+//! Clients may be slow, and a checkpoint must not wait for them. So the cores take the next snapshot in other memory. Each
 //! job has at most two files at a time. Clients that come later share the next file ([`copies`](super::copies)).
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,10 +17,11 @@ use axum::body::Bytes;
 use checkpoint_file::check_keys;
 use coordinator::{CutAt, NoState, NotBefore, Secret};
 use pbox_core::control::{Only, RefusalCode, StateQuery};
-use pbox_core::{JobId, Selection, Tensor, Tensors};
+use pbox_core::{JobId, Selection, Tensor, Tensors, ValueRange};
 use sha2::{Digest, Sha256};
 use tokio::select;
 use tokio::sync::mpsc::Sender;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::copies::{StateFile, What};
@@ -31,7 +33,7 @@ use crate::registry::{Because, Refusal, Registry};
 
 /// The number of pieces that wait for a client, besides the piece that is being made.
 const PIECES: usize = 1;
-/// The length of a piece. Each client has a few pieces in memory.
+/// The length of a piece. A client must take its pieces at a pace.
 const PIECE_BYTES: usize = 256 << 10;
 /// The lowest permitted speed of a client. While a client reads, a copy of the state stays in this hub's memory.
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
@@ -71,18 +73,20 @@ impl Registry {
     /// Returns a job's state as a checkpoint file, before the round that the query names. If the query
     /// names no round, the file has the state before the round that the furthest chunk has reached. In a job over several hubs,
     /// returns this hub's part, or `None` if this hub has no part. `only` in the query names the tensors that the file has.
+    /// `cut_off` closes the connection of a client that is too slow, so that the file's memory is released.
     pub async fn state(
         self: &Arc<Self>,
         name: &str,
         query: StateQuery,
         reader: Reader,
+        cut_off: impl FnOnce() + Send + 'static,
     ) -> Result<Option<Sent>, Refusal> {
         let id = self.lock().hub().id(name)?;
         let reads = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reads))?;
         let copy = self.state_for(name, id, query).await.inspect_err(|_| reads.refused())?;
         let Some(copy) = copy else { return Ok(None) };
         let (sink, pieces) = Pieces::new(PIECES);
-        let (bytes, job) = (copy.bytes.len() as u64, name.to_owned());
+        let (bytes, job) = (copy.image.bytes(), name.to_owned());
         let reading = reads.begin(reader, copy.before);
         tokio::spawn(async move {
             match send(copy, &sink, &reading).await {
@@ -90,7 +94,10 @@ impl Registry {
                     reading.got_all();
                     tracing::info!(job, bytes, "state sent");
                 }
-                Err(error) => tracing::warn!(job, error, "state not sent"),
+                Err(error) => {
+                    cut_off();
+                    tracing::warn!(job, error, "state not sent");
+                }
             }
         });
         Ok(Some(Sent { bytes, pieces }))
@@ -125,31 +132,64 @@ impl Registry {
     }
 }
 
-/// Sends a file to a client in pieces. The pieces are copies, so this function drops the file before it sends the last piece.
-async fn send(copy: Arc<StateFile>, sink: &Sender<Bytes>, reading: &Reading) -> Result<(), String> {
+/// A file that is sent to a client. It ends when the client's connection has dropped the last piece.
+struct Given {
+    file: Arc<StateFile>,
+    _all_taken: oneshot::Sender<()>,
+}
+
+/// A piece of a file: the header, or a range of values.
+struct Piece(Arc<Given>, Option<ValueRange>);
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        let image = &self.0.file.image;
+        self.1.as_ref().map_or(image.header(), |range| image.values(range))
+    }
+}
+
+/// Sends a file to a client in pieces, until the client's connection needs no more of the file's memory. After an error the caller
+/// must close the connection, because the connection may still have pieces.
+async fn send(file: Arc<StateFile>, sink: &Sender<Bytes>, reading: &Reading) -> Result<(), String> {
     let begun = Instant::now();
-    let mut is_in_the_way = copy.is_in_the_way.subscribe();
-    let (mut copy, mut sent) = (Some(copy), 0);
-    while let Some(of) = copy.take() {
-        let piece = of.bytes.chunks(PIECE_BYTES).nth(sent).map(Bytes::copy_from_slice).unwrap_or_default();
-        sent += 1;
-        copy = (sent * PIECE_BYTES < of.bytes.len()).then_some(of);
-        let (bytes, end) = (piece.len(), sent * PIECE_BYTES);
-        // The copy has the sender of `is_in_the_way`.
-        let others_wait = async {
-            drop(is_in_the_way.wait_for(|is_in_the_way| *is_in_the_way).await);
-            sleep_until(begun + SLOWEST_IN_THE_WAY.time_for(end)).await;
-        };
-        select! {
-            taken = sink.send(piece) => taken.map_err(|_| "the client is gone")?,
-            () = others_wait, if copy.is_some() => {
-                return Err(SLOWEST_IN_THE_WAY.too_slow(", and other clients wait"));
-            }
-            () = sleep_until(begun + SLOWEST.time_for(end)) => return Err(SLOWEST.too_slow("")),
-        }
+    let mut is_in_the_way = file.is_in_the_way.subscribe();
+    let (_all_taken, all_taken) = oneshot::channel();
+    let given = Arc::new(Given { file, _all_taken });
+    let mut end = 0;
+    for range in [None].into_iter().chain(given.file.image.ranges(PIECE_BYTES).map(Some)) {
+        let piece = Bytes::from_owner(Piece(Arc::clone(&given), range));
+        let bytes = piece.len();
+        end += bytes;
+        in_time(begun, end, &mut is_in_the_way, sink.send(piece)).await?.map_err(|_| "the client is gone")?;
         reading.got(bytes);
     }
+    drop(given);
+    // The sender is dropped, so the result is an error.
+    let _ = in_time(begun, end, &mut is_in_the_way, all_taken).await?;
     Ok(())
+}
+
+/// Waits until a client has taken the bytes of a file before `end`.
+///
+/// # Errors
+/// Fails if the client is slower than [`SLOWEST`], or, while others wait, than [`SLOWEST_IN_THE_WAY`].
+async fn in_time<T>(
+    begun: Instant,
+    end: usize,
+    is_in_the_way: &mut watch::Receiver<bool>,
+    taken: impl Future<Output = T>,
+) -> Result<T, String> {
+    let others_wait = async {
+        if is_in_the_way.wait_for(|is_in_the_way| *is_in_the_way).await.is_err() {
+            pending::<()>().await; // the file is dropped, so nobody waits for it
+        }
+        sleep_until(begun + SLOWEST_IN_THE_WAY.time_for(end)).await;
+    };
+    select! {
+        taken = taken => Ok(taken),
+        () = others_wait => Err(SLOWEST_IN_THE_WAY.too_slow(", and other clients wait")),
+        () = sleep_until(begun + SLOWEST.time_for(end)) => Err(SLOWEST.too_slow("")),
+    }
 }
 
 /// Returns the name by which readers distinguish this job from other jobs with its name. The result is the same at all
