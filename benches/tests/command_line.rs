@@ -19,6 +19,7 @@ fn unknown_models_come_with_a_suggestion() {
     let _watchdog = Watchdog::start();
     let error = failure(&mut with(&["--model", "resnet-51"]));
     says(error, &["\"resnet-51\"", "vgg19", "did you mean resnet50?"]);
+    assert_eq!(with(&["--model", "resnet-51"]).status().unwrap().code(), Some(2), "a wrong setting");
     let error = failure(&mut with(&["--model", "quicksort"]));
     says(&error, &["\"quicksort\"", "the models are", "googlenet"]);
     assert!(!error.contains("did you mean"), "{error}");

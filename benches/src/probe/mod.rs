@@ -25,17 +25,33 @@ pub use args::Args;
 
 use crate::child::{self, ChildRole};
 use anyhow::ensure;
+use phub_server::program::WrongSetting;
 
 /// Runs the probe in the role that the arguments name.
 pub fn run(args: Args) -> anyhow::Result<()> {
     phub_server::program::log("warn", None)?; // RUST_LOG=info shows the logs of hub and workers
-    args.terms(args.keys()?.1).check()?;
+    // Finds errors before any process is started.
+    check(&args).map_err(|error| WrongSetting(format!("{error:#}")))?;
     match args.role {
         Some(ChildRole::Hub) => return child::run_hub(args.hub_settings()),
         Some(ChildRole::Worker) => return worker::run(&args),
         None => {}
     }
-    args.plan()?; // finds errors before any process is started
+    let (report, traced) = local::run(&args)?;
+    report.print(args.json)?;
+    if let Some(path) = traced {
+        eprintln!("timeline of the last rounds: {}; https://ui.perfetto.dev opens it", path.display());
+    }
+    Ok(())
+}
+
+/// Checks the settings.
+fn check(args: &Args) -> anyhow::Result<()> {
+    args.terms(args.keys()?.1).check()?;
+    if args.role.is_some() {
+        return Ok(()); // the process that started this one has checked the rest
+    }
+    args.plan()?;
     ensure!(
         args.hub.is_none() || args.hubs == 1 && args.machines.is_none(),
         "--hubs and --machines: hubs are started here only without --hub; leave one of the two out"
@@ -45,10 +61,5 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "--hubs {} with --machines: each machine has one hub; leave one of the two out",
         args.hubs
     );
-    let (report, traced) = local::run(&args)?;
-    report.print(args.json)?;
-    if let Some(path) = traced {
-        eprintln!("timeline of the last rounds: {}; https://ui.perfetto.dev opens it", path.display());
-    }
     Ok(())
 }

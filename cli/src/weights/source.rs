@@ -62,7 +62,8 @@ fn read_names(path: &Path) -> anyhow::Result<Names> {
     let shown = || format!("the file of names {}", path.display());
     let mut text = Vec::new();
     // The read is bounded, because a device or a pipe does not say its length.
-    let file = File::open(path).with_context(shown)?;
+    let advice = || format!("{}: give a JSON file with a name for each key to rename", shown());
+    let file = File::open(path).with_context(advice)?;
     file.take(NAMES_BYTES + 1).read_to_end(&mut text).with_context(shown)?;
     ensure!(text.len() as u64 <= NAMES_BYTES, "{}: expected at most {NAMES_BYTES} bytes", shown());
     let expected = || format!("{}: expected a JSON object of names", shown());

@@ -11,9 +11,14 @@ use anyhow::Context;
 #[error("{0}")]
 pub struct WrongSetting(pub String);
 
-/// Ends a program: prints an error with its causes to stderr.
+/// Ends a program: prints an error with its causes to stderr. The exit status is 2 after a [`WrongSetting`], as after an argument
+/// that the parser refuses, and 1 after any other error.
 pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
-    if succeeds(program, result) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let is_wrong = result.as_ref().is_err_and(|error| error.is::<WrongSetting>());
+    match succeeds(program, result) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(if is_wrong { 2 } else { 1 }),
+    }
 }
 
 /// Prints an error with its causes to stderr. Ignores `RUST_BACKTRACE`: the message is for users, not for programmers.
