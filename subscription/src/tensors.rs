@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use versions::{Precision, Weights};
+use versions::{NewTensor, Precision, Weights};
 
 use crate::error::{Misfit, SourceError, Unfit};
 use crate::names::{Entry, Names, Shaped};
@@ -34,21 +34,30 @@ pub(crate) fn tensors<'a>(
         Group { keys: vec![(key, whole)], tensors: vec![tensor] }
     }));
     check_names(job, &groups)?;
-    let mut weights = Weights::default();
+    let mut whole = Vec::new();
     for Group { keys, tensors } in groups {
         let first = keys.first().map_or("", |(key, _)| key);
         let values = keys.into_iter().map(|(key, whole)| whole.values(job, key));
         let mut values = values.collect::<Result<Vec<_>, _>>()?;
         let values = if values.len() == 1 { values.remove(0) } else { values.concat().into() };
+        whole.push((first, values, tensors));
+    }
+    let (mut new, mut key_of) = (Vec::new(), Vec::new());
+    for (first, values, tensors) in &whole {
         let mut rest = &values[..];
         for Shaped { name, shape, precision } in tensors {
-            let (of_tensor, after) = rest.split_at(elements(&shape));
+            let (values, after) = rest.split_at(elements(shape));
             rest = after;
-            let added = weights.add(&name, shape, of_tensor, precision.unwrap_or(of_all));
-            added.map_err(|error| SourceError::Tensor { job: job.into(), key: first.into(), error })?;
+            let precision = precision.unwrap_or(of_all);
+            new.push(NewTensor { name, shape: shape.clone(), values, precision });
+            key_of.push(first);
         }
     }
-    Ok(weights)
+    Weights::of(&new).map_err(|(at, error)| SourceError::Tensor {
+        job: job.into(),
+        key: (*key_of[at]).into(),
+        error,
+    })
 }
 
 /// Takes the keys of the mapping's entries out of `keys`, and returns a group for each entry.

@@ -54,7 +54,8 @@ for _ in $(seq 200); do
     (exec 3<>/dev/tcp/127.0.0.1/7077) 2>/dev/null && break
     sleep 0.1
 done
-PHUB_TOKEN_FILE=$root/etc/phub/secret "$root/usr/bin/phub-probe" --hub 127.0.0.1:7077 --rank 0 --workers 1 --rounds 5 --model googlenet
+# With --hub-wait-s the run is no trial, so the hub writes a checkpoint.
+PHUB_TOKEN_FILE=$root/etc/phub/secret "$root/usr/bin/phub-probe" --hub 127.0.0.1:7077 --rank 0 --workers 1 --rounds 5 --model googlenet --hub-wait-s 10
 pkill -TERM -x phub-server
 wait
 [ -n "$(ls "$root/var/lib/phub")" ] || { echo "dist: the service has written no checkpoint" >&2; exit 1; }

@@ -53,7 +53,8 @@ for _ in $(seq 200); do
     sleep 0.1
 done
 [ -n "${healthy:-}" ] || { echo "dist: the container is not healthy" >&2; exit 1; }
-PHUB_TOKEN=$token "$root/usr/bin/phub-probe" --hub 127.0.0.1:7077 --rank 0 --workers 1 --rounds 5 --model googlenet
+# With --hub-wait-s the run is no trial, so the hub writes a checkpoint.
+PHUB_TOKEN=$token "$root/usr/bin/phub-probe" --hub 127.0.0.1:7077 --rank 0 --workers 1 --rounds 5 --model googlenet --hub-wait-s 10
 pkill -TERM -x phub-server
 wait
 [ -n "$(ls "$root/var/lib/phub")" ] || { echo "dist: the container has written no checkpoint" >&2; exit 1; }

@@ -78,6 +78,24 @@ fn a_finite_value_that_a_type_rounds_to_infinity_is_refused() {
         }
     }
     assert_eq!(Weights::default().add("a", vec![1], &[f32::MAX], Precision::F32), Ok(()));
+    for at in [0, 1023, 1024, 2998] {
+        let mut values = vec![1.0; 3000];
+        (values[at], values[2999]) = (-1e38, f32::MAX);
+        let refused = Weights::default().add("a", vec![3000], &values, Precision::F16).unwrap_err();
+        assert_eq!(refused, NotWeights::Range { name: "a".into(), value: values[at], dtype: "f16" });
+    }
+}
+
+#[test]
+fn tensors_that_do_not_go_together_are_named_with_their_place() {
+    let new = |name, values| NewTensor { name, shape: vec![1], values, precision: Precision::F32 };
+    let at = |tensors: &[NewTensor<'_>]| Weights::of(tensors).unwrap_err();
+    let (one, two) = ([1.0], [1.0, 2.0]);
+    assert_eq!(at(&[new("a", &one), new("a", &one)]), (1, NotWeights::Twice { name: "a".into() }));
+    let misshapen = NotWeights::Shape { name: "b".into(), shape: vec![1], values: 2 };
+    assert_eq!(at(&[new("a", &one), new("b", &two)]), (1, misshapen));
+    let name = "__metadata__";
+    assert_eq!(at(&[new(name, &one)]), (0, NotWeights::Reserved { name: name.into() }));
 }
 
 #[test]

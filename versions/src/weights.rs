@@ -78,13 +78,66 @@ impl Precision {
         }
     }
 
+    /// Returns the first finite value that this precision rounds to infinity.
+    fn beyond(self, values: &[f32]) -> Option<f32> {
+        if self == Precision::F32 {
+            return None;
+        }
+        let is_beyond = |value: f32| value.is_finite() && value.abs() >= self.infinite_from();
+        // Without an early end, the compiler uses vector instructions.
+        let has_one = |values: &&[f32]| values.iter().fold(false, |any, &value| any | is_beyond(value));
+        let (blocks, last) = values.as_chunks::<1024>();
+        let found = blocks.iter().map(|block| &block[..]).chain([last]).find(has_one)?;
+        found.iter().copied().find(|&value| is_beyond(value))
+    }
+
     /// Returns values in this precision, as bytes.
     fn bytes_of(self, values: &[f32]) -> Vec<u8> {
         match self {
-            Precision::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Precision::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-            Precision::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+            Precision::F32 => bytes_by(values, f32::to_le_bytes),
+            Precision::Bf16 => bytes_by(values, |value| bf16::from_f32(value).to_le_bytes()),
+            Precision::F16 => bytes_by(values, |value| f16::from_f32(value).to_le_bytes()),
         }
+    }
+}
+
+/// Returns the bytes of values. (`flat_map` and `collect` took 15 times as long.)
+fn bytes_by<const N: usize>(values: &[f32], bytes_of: impl Fn(f32) -> [u8; N]) -> Vec<u8> {
+    let mut all = vec![0; N * values.len()];
+    for (bytes, &value) in all.as_chunks_mut().0.iter_mut().zip(values) {
+        *bytes = bytes_of(value);
+    }
+    all
+}
+
+/// A tensor to add to a model's weights.
+#[derive(Clone, Debug)]
+pub struct NewTensor<'a> {
+    /// The tensor's name.
+    pub name: &'a str,
+    /// The tensor's shape.
+    pub shape: Vec<usize>,
+    /// The values, row by row.
+    pub values: &'a [f32],
+    /// The type to which the values are rounded.
+    pub precision: Precision,
+}
+
+impl NewTensor<'_> {
+    /// Rounds the values.
+    fn tensor(&self) -> Result<Tensor, NotWeights> {
+        let NewTensor { name, ref shape, values, precision } = *self;
+        if shape.iter().try_fold(1usize, |all, &of| all.checked_mul(of)) != Some(values.len()) {
+            return Err(NotWeights::Shape {
+                name: name.to_owned(),
+                shape: shape.clone(),
+                values: values.len(),
+            });
+        }
+        if let Some(value) = precision.beyond(values) {
+            return Err(NotWeights::Range { name: name.to_owned(), value, dtype: precision.name() });
+        }
+        Ok(Tensor { dtype: precision.dtype(), shape: shape.clone(), bytes: precision.bytes_of(values) })
     }
 }
 
@@ -120,11 +173,25 @@ pub enum NotWeights {
 }
 
 impl Weights {
-    /// Adds a tensor, rounded to `precision`.
+    /// Rounds tensors, on all cores, and puts them together.
     ///
     /// # Errors
-    /// Returns an error if the number of `values` does not match the tensor's shape, if the name is taken, or if a finite value
-    /// would become infinite.
+    /// Returns the index of the tensor, and an error, if its number of values does not match its shape, if its name is taken, or
+    /// if a finite value would become infinite.
+    pub fn of(tensors: &[NewTensor<'_>]) -> Result<Self, (usize, NotWeights)> {
+        let mut weights = Weights::default();
+        for (at, tensor) in on_all_cores(tensors, NewTensor::tensor).into_iter().enumerate() {
+            let name = tensors[at].name.to_owned();
+            let added = tensor.and_then(|tensor| weights.insert(name, tensor));
+            added.map_err(|error| (at, error))?;
+        }
+        Ok(weights)
+    }
+
+    /// Rounds a tensor, and adds it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`of`](Self::of).
     pub fn add(
         &mut self,
         name: &str,
@@ -132,22 +199,17 @@ impl Weights {
         values: &[f32],
         precision: Precision,
     ) -> Result<(), NotWeights> {
-        let name = name.to_owned();
-        if shape.iter().try_fold(1usize, |all, &of| all.checked_mul(of)) != Some(values.len()) {
-            return Err(NotWeights::Shape { name, shape, values: values.len() });
-        }
+        self.insert(name.to_owned(), NewTensor { name, shape, values, precision }.tensor()?)
+    }
+
+    fn insert(&mut self, name: String, tensor: Tensor) -> Result<(), NotWeights> {
         if name == "__metadata__" {
             return Err(NotWeights::Reserved { name });
         }
         if self.0.contains_key(&name) {
             return Err(NotWeights::Twice { name });
         }
-        let is_out = |value: &&f32| value.is_finite() && value.abs() >= precision.infinite_from();
-        if let Some(&value) = values.iter().find(is_out) {
-            return Err(NotWeights::Range { name, value, dtype: precision.name() });
-        }
-        let bytes = precision.bytes_of(values);
-        self.0.insert(name, Tensor { dtype: precision.dtype(), shape, bytes });
+        self.0.insert(name, tensor);
         Ok(())
     }
 
