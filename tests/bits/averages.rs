@@ -89,7 +89,7 @@ fn kept(training: &Training, hub: &str) -> [Vec<f32>; 2] {
 /// worker's weights. With BSP the worker writes other weights in round 2, and then resets the state of a key.
 fn follow(training: &Training, consistency: Consistency, hub: &str) {
     let mut config = training.config(hub, 0);
-    (config.terms.level.consistency, config.compare_every) = (consistency, 0);
+    (config.terms.level.consistency, config.terms.compare_every) = (consistency, 0);
     let mut session = Session::join(config).unwrap();
     training.broadcast(&mut session, 0).unwrap();
     let [weights, mut expected] = kept(training, hub);

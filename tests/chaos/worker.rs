@@ -98,7 +98,7 @@ impl Task {
             Kind::Survivors => config.terms.on_loss = OnLoss::Continue,
             Kind::Ssp => {
                 config.terms.level.consistency = Consistency::Ssp { staleness: STALENESS };
-                config.compare_every = 0; // the workers have different weights
+                config.terms.compare_every = 0; // the workers have different weights
             }
             Kind::Returns => config.hub_wait = Duration::from_secs(60),
             Kind::Exact | Kind::Codec => {}

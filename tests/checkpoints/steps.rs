@@ -155,7 +155,7 @@ fn states_of_keys_that_do_not_exist_are_not_set_to_zero() {
     assert!(refused.contains("reset: there is no key 3 of 3"), "{refused}");
     session.leave().unwrap();
     config.terms.level.consistency = Consistency::Asp;
-    config.compare_every = 0;
+    config.terms.compare_every = 0;
     let mut session = Session::join(config).unwrap();
     session.broadcast_written().unwrap();
     let refused = session.set_numbers(Numbers::new(ADAM), &[KeyId(0)]).unwrap_err().to_string();

@@ -1,6 +1,8 @@
 //! Weights are compared between workers (`compare_every`). If a single bit differs, the job ends with an
 //! error that names the ranks. All tests with `Training` show that equal weights pass.
 
+use std::time::Duration;
+
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use half::{bf16, f16};
@@ -15,7 +17,8 @@ const WORKERS: u32 = 3;
 /// Returns a worker that compares every third round. One worker uses shared memory, the others TCP.
 fn comparing(hub: &Hub, rank: u32) -> SessionConfig {
     let transport = Some(if rank == 2 { Transport::Shm } else { Transport::Tcp });
-    SessionConfig { compare_every: 3, transport, ..config(hub, "job", rank, WORKERS) }
+    let config = SessionConfig { transport, ..config(hub, "job", rank, WORKERS) };
+    config.with_terms(|terms| terms.compare_every = 3)
 }
 
 /// Makes `count` rounds of all these sessions.
@@ -75,9 +78,22 @@ fn workers_that_are_not_in_step_have_nothing_to_compare() {
         let config = comparing(&hub, 0).with_terms(|terms| terms.level.consistency = consistency);
         says(
             refused(config),
-            &["\"compare_every\"", "\"3\"", "different weights", "leave compare_every out"],
+            &["compare_every 3 with consistency", "different weights", "leave compare_every out"],
         );
     }
+}
+
+#[test]
+fn a_worker_that_would_compare_alone_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let refusal = on_threads(2, |rank| {
+        // The worker that comes second is refused. The first one then waits for nobody, and gives up.
+        let config = comparing(&hub, rank).with_terms(|terms| terms.compare_every *= rank);
+        let config = SessionConfig { join_limit: Duration::from_secs(1), ..config };
+        Session::join(config).err().map(|error| error.to_string())
+    });
+    assert!(refusal.iter().flatten().any(|why| why.contains("compare_every")), "{refusal:?}");
 }
 
 /// Makes a round in which each worker writes its own value into one key, and pushes the gradients of the
@@ -131,7 +147,7 @@ fn machines_that_write_different_weights_are_named() {
     let below = [0, 1].map(|number| hub_below(&list, number, 2));
     let mut sessions = on_threads(2, |machine| {
         let config = config(&below[machine as usize], "job", 0, 1);
-        let mut session = Session::join(SessionConfig { compare_every: 100, ..config }).unwrap();
+        let mut session = Session::join(config.with_terms(|terms| terms.compare_every = 100)).unwrap();
         session.broadcast_written().unwrap();
         session
     });

@@ -24,7 +24,7 @@ pub(super) fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
     let mut config = config_at(&address.to_string(), "job", rank, WORKERS);
     config.terms.optimizer = NESTEROV;
     config.hub_wait = Duration::from_secs(60);
-    config.compare_every = 1; // weights are equal after each return
+    config.terms.compare_every = 1; // weights are equal after each return
     config
 }
 

@@ -23,11 +23,11 @@ fn begun(list: &str, rank: u32, consistency: Consistency, transport: Transport) 
     let config = SessionConfig {
         hub: list.to_owned(),
         transport: Some(transport),
-        compare_every: 0, // they have different weights
         ..waiting("127.0.0.1:1".parse().unwrap(), rank)
     };
     let config = config.with_terms(|terms| {
         (terms.level.consistency, terms.optimizer) = (consistency, COUNTING);
+        terms.compare_every = 0; // they have different weights
     });
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0)).unwrap();

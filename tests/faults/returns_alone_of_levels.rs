@@ -27,7 +27,7 @@ fn trained(
     let configs: Vec<_> = (0..MACHINES * WORKERS)
         .map(|number| {
             let mut config = cluster.config(number / WORKERS, number % WORKERS);
-            config.compare_every = 0; // the machines have different weights
+            config.terms.compare_every = 0; // the machines have different weights
             config.with_terms(|terms| {
                 (terms.level.consistency, terms.optimizer) = (consistency, COUNTING);
             })

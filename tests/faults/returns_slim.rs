@@ -40,9 +40,9 @@ fn train(transport: Transport, every: u32, kill: bool) -> Vec<(Returns, Vec<f32>
         });
         on_threads(WORKERS, |rank| {
             let config = waiting(address, rank);
-            let config = SessionConfig { transport: Some(transport), compare_every: 0, ..config };
+            let config = SessionConfig { transport: Some(transport), ..config };
             let config = config.with_terms(|terms| {
-                terms.optimizer = ADDING;
+                (terms.optimizer, terms.compare_every) = (ADDING, 0);
                 terms.level.compression = Some("slim:0.4:0.2:5".parse().unwrap());
             });
             let mut session = Session::join(config).unwrap();

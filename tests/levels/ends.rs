@@ -113,7 +113,7 @@ fn a_machine_whose_weights_differ_is_named_on_all() {
         let mut sessions = on_machines(3, 2, |machine, rank, _| {
             let config = machines.config(machine, "job", rank, 2);
             let transport = Some(Transport::Tcp); // on shared memory only the hub can write weights
-            let config = SessionConfig { compare_every: 2, transport, ..config };
+            let config = SessionConfig { transport, ..config }.with_terms(|terms| terms.compare_every = 2);
             let mut session = Session::join(config).unwrap();
             session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
             session

@@ -129,7 +129,7 @@ impl Training {
         config.terms.answers_ahead = self.ahead;
         config.pull = self.pull.clone();
         config.transport = (self.transport)(rank);
-        config.compare_every = 2; // the hub compares, too
+        config.terms.compare_every = 2; // the hub compares, too
         config
     }
 

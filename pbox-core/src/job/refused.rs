@@ -21,6 +21,7 @@
 //! | `lars`, `lamb` | `ablate` | work that is left out has no norm |
 //! | `maximize` | `average`, `sum`, `ablate` | the hub makes no step that could go up the gradient |
 //! | `ema` | `average`, `sum`, `ablate` | the hub keeps no weights, or the weights are wrong |
+//! | `compare_every` | SSP, ASP, Slim-DP | workers have different weights |
 //! | hubs as members | Slim-DP | Slim-DP needs the steps of each worker |
 //! | hubs as members | `kvstore` | a hub has no forward pass for which it could pull |
 //!
@@ -64,6 +65,7 @@ enum Term {
     LastNorm,
     Maximize,
     Ema,
+    Compare,
     ByKey,
     Skips,
     FiniteFrames,
@@ -159,6 +161,16 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::Ablate,
         "steps that ablate leaves out change no weights, so their average is useless; leave the average out",
     ),
+    (
+        Term::Compare,
+        Term::StepsAlone,
+        "workers have different weights, so there is nothing to compare; leave compare_every out",
+    ),
+    (
+        Term::Compare,
+        Term::SlimDp,
+        "workers have different weights, so there is nothing to compare; leave compare_every out",
+    ),
     (Term::HubsBelow, Term::SlimDp, "Slim-DP needs each worker's own steps; use a level without Slim-DP"),
     (
         Term::HubsBelow,
@@ -227,6 +239,7 @@ impl Term {
                 (terms.waits_for_all(), name.to_owned())
             }
             Term::LastNorm => (terms.clip_norm_last.is_some(), "clip_norm_last".to_owned()),
+            Term::Compare => (terms.compare_every > 0, format!("compare_every {}", terms.compare_every)),
             Term::Ema => (terms.ema.is_some(), "ema".to_owned()),
             Term::ByKey => (optimizer.adapts_keys(), format!("the optimizer {}", optimizer.name())),
             Term::Maximize => (terms.maximize, "maximize".to_owned()),

@@ -68,6 +68,11 @@ pub struct JobTerms {
     /// The work that the hub leaves out, for measurements. Default: none.
     #[serde(default)]
     pub ablate: Ablate,
+    /// The interval, in rounds, at which the hub compares a digest of each worker's weights. If the digests differ, memory, a
+    /// network or a program has altered weights, and the job ends. For the digest, a worker reads all its weights and sends a
+    /// request. Weights that workers write themselves are compared in each round in which they write. 0: never. Default: 0.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub compare_every: u32,
     /// The seed for the random numbers of compression. Equal seeds give equal bits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u64,
@@ -188,6 +193,7 @@ impl JobTerms {
             skip_spikes: None,
             ema: None,
             maximize: false,
+            compare_every: 0,
             ablate: Ablate::default(),
             seed: 0,
             on_loss: OnLoss::default(),
@@ -332,6 +338,7 @@ impl JobTerms {
             ema,
             maximize,
             ablate,
+            compare_every,
             seed,
             on_loss,
             hubs,
@@ -353,6 +360,7 @@ impl JobTerms {
             ("ema", or(ema.map(|decay| decay.to_string()), "none")),
             ("maximize", maximize.to_string()),
             ("ablate", format!("{ablate:?}")),
+            ("compare_every", compare_every.to_string()),
             ("compression", or(compression.map(|compression| compression.to_string()), "none")),
             ("seed", seed.to_string()),
             ("consistency", consistency.to_string()),

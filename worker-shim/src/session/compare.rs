@@ -10,11 +10,10 @@ use std::collections::VecDeque;
 use half::{bf16, f16};
 use membership::MemberError;
 use pbox_core::control::CompareRequest;
-use pbox_core::{Compression, Consistency, Dtype, KeyId, Round};
+use pbox_core::{Dtype, JobTerms, KeyId, Round};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::IntoBytes;
 
-use super::config::{InvalidSetting, SessionConfig};
 use super::contents::Pushed;
 use super::error::SessionError;
 use super::session::Session;
@@ -43,21 +42,10 @@ struct Open {
 }
 
 impl Digests {
-    /// Creates the digests of a session with these settings, if it compares weights.
-    pub fn of(config: &SessionConfig) -> Result<Option<Self>, InvalidSetting> {
-        let level = &config.terms.level;
-        let is_slim = matches!(level.compression, Some(Compression::Slim(_)));
-        match config.compare_every {
-            0 => Ok(None),
-            every if level.consistency == Consistency::Bsp && !is_slim => {
-                Ok(Some(Digests { every, keys: config.terms.keys.len(), open: VecDeque::new() }))
-            }
-            every => Err(InvalidSetting::new(
-                "compare_every",
-                every,
-                "with SSP, ASP and Slim-DP workers have different weights, so there is nothing to compare; leave compare_every out",
-            )),
-        }
+    /// Creates the digests of a session with these terms, if it compares weights.
+    pub fn of(terms: &JobTerms) -> Option<Self> {
+        let JobTerms { compare_every: every, ref keys, .. } = *terms;
+        (every > 0).then(|| Digests { every, keys: keys.len(), open: VecDeque::new() })
     }
 
     /// Whether the weights before this round are compared.

@@ -65,11 +65,6 @@ pub struct SessionConfig {
     /// the dma-buf. Each key is at its span of the [layout](pbox_core::Layout), and must not change from its
     /// push to its wait. Needs RDMA, and excludes compression. Default: memory that the session allocates.
     pub dma_buf: Option<DmaBuf>,
-    /// The interval, in rounds, at which the hub compares a digest of each worker's weights. If the digests
-    /// differ, memory, a network or a program has altered weights, and the job ends. For the digest, the
-    /// worker reads all its weights and sends a request. Weights that workers write themselves are compared
-    /// in each round in which they write. For BSP without Slim-DP. 0: never. Default 0.
-    pub compare_every: u32,
     /// Time limit of the join: for the other workers, and for each reply of the hub. A reply may take 2 s more for each
     /// gigabyte that the hub reads or makes for the job. Default 60 s.
     pub join_limit: Duration,
@@ -176,6 +171,7 @@ impl SessionConfig {
             "skip_nonfinite" => terms.skip_nonfinite = on_or_off(value)?,
             "skip_spikes" => terms.skip_spikes = unless_none(value, number)?,
             "maximize" => terms.maximize = on_or_off(value)?,
+            "compare_every" => terms.compare_every = whole(value)?,
             "answers_ahead" => terms.answers_ahead = on_or_off(value)?,
             "schedule" => terms.level.schedule = read(value)?,
             "slice_bytes" => terms.level.slice_bytes = unless_none(value, whole)?,
@@ -204,7 +200,6 @@ impl SessionConfig {
                     Credential::parse(value, "the setting `token`").map_err(|error| error.to_string());
                 self.token = Some(given?);
             }
-            "compare_every" => self.compare_every = whole(value)?,
             "dma_buf" => self.dma_buf = unless_none(value, read)?,
             "pull" => self.pull = unless_none(value, read)?.map(Pull::new),
             "transport" => self.transport = unless_none(value, read)?,
@@ -301,7 +296,6 @@ impl SessionConfig {
             trial: false,
             weights: WeightsMode::Shared,
             dma_buf: None,
-            compare_every: 0,
             join_limit: Duration::from_secs(60),
             hub_wait: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),

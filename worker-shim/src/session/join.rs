@@ -52,7 +52,7 @@ impl Session {
         config.terms.hubs = membership::hub_addresses(&config.hub)?.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
-        let digests = Digests::of(&config)?;
+        let digests = Digests::of(&config.terms);
         let mut wire = Wire::of_terms(&config.terms)?;
         config.check_dma_buf(&wire)?;
         let timeline =

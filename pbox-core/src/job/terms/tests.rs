@@ -97,6 +97,7 @@ fn the_first_difference_is_named() {
         ("ema", JobTerms { ema: Some(0.9), ..terms() }),
         ("maximize", JobTerms { maximize: true, ..terms() }),
         ("ablate", JobTerms { ablate: Ablate { optimize: true, aggregate: false }, ..terms() }),
+        ("compare_every", JobTerms { compare_every: 5, ..terms() }),
         ("seed", JobTerms { seed: 1, ..terms() }),
         ("on_loss", JobTerms { on_loss: OnLoss::Continue, ..terms() }),
         ("hubs", JobTerms { hubs: 2, ..terms() }),
