@@ -13,6 +13,7 @@ use membership::{
 use pbox_core::control::{JoinRequest, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
+use super::codec_rate;
 use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
@@ -107,6 +108,7 @@ impl Session {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }
         session.exchange.set_credit(session.credit);
+        codec_rate::say(&session.config, &session.ways);
         session.let_ahead(ahead);
         if let Some(state) = state.filter(|_| wanted) {
             let terms = &session.config.terms;

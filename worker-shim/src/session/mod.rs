@@ -1,5 +1,6 @@
 //! The membership of a worker in a job, from join to leave.
 
+mod codec_rate;
 mod compare;
 mod config;
 mod contents;
