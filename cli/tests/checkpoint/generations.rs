@@ -112,9 +112,9 @@ fn a_file_of_another_job_is_refused_and_not_taken_for_damage() {
 
 /// Returns the state before a round, in which these values of core 0's part are not finite.
 pub fn not_finite(job: &Job, round: Round, values: &[(usize, f32)]) -> Snapshot {
-    let whole = job.snapshot(round);
+    let mut whole = job.snapshot(round);
     let (layout, numbers) = (whole.layout().clone(), whole.numbers().to_vec());
-    let parts = whole.into_parts().into_iter().enumerate().map(|(core, part)| {
+    let parts = whole.take_parts().into_iter().enumerate().map(|(core, part)| {
         let mut slab = Slab::zeroed("test", part.values.as_slice().len()).unwrap();
         slab.as_mut_slice().copy_from_slice(part.values.as_slice());
         for &(at, value) in values.iter().filter(|_| core == 0) {

@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn the_next_snapshot_is_in_memory_that_clients_have_read() {
         let mut taking = Capture { every: None, ..every(5, 0) };
-        let mut taken = |taking: &mut Capture, selection| {
+        let taken = |taking: &mut Capture, selection| {
             taking.begin(Occasion::Asked(1, selection), Round(3));
             (0..2).for_each(|place| reach(taking, 3, place));
             assert!(taking.give_back(None).is_none());
