@@ -1,8 +1,8 @@
 //! Readers of weights over loopback: the time from the end of a round to a reader's last byte, and how many
 //! rounds run meanwhile.
 //!
-//! Two workers and a hub train in this process without a pause. All readers ask for the weights before the next round,
-//! at once when a round ends (*newest*), or they have asked before (*named*). In the same run, the same number of plain
+//! Two workers and a hub train in this process without a pause. All readers ask at once when a round ends, and get the
+//! weights before the next round (*newest*). Or they have asked for this round before its end (*named*). In the same run, the same number of plain
 //! TCP connections carry the same number of bytes from memory: that is the bound. Then all readers read once a second. The
 //! rounds per second are compared with those without readers, and with those during the plain copies. These measurements
 //! (legs) alternate, so that a change of the machine's load affects all of them. `cargo bench --bench readers
@@ -32,7 +32,7 @@ const ADAM: Optimizer =
 /// The time for which rounds are counted, while readers read once a second.
 const COUNTED: Duration = Duration::from_secs(4);
 
-/// How many rounds before its end readers ask for a round by name. No request takes as long.
+/// The number of rounds from a request for a named round to the end of this round. A request takes less time.
 const AHEAD: u64 = 60;
 
 /// A source to read from: the request, and the address.
@@ -43,7 +43,7 @@ struct Source {
 }
 
 impl Source {
-    /// Returns the weights of the job at a hub, before a round or before the next round.
+    /// Returns the source of the job's weights at a hub: before this round, or before the next round.
     fn weights(address: SocketAddr, before: Option<u64>) -> Self {
         let before = before.map(|round| format!("&before={round}")).unwrap_or_default();
         let request = format!(

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use phub_server::program::WrongSetting;
@@ -62,8 +62,8 @@ fn read_names(path: &Path) -> anyhow::Result<Names> {
     let shown = || format!("the file of names {}", path.display());
     let mut text = Vec::new();
     // The read is bounded, because a device or a pipe does not say its length.
-    let advice = || format!("{}: give a JSON file with a name for each key to rename", shown());
-    let file = File::open(path).with_context(advice)?;
+    let advice = "give a JSON file with a name for each key to rename";
+    let file = File::open(path).map_err(|error| anyhow!("{}: {error}; {advice}", shown()))?;
     file.take(NAMES_BYTES + 1).read_to_end(&mut text).with_context(shown)?;
     ensure!(text.len() as u64 <= NAMES_BYTES, "{}: expected at most {NAMES_BYTES} bytes", shown());
     let expected = || format!("{}: expected a JSON object of names", shown());

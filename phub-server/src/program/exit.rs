@@ -15,9 +15,12 @@ pub struct WrongSetting(pub String);
 /// that the parser refuses, and 1 after any other error.
 pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
     let is_wrong = result.as_ref().is_err_and(|error| error.is::<WrongSetting>());
-    match succeeds(program, result) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::from(if is_wrong { 2 } else { 1 }),
+    if succeeds(program, result) {
+        ExitCode::SUCCESS
+    } else if is_wrong {
+        ExitCode::from(2)
+    } else {
+        ExitCode::FAILURE
     }
 }
 

@@ -26,7 +26,7 @@ struct Link {
     gbps: f64,
 }
 
-/// What a codec makes here, and what the link carries.
+/// The rate at which a codec encodes here, beside the speed of the NIC.
 struct Rates {
     codec: Codec,
     encoded_gbps: f64,
@@ -47,15 +47,16 @@ impl fmt::Display for Rates {
         match link {
             Some(Link { nic, gbps }) if self.is_slower_than_link() => write!(
                 out,
-                ", and the link ({nic}) carries {gbps:.1} Gb/s; without compression a push is faster, unless others use the link, too"
+                ", and this machine's NIC {nic} carries {gbps:.1} Gb/s; if the whole way to the hub is as fast and free, a push is \
+                 faster without compression"
             ),
-            Some(Link { nic, gbps }) => write!(out, ", and the link ({nic}) carries {gbps:.1} Gb/s"),
+            Some(Link { nic, gbps }) => write!(out, ", and this machine's NIC {nic} carries {gbps:.1} Gb/s"),
             None => write!(out, "; over a faster link a push is faster without compression"),
         }
     }
 }
 
-/// Logs what the codec of the job's terms makes here, if the terms have one: as a warning if the link is faster.
+/// Logs the rate of the codec of the job's terms, if the terms have a codec. The log line is a warning if the NIC is faster.
 pub(super) fn say(config: &SessionConfig, ways: &[Way]) {
     let Some(Compression::Codec(codec)) = config.terms.level.compression else { return };
     let elements = (config.terms.chunk_bytes / size_of::<f32>()).clamp(1, MOST_ELEMENTS);
@@ -126,10 +127,16 @@ mod tests {
         let rate = "compression terngrad: this worker encodes 9.0 Gb/s of gradients";
         let (slower, line) = said(9.0, Some(25.0));
         assert!(
-            slower && line.starts_with(&format!("{rate}, and the link (eth0) carries 25.0 Gb/s; without")),
+            slower
+                && line.starts_with(&format!(
+                    "{rate}, and this machine's NIC eth0 carries 25.0 Gb/s; if the whole way"
+                )),
             "{line}"
         );
-        assert_eq!(said(9.0, Some(1.0)), (false, format!("{rate}, and the link (eth0) carries 1.0 Gb/s")));
+        assert_eq!(
+            said(9.0, Some(1.0)),
+            (false, format!("{rate}, and this machine's NIC eth0 carries 1.0 Gb/s"))
+        );
         let (slower, line) = said(9.0, None);
         assert!(!slower && line.starts_with(&format!("{rate}; over a faster link")), "{line}");
     }

@@ -110,7 +110,8 @@ impl Registry {
         let is_kept = self.checkpoint_every.is_none() && needed <= kept;
         match fabric::available_bytes() {
             Some(available) if !is_kept && available < needed => Err(format!(
-                "a copy of its state needs {needed} bytes of memory, and this machine has {available} available"
+                "a copy of its state needs {needed} bytes of memory, and this machine has {available} available; free memory, or \
+                 try again when other readers have their copies"
             )),
             _ => Ok(()),
         }

@@ -237,8 +237,8 @@ class Session:
                 models.
             compare_every: the interval, in rounds, at which the hub compares a digest of each worker's weights. If the digests
                 differ, then memory, a network or a program has altered weights, and the job ends with an error. Weights that
-                workers write themselves are compared in each round in which workers write them. For "bsp" without `SlimDP`.
-                0: never.
+                workers write themselves are compared in each round in which workers write them. For "bsp" without `SlimDP`;
+                the same at all workers. 0: never.
             join_limit: seconds to wait for the other workers at the start.
             hub_wait: seconds to wait for a hub that is not there at the start, and for a lost hub to return. When a lost hub
                 returns, the session continues from the hub's checkpoint with the same arrays; `returns` counts the lost
