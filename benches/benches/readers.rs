@@ -2,11 +2,12 @@
 //! rounds run meanwhile.
 //!
 //! Two workers and a hub train in this process without a pause. All readers ask at once when a round ends, and get the
-//! weights before the next round (*newest*). Or they have asked for this round before its end (*named*). In the same run, the same number of plain
-//! TCP connections carry the same number of bytes from memory: that is the bound. Then all readers read once a second. The
-//! rounds per second are compared with those without readers, and with those during the plain copies. These measurements
-//! (legs) alternate, so that a change of the machine's load affects all of them. `cargo bench --bench readers
-//! -- [LEGS]` prints the median, lowest and highest of the legs.
+//! weights before the next round (*newest*). Or they have asked for this round before its end (*named*). In the same run, the
+//! same number of plain TCP connections carry the bytes of the f32 weights from memory: that is the bound. Then all readers read
+//! once a second. The rounds per second are compared with those without readers, and with those during the plain copies. These
+//! measurements (legs) alternate, so that a change of the machine's load affects all of them.
+//!
+//! `cargo bench --bench readers -- [LEGS] [bf16]` prints the median, lowest and highest of the legs, for f32 or bf16.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -46,8 +47,9 @@ impl Source {
     /// Returns the source of the job's weights at a hub: before this round, or before the next round.
     fn weights(address: SocketAddr, before: Option<u64>) -> Self {
         let before = before.map(|round| format!("&before={round}")).unwrap_or_default();
+        let dtype = if is_bf16() { "&dtype=bf16" } else { "" };
         let request = format!(
-            "GET /v1/jobs/job/state?only=weights{before} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+            "GET /v1/jobs/job/state?only=weights{dtype}{before} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
              authorization: {}\r\n\r\n",
             authorization()
         );
@@ -63,9 +65,15 @@ impl Source {
             bytes += count as u64;
         }
         let beginning = String::from_utf8_lossy(&buffer[..100]);
-        assert!(bytes >= BYTES, "{bytes} bytes came: {beginning}");
+        let least = if is_bf16() { BYTES / 2 } else { BYTES };
+        assert!(bytes >= least, "{bytes} bytes came: {beginning}");
         Instant::now()
     }
+}
+
+/// Whether the readers want bf16.
+fn is_bf16() -> bool {
+    std::env::args().any(|word| word == "bf16")
 }
 
 /// Starts a server that sends the same number of bytes to each connection, after its request.
@@ -237,7 +245,8 @@ fn main() {
         }
         rounds.stop.store(true, Ordering::Relaxed);
     });
-    println!("{:.1} MB of weights, {legs} legs", BYTES as f64 / 1e6);
+    let dtype = if is_bf16() { "bf16" } else { "f32" };
+    println!("{:.1} MB of weights, read as {dtype}, {legs} legs", BYTES as f64 / 1e6);
     for (readers, figures) in READERS.into_iter().zip(&all) {
         println!(
             "{readers} readers: newest {} ms, named {} ms, plain copies {} ms, shares of the bound {} and {}; rounds beside once a \

@@ -53,8 +53,10 @@ pub enum DecodeError {
     #[error(transparent)]
     Header(#[from] ManifestError),
 
-    #[error("the file's tensor {name:?} is {seen}, and a hub writes F32: another program wrote it")]
-    Dtype { name: String, seen: &'static str },
+    #[error(
+        "the file's tensor {name:?} is {seen}, and a checkpoint has {expected}: the file is for readers, or of another program"
+    )]
+    Dtype { name: String, seen: &'static str, expected: &'static str },
 
     #[error("the file's {field} is {seen:?}: {reason}")]
     Metadata { field: &'static str, seen: String, reason: String },

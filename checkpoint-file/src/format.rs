@@ -18,8 +18,8 @@ use std::ops::Range;
 
 use pbox_core::manifest::{self, MAX_HEADER_BYTES, ManifestError};
 use pbox_core::{
-    Groups, Key, KeyId, Multipliers as KeyMultipliers, Numbers, Optimizer, Piece, Round, Share, Snapshot,
-    Tensor, Tensors,
+    Dtype, Groups, Key, KeyId, Multipliers as KeyMultipliers, Numbers, Optimizer, Piece, Round, Share,
+    Snapshot, Tensor, Tensors,
 };
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -341,7 +341,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans the file of the snapshot's tensors.
+    /// Plans the file of the snapshot's tensors, with values of this type.
     ///
     /// # Errors
     /// Returns an error if a file cannot hold the keys.
@@ -350,18 +350,23 @@ impl Plan {
         snapshot: &Snapshot,
         share: Share,
         run: Option<String>,
+        dtype: Dtype,
     ) -> Result<Self, UnusableKeys> {
         let pieces = snapshot.pieces().iter().map(of_piece);
         let mut entries = entries(snapshot.layout().keys(), snapshot.tensors(), pieces)?;
         entries.retain(|entry| snapshot.selection().has(entry.tensor));
         let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot, share, run)));
         let mut end = 0;
-        for Entry { shown, .. } in &entries {
+        let named = dtype.name().to_uppercase();
+        for Entry { shown, elements, .. } in &entries {
             let begin = end;
-            end += shown.bytes().expect("checked with the manifest");
+            end += (dtype.bytes() * elements.len()) as u64;
             let (name, shape) = (json(&shown.name), json(&shown.shape));
-            write!(text, ",{name}:{{\"dtype\":\"F32\",\"shape\":{shape},\"data_offsets\":[{begin},{end}]}}")
-                .expect("a string takes everything");
+            write!(
+                text,
+                ",{name}:{{\"dtype\":\"{named}\",\"shape\":{shape},\"data_offsets\":[{begin},{end}]}}"
+            )
+            .expect("a string takes everything");
         }
         text.push('}');
         let bytes = (PREFIX_BYTES + text.len()).next_multiple_of(DATA_ALIGN);

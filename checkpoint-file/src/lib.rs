@@ -21,7 +21,7 @@ pub use format::{
     DIGEST_AT, DIGEST_BYTES, Entry, FileShare, Plan, check_keys, digest_text, entries, is_state, of_piece,
     whole,
 };
-pub use read::{About, Decoded, about, check_digest, decode};
+pub use read::{About, Decoded, about, check_digest, decode, decode_as};
 
 /// The number of bytes that are read, written and digested at a time. This number is large enough for the
 /// full speed of any disk. Besides such a piece, a save needs only the memory of the snapshot and the header.

@@ -21,7 +21,7 @@ use pbox_core::{
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::PIECE_BYTES;
 use crate::error::{DecodeError, Mismatch, excerpt};
@@ -30,7 +30,7 @@ use crate::format::{
     NumbersFrom, PREFIX_BYTES, START, Shapes, digest_text, is_state, json, multipliers, steps_of_rounds,
 };
 
-/// A valid checkpoint of any job.
+/// A valid checkpoint of any job, or the weights of a job in 16 bits.
 #[derive(Debug)]
 pub struct Decoded {
     round: Round,
@@ -48,14 +48,21 @@ pub struct Decoded {
     share: Option<FileShare>,
     shapes: Shapes,
     run: Option<String>,
-    /// The tensors, in the order of their values in the file.
+    /// The tensors, in the order of their values in the file. All have one element type.
     tensors: Vec<Key>,
+    /// The file's values, as bytes.
     values: Slab,
 }
 
 /// Reads a checkpoint of `file_bytes` bytes. Checks everything that does not depend on its job: structure,
 /// version, metadata, digest.
-pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeError> {
+pub fn decode(file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeError> {
+    decode_as(file, file_bytes, Dtype::F32)
+}
+
+/// Reads the answer of a hub that was asked for values of this type, with the checks of [`decode`]. A hub answers with f32 if
+/// a value would become infinite.
+pub fn decode_as(mut file: impl Read, file_bytes: u64, dtype: Dtype) -> Result<Decoded, DecodeError> {
     let mut header = read_header(&mut file, file_bytes)?;
     let metadata = match metadata(&header) {
         Err(version @ DecodeError::Version { .. }) => {
@@ -68,8 +75,10 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         Err(ManifestError::NoKeys) => Vec::new(),
         tensors => tensors?,
     };
-    if let Some(Key { name, dtype, .. }) = tensors.iter().find(|tensor| tensor.dtype != Dtype::F32) {
-        return Err(DecodeError::Dtype { name: name.clone(), seen: dtype.name() });
+    let of_file = tensors.iter().find(|tensor| tensor.dtype == dtype).map_or(Dtype::F32, |_| dtype);
+    if let Some(Key { name, dtype, .. }) = tensors.iter().find(|tensor| tensor.dtype != of_file) {
+        let (seen, expected) = (dtype.name(), of_file.name());
+        return Err(DecodeError::Dtype { name: name.clone(), seen, expected });
     }
 
     let mut hash = begin_digest(&mut header);
@@ -244,13 +253,13 @@ fn read_values(
     file_bytes: u64,
     hash: &mut Xxh3,
 ) -> Result<Slab, DecodeError> {
-    // The header was checked against the file's length, so the number of f32 values is whole, and no value is missing.
-    let elements = usize::try_from(value_bytes / size_of::<f32>() as u64).expect("a 64-bit machine");
-    let mut slab = Slab::zeroed("a checkpoint", elements)?;
+    // The header was checked against the file's length, so the number of values is whole, and no value is missing.
+    let bytes = usize::try_from(value_bytes).expect("a 64-bit machine");
+    let mut slab = Slab::zeroed("a checkpoint", bytes.div_ceil(size_of::<f32>()))?;
     let mut left = value_bytes;
     // The file, this machine, and the windows (the memory of links) have little-endian f32. So no
     // value is converted.
-    for piece in slab.as_mut_slice().as_mut_bytes().chunks_mut(PIECE_BYTES) {
+    for piece in slab.as_mut_slice().as_mut_bytes()[..bytes].chunks_mut(PIECE_BYTES) {
         file.read_exact(piece).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => DecodeError::Ended { seen: file_bytes - left, expected: file_bytes },
             _ => DecodeError::Read(error),
@@ -400,14 +409,21 @@ impl Decoded {
         Some((begin..end, self.shapes.get(key).map(Vec::as_slice)))
     }
 
-    /// Returns the name, shape and values of each tensor.
+    /// Returns the values of each f32 tensor. These are all tensors of a file that [`decode`] has read.
     pub fn tensors(&self) -> impl Iterator<Item = (&Key, &[f32])> {
-        let mut rest = self.values.as_slice();
+        let f32s = |bytes| <[f32]>::ref_from_bytes(bytes).expect("a slab is aligned, and values are whole");
+        let of_f32 = self.elements().filter(|(tensor, _)| tensor.dtype == Dtype::F32);
+        of_f32.map(move |(tensor, bytes)| (tensor, f32s(bytes)))
+    }
+
+    /// Returns the elements of each tensor: little endian, of the tensor's type.
+    pub fn elements(&self) -> impl Iterator<Item = (&Key, &[u8])> {
+        let mut rest = self.values.as_slice().as_bytes();
         self.tensors.iter().map(move |tensor| {
-            let elements = tensor.elements().expect("checked with the header") as usize;
-            let (values, others) = rest.split_at(elements);
+            let bytes = tensor.bytes().expect("checked with the header") as usize;
+            let (elements, others) = rest.split_at(bytes);
             rest = others;
-            (tensor, values)
+            (tensor, elements)
         })
     }
 

@@ -13,11 +13,11 @@ use std::thread;
 use std::time::Duration;
 
 use authority::{Credential, SUMS};
-use checkpoint_file::{Decoded, decode};
+use checkpoint_file::{Decoded, decode_as};
 use membership::{MemberError, describe, fetch_state, hub_addresses};
-use pbox_core::Round;
 use pbox_core::control::{JobReply, JobState, Only, RefusalCode, StateQuery};
 use pbox_core::manifest::MAX_HEADER_BYTES;
+use pbox_core::{Dtype, Round};
 
 use crate::error::{NoWeights, SourceError};
 use crate::whole::whole_keys;
@@ -38,6 +38,8 @@ pub(crate) struct Ask {
     pub job: String,
     pub credential: Option<Credential>,
     pub only: Only,
+    /// The wanted element type.
+    pub dtype: Dtype,
 }
 
 /// All hubs of a job.
@@ -314,8 +316,8 @@ impl HubOf {
     }
 
     fn fetch(&mut self, ask: &Ask, before: Option<Round>) -> Result<Option<Decoded>, NoPart> {
-        let (most, Ask { job, credential, only }) = (self.most_bytes(ask)?, ask);
-        let query = StateQuery { only: Some(*only), before };
+        let (most, Ask { job, credential, only, dtype }) = (self.most_bytes(ask)?, ask);
+        let query = StateQuery { only: Some(*only), before, dtype: *dtype };
         let state = fetch_state(&self.address, job, query, most, credential.as_ref());
         let Some(state) = state.map_err(|error| no_part(error, before))? else { return Ok(None) };
         let (hub, of) = (self.address.clone(), job.clone());
@@ -326,7 +328,7 @@ impl HubOf {
             return Err(NoPart::Unlike(SourceError::Length { hub, job: of, only: *only, bytes, most }));
         }
         // A fetch that fails here may succeed later, because a hub that ended during the fetch may return.
-        let decoded = decode(state, bytes);
+        let decoded = decode_as(state, bytes, *dtype);
         let decoded =
             decoded.map_err(|error| NoWeights::NotYet(format!("the state of job {job:?}: {error}")))?;
         match before {

@@ -24,6 +24,18 @@ const MAX_ELEMENTS: u64 = MAX_TOTAL_BYTES / size_of::<f32>() as u64;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names(pub(crate) BTreeMap<String, Entry>);
 
+impl Names {
+    /// Whether no tensor has another type than this one.
+    pub(crate) fn have_only(&self, of_all: Precision) -> bool {
+        let is_other = |precision: Option<Precision>| precision.is_some_and(|of| of != of_all);
+        !self.0.values().any(|entry| match entry {
+            Entry::Whole(tensor) => is_other(tensor.precision),
+            Entry::Split(parts) => parts.iter().any(|part| is_other(part.precision)),
+            Entry::Join { tensor, .. } => is_other(tensor.precision),
+        })
+    }
+}
+
 /// The tensor or tensors of a key, or a tensor and its keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {

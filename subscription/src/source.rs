@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use authority::Credential;
 use checkpoint_file::Decoded;
 use membership::MemberError;
+use pbox_core::Dtype;
 use pbox_core::control::{Only, check_job_name};
 use versions::{Origin, Precision, Weights};
 
@@ -95,7 +96,8 @@ impl Source {
         };
         let only = if averages { Only::Averages } else { Only::Weights };
         let patience = Patience { limit: hub_wait, had_job: false, since: None };
-        Ok(Source { hubs: Hubs::new(&hubs)?, ask: Ask { job, credential, only }, precision, names, patience })
+        let ask = Ask { job, credential, only, dtype: dtype(precision, &names) };
+        Ok(Source { hubs: Hubs::new(&hubs)?, ask, precision, names, patience })
     }
 
     /// Returns the job's weights before one round. If the job has one hub, this is the furthest round of the
@@ -153,6 +155,15 @@ impl Source {
     fn weights(&self, parts: &[Decoded]) -> Result<Weights, SourceError> {
         let keys = whole_keys(parts, self.ask.only)?;
         tensors(&self.ask.job, &self.names, keys, self.precision)
+    }
+}
+
+/// Returns the type of the values that the hubs should send: the type of all tensors, or f32 if the types differ.
+fn dtype(of_all: Precision, names: &Names) -> Dtype {
+    match of_all {
+        Precision::Bf16 if names.have_only(of_all) => Dtype::BF16,
+        Precision::F16 if names.have_only(of_all) => Dtype::F16,
+        Precision::F32 | Precision::Bf16 | Precision::F16 => Dtype::F32,
     }
 }
 

@@ -3,9 +3,9 @@
 //! Values lie row by row. So the parts into which the first dimension is cut lie one after another, and their values are copied as
 //! they are. The mapping is checked before the first value is read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use versions::{NewTensor, Precision, Weights};
+use versions::{NewTensor, Precision, Values, Weights};
 
 use crate::error::{Misfit, SourceError, Unfit};
 use crate::names::{Entry, Names, Shaped};
@@ -34,30 +34,40 @@ pub(crate) fn tensors<'a>(
         Group { keys: vec![(key, whole)], tensors: vec![tensor] }
     }));
     check_names(job, &groups)?;
-    let mut whole = Vec::new();
-    for Group { keys, tensors } in groups {
-        let first = keys.first().map_or("", |(key, _)| key);
-        let values = keys.into_iter().map(|(key, whole)| whole.values(job, key));
-        let mut values = values.collect::<Result<Vec<_>, _>>()?;
-        let values = if values.len() == 1 { values.remove(0) } else { values.concat().into() };
-        whole.push((first, values, tensors));
-    }
     let (mut new, mut key_of) = (Vec::new(), Vec::new());
-    for (first, values, tensors) in &whole {
-        let mut rest = &values[..];
+    for Group { keys, tensors } in &groups {
+        let mut values = VecDeque::new();
+        for (key, whole) in keys {
+            values.extend(whole.values(job, key)?);
+        }
         for Shaped { name, shape, precision } in tensors {
-            let (values, after) = rest.split_at(elements(shape));
-            rest = after;
             let precision = precision.unwrap_or(of_all);
-            new.push(NewTensor { name, shape: shape.clone(), values, precision });
-            key_of.push(first);
+            let pieces = take(&mut values, elements(shape), precision);
+            new.push(NewTensor { name, shape: shape.clone(), pieces, precision });
+            key_of.push(keys.first().map_or("", |(key, _)| key));
         }
     }
     Weights::of(&new).map_err(|(at, error)| SourceError::Tensor {
         job: job.into(),
-        key: (*key_of[at]).into(),
+        key: key_of[at].into(),
         error,
     })
+}
+
+/// Takes the first `count` values out of `pieces`.
+fn take<'a>(pieces: &mut VecDeque<Values<'a>>, mut count: usize, precision: Precision) -> Vec<Values<'a>> {
+    let mut taken = Vec::new();
+    while count > 0 {
+        let piece = pieces.pop_front().expect("the shapes fit");
+        let now = piece.count(precision).min(count);
+        count -= now;
+        let (first, others) = piece.split_at(now, precision);
+        taken.push(first);
+        if others.count(precision) > 0 {
+            pieces.push_front(others);
+        }
+    }
+    taken
 }
 
 /// Takes the keys of the mapping's entries out of `keys`, and returns a group for each entry.

@@ -1,11 +1,13 @@
 //! Whole keys from the parts of several hubs.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use checkpoint_file::{Decoded, is_state};
+use pbox_core::Dtype;
 use pbox_core::control::Only;
+use versions::Values;
+use zerocopy::FromBytes;
 
 use crate::error::SourceError;
 
@@ -16,7 +18,17 @@ const AVERAGE: &str = "optimizer/ema/";
 #[derive(Debug)]
 pub(crate) struct Whole<'a> {
     pub shape: Vec<usize>,
-    pieces: Vec<(Range<usize>, &'a [f32])>,
+    pieces: Vec<Piece<'a>>,
+}
+
+/// A hub's piece of a key.
+#[derive(Debug)]
+struct Piece<'a> {
+    /// The key's elements that the piece should have.
+    range: Range<usize>,
+    /// The number of elements that the piece has.
+    count: usize,
+    values: Values<'a>,
 }
 
 /// Returns all keys of the parts, each with the pieces from all hubs.
@@ -27,15 +39,20 @@ pub(crate) struct Whole<'a> {
 pub(crate) fn whole_keys(parts: &[Decoded], only: Only) -> Result<BTreeMap<&str, Whole<'_>>, SourceError> {
     let mut keys: BTreeMap<&str, Whole<'_>> = BTreeMap::new();
     for part in parts {
-        for (tensor, values) in part.tensors() {
+        for (tensor, elements) in part.elements() {
             let key = match (only, tensor.name.strip_prefix(AVERAGE)) {
                 (Only::Averages, Some(key)) => key,
                 (Only::Weights, None) if !is_state(&tensor.name) => &tensor.name,
                 _ => continue,
             };
-            let (elements, shape) = match part.piece_of(key) {
-                None => (0..values.len(), Some(&tensor.shape[..])),
-                Some((elements, shape)) => (elements, shape),
+            let count = elements.len() / tensor.dtype.bytes();
+            let values = match tensor.dtype {
+                Dtype::F32 => Values::F32(<[f32]>::ref_from_bytes(elements).expect("the tensor is aligned")),
+                Dtype::BF16 | Dtype::F16 => Values::Rounded(elements),
+            };
+            let (range, shape) = match part.piece_of(key) {
+                None => (0..count, Some(&tensor.shape[..])),
+                Some((range, shape)) => (range, shape),
             };
             let shape = shape.ok_or_else(|| SourceError::NoShape { key: key.to_owned() })?;
             let shape: Vec<usize> = shape.iter().map(|&of| of as usize).collect();
@@ -44,36 +61,36 @@ pub(crate) fn whole_keys(parts: &[Decoded], only: Only) -> Result<BTreeMap<&str,
                 let first = whole.shape.clone();
                 return Err(SourceError::Shape { key: key.to_owned(), first, second: shape });
             }
-            whole.pieces.push((elements, values));
+            whole.pieces.push(Piece { range, count, values });
         }
     }
     Ok(keys)
 }
 
 impl<'a> Whole<'a> {
-    /// Returns all values of this key of this job in order, without a copy if one hub has the key.
+    /// Returns all values of this key of this job in order, in pieces.
     ///
     /// # Errors
     /// Returns an error if an element is missing or comes twice.
-    pub fn values(mut self, job: &str, key: &str) -> Result<Cow<'a, [f32]>, SourceError> {
-        self.pieces.sort_unstable_by_key(|(elements, _)| elements.start);
+    pub fn values(&self, job: &str, key: &str) -> Result<Vec<Values<'a>>, SourceError> {
+        let mut pieces: Vec<&Piece<'a>> = self.pieces.iter().collect();
+        pieces.sort_unstable_by_key(|piece| piece.range.start);
+        let unlike = |from, values, elements: &Range<usize>| {
+            let (job, key, elements) = (job.to_owned(), key.to_owned(), elements.clone());
+            SourceError::Elements { job, key, from, values, elements }
+        };
         let mut end = 0;
-        for (elements, values) in &self.pieces {
-            if elements.start != end || elements.len() != values.len() {
-                let (job, key, elements) = (job.to_owned(), key.to_owned(), elements.clone());
-                return Err(SourceError::Elements { job, key, from: end, values: values.len(), elements });
+        for Piece { range, count, .. } in &pieces {
+            if range.start != end || range.len() != *count {
+                return Err(unlike(end, *count, range));
             }
-            end = elements.end;
+            end = range.end;
         }
         let all = self.shape.iter().try_fold(1usize, |all, &of| all.checked_mul(of)).unwrap_or(usize::MAX);
         if end != all {
-            let (job, key) = (job.to_owned(), key.to_owned());
-            return Err(SourceError::Elements { job, key, from: end, values: 0, elements: end..all });
+            return Err(unlike(end, 0, &(end..all)));
         }
-        Ok(match &self.pieces[..] {
-            [(_, values)] => Cow::Borrowed(values),
-            pieces => Cow::Owned(pieces.iter().map(|&(_, values)| values).collect::<Vec<_>>().concat()),
-        })
+        Ok(pieces.into_iter().map(|piece| piece.values).collect())
     }
 }
 
@@ -84,10 +101,16 @@ mod tests {
     #[test]
     fn a_key_has_all_elements_of_its_shape() {
         let whole = |shape: &[usize], pieces: &[(Range<usize>, &'static [f32])]| {
-            Whole { shape: shape.to_vec(), pieces: pieces.to_vec() }.values("job", "a").map(Cow::into_owned)
+            let piece = |(range, values): &(Range<usize>, &'static [f32])| Piece {
+                range: range.clone(),
+                count: values.len(),
+                values: Values::F32(values),
+            };
+            Whole { shape: shape.to_vec(), pieces: pieces.iter().map(piece).collect() }.values("job", "a")
         };
-        assert_eq!(whole(&[2, 2], &[(2..4, &[3., 4.]), (0..2, &[1., 2.])]).unwrap(), [1., 2., 3., 4.]);
-        assert_eq!(whole(&[], &[(0..1, &[1.])]).unwrap(), [1.]);
+        let pieces = whole(&[2, 2], &[(2..4, &[3., 4.]), (0..2, &[1., 2.])]).unwrap();
+        assert_eq!(pieces, [Values::F32(&[1., 2.]), Values::F32(&[3., 4.])]);
+        assert_eq!(whole(&[], &[(0..1, &[1.])]).unwrap(), [Values::F32(&[1.])]);
         for (shape, pieces) in [
             (&[2, 2][..], &[(0..2, &[1., 2.][..])][..]),
             (&[2], &[(0..2, &[1., 2.]), (2..3, &[3.])]),

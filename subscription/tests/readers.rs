@@ -18,11 +18,14 @@ fn each_version_has_the_bits_of_its_round_until_the_job_ends() {
     let hub = hub();
     let mut session = worker(&hub);
     step(&mut session);
-    for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
-        // The first key has another name, and the second one has its own type.
-        let expected = [("model.first", precision), ("second", Precision::F16), ("third", precision)];
+    let all = [Precision::F32, Precision::Bf16, Precision::F16];
+    for (precision, of_second) in
+        all.into_iter().flat_map(|of_all| [(of_all, of_all), (of_all, Precision::F16)])
+    {
+        // The first key has another name, and the second one may have its own type.
+        let expected = [("model.first", precision), ("second", of_second), ("third", precision)];
         let names = Names::default().with("first", "model.first", None);
-        let names = names.with("second", "second", Some(Precision::F16));
+        let names = names.with("second", "second", Some(of_second));
         let versions = newest(SourceSettings { precision, names, ..settings(&hub) });
         let rounds = while_stepping(&mut session, || {
             let next = || versions.next_version().unwrap().unwrap();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use authority::Credential;
 use fabric::conformance::Watchdog;
+use half::bf16;
 use hub_tests::program::until;
 use hub_tests::state::{fetch, fetch_only};
 use hub_tests::training::Training;
@@ -99,6 +100,12 @@ fn has_them_until(training: &Training, dirs: &[tempfile::TempDir], last: u32) {
             expected.retain(|name, _| belongs(query, name));
             assert!(!expected.is_empty());
             assert_eq!((&of, &part), (&round, &expected), "{query}");
+            let rounded = fetch_only(hub, "job", &format!("{query}&dtype=bf16"), PATIENT).unwrap();
+            for (name, elements) in tensors(&rounded).1 {
+                let values = expected[&name].as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes));
+                let values = values.flat_map(|value| bf16::from_f32(value).to_le_bytes());
+                assert!(values.eq(elements.iter().copied()), "{query} {name}");
+            }
             read.push(
                 part.into_iter().map(|(name, bytes)| (name, bytes.to_vec())).collect::<BTreeMap<_, _>>(),
             );
@@ -263,7 +270,7 @@ fn readers_that_wait_share_a_copy() {
 /// Reads the weights as the readers of package `subscription` do: the hub learns that this process is the
 /// reader.
 fn follow(address: &str) {
-    let query = StateQuery { only: Some(Only::Weights), before: None };
+    let query = StateQuery { only: Some(Only::Weights), ..StateQuery::default() };
     let credential = Credential::find_if_any().unwrap();
     let read = membership::fetch_state(address, "job", query, 4 << 22, credential.as_ref());
     std::io::copy(&mut read.unwrap().unwrap(), &mut std::io::sink()).unwrap();

@@ -88,7 +88,10 @@ fn a_finite_value_that_a_type_rounds_to_infinity_is_refused() {
 
 #[test]
 fn tensors_that_do_not_go_together_are_named_with_their_place() {
-    let new = |name, values| NewTensor { name, shape: vec![1], values, precision: Precision::F32 };
+    fn new<'a>(name: &'a str, values: &'a [f32]) -> NewTensor<'a> {
+        let pieces = vec![Values::F32(values)];
+        NewTensor { name, shape: vec![1], pieces, precision: Precision::F32 }
+    }
     let at = |tensors: &[NewTensor<'_>]| Weights::of(tensors).unwrap_err();
     let (one, two) = ([1.0], [1.0, 2.0]);
     assert_eq!(at(&[new("a", &one), new("a", &one)]), (1, NotWeights::Twice { name: "a".into() }));

@@ -7,6 +7,7 @@ use super::number::not_finite;
 use crate::kernels::Vector;
 use crate::kernels::{Converter, Work};
 use crate::kernels::{Element, Kernels};
+use crate::layout::Dtype;
 
 /// The number of elements that the widest instruction set converts at once.
 const BLOCK: usize = 32;
@@ -53,6 +54,23 @@ half!(bf16);
 pub(super) fn encode<E: Half>(kernels: &Kernels, values: &[f32], payload: &mut [u8]) -> Encoded {
     let not_finite = kernels.work(Encode::<E> { values, payload, half: E::default() });
     Encoded { bytes: 2 * values.len(), not_finite }
+}
+
+/// Rounds values to the nearest numbers of an element type, ties to even. `bytes` gets these numbers, little endian.
+///
+/// # Panics
+/// Panics if `bytes` has not the length of the elements.
+pub fn round(kernels: &Kernels, values: &[f32], to: Dtype, bytes: &mut [u8]) {
+    assert_eq!(bytes.len(), to.bytes() * values.len(), "the bytes match the values");
+    match to {
+        Dtype::F32 => {
+            for (place, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+                *place = value.to_le_bytes();
+            }
+        }
+        Dtype::F16 => _ = encode::<f16>(kernels, values, bytes),
+        Dtype::BF16 => _ = encode::<bf16>(kernels, values, bytes),
+    }
 }
 
 /// Adds the payload to `sum`. Elements of `sum` that the payload lacks do not change.

@@ -47,6 +47,7 @@ use crate::strict_json;
 pub use draw::Draw;
 pub use encoded::Encoded;
 pub use error::{InvalidCodec, PayloadError};
+pub use halves::round;
 use qsgd::Qsgd;
 use sparse::dgc::Dgc;
 use sparse::{randomk, topk};

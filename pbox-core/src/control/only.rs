@@ -1,9 +1,9 @@
-//! The part of a job's state that a client asks for: `GET /v1/jobs/{job}/state?only=weights&before=91`.
+//! The part of a job's state that a client asks for: `GET /v1/jobs/{job}/state?only=weights&dtype=bf16&before=91`.
 
 use std::fmt;
 
 use super::ParseError;
-use crate::layout::Round;
+use crate::layout::{Dtype, Round};
 
 /// The length limit of a wrong query in an error, in characters.
 const SHOWN_CHARS: usize = 100;
@@ -24,6 +24,8 @@ pub struct StateQuery {
     pub only: Option<Only>,
     /// The round before which the client wants the state. `None` for the hub's current round.
     pub before: Option<Round>,
+    /// The element type to which the hub rounds the values. The type f32 keeps the values as they are.
+    pub dtype: Dtype,
 }
 
 impl StateQuery {
@@ -34,14 +36,20 @@ impl StateQuery {
     pub fn parse(query: &str) -> Result<Self, ParseError> {
         let mut parsed = StateQuery::default();
         let is_known = |pair| parsed.takes(pair).is_some();
-        if query.is_empty() || query.split('&').all(is_known) {
+        if query.is_empty() || query.split('&').all(is_known) && parsed.is_sound() {
             return Ok(parsed);
         }
         let seen: String = query.chars().take(SHOWN_CHARS).collect();
         let reason = format!(
-            "the query is {seen:?}; expected none, only=weights or only=averages, and before=ROUND, joined by &"
+            "the query is {seen:?}; expected none, only=weights or only=averages, with one of them dtype=bf16 or dtype=f16, and \
+             before=ROUND, joined by &"
         );
         Err(ParseError::Malformed { what: "state", reason })
+    }
+
+    /// Whether the tensors may be rounded. A job cannot continue from a rounded state.
+    fn is_sound(&self) -> bool {
+        self.dtype == Dtype::F32 || self.only.is_some()
     }
 
     /// Parses one `name=value` pair of the query. Returns `None` if the pair is invalid.
@@ -56,18 +64,22 @@ impl StateQuery {
             {
                 self.before = Some(Round(round.parse().ok()?));
             }
+            ("dtype", name) if self.dtype == Dtype::F32 => {
+                self.dtype = [Dtype::BF16, Dtype::F16].into_iter().find(|dtype| dtype.name() == name)?;
+            }
             _ => return None,
         }
         Some(())
     }
 }
 
-/// Writes the end of a path: `?only=weights&before=91`, or nothing.
+/// Writes the end of a path: `?only=weights&dtype=bf16&before=91`, or nothing.
 impl fmt::Display for StateQuery {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let only = self.only.map(|only| format!("only={only}"));
+        let dtype = (self.dtype != Dtype::F32).then(|| format!("dtype={}", self.dtype.name()));
         let before = self.before.map(|round| format!("before={}", round.0));
-        for (pair, first) in only.iter().chain(&before).zip(['?', '&']) {
+        for (pair, first) in only.iter().chain(&dtype).chain(&before).zip(['?', '&', '&']) {
             write!(out, "{first}{pair}")?;
         }
         Ok(())
@@ -97,9 +109,12 @@ mod tests {
     fn a_query_is_what_it_is_written_as_or_refused() {
         for only in [None, Some(Only::Weights), Some(Only::Averages)] {
             for before in [None, Some(Round(0)), Some(Round(91)), Some(Round(u32::MAX))] {
-                let query = StateQuery { only, before };
-                let written = query.to_string();
-                assert_eq!(StateQuery::parse(written.trim_start_matches('?')), Ok(query), "{written}");
+                for dtype in Dtype::ALL {
+                    let query = StateQuery { only, before, dtype };
+                    let written = query.to_string();
+                    let parsed = StateQuery::parse(written.trim_start_matches('?'));
+                    assert_eq!(parsed.ok(), query.is_sound().then_some(query), "{written}");
+                }
             }
         }
         assert_eq!(StateQuery::parse("before=7&only=weights"), StateQuery::parse("only=weights&before=7"));
@@ -116,6 +131,11 @@ mod tests {
             "before=1.5",
             "before=4294967296",
             "before=1&before=1",
+            "dtype=bf16",
+            "only=weights&dtype=",
+            "only=weights&dtype=f32",
+            "only=weights&dtype=f64",
+            "only=weights&dtype=f16&dtype=f16",
             &"x".repeat(9999),
         ] {
             let error = StateQuery::parse(wrong).unwrap_err().to_string();

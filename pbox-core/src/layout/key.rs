@@ -17,10 +17,11 @@ impl KeyId {
 }
 
 /// The element type of a key in the windows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
     /// IEEE 754 single precision, little endian.
+    #[default]
     F32,
     /// IEEE 754 half precision, little endian: 5 bits of exponent, 10 of fraction.
     F16,
@@ -29,11 +30,23 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// All element types.
+    pub const ALL: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
+
     /// Returns the size of one element.
     pub fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
+        }
+    }
+
+    /// Whether this type rounds the value to a finite number.
+    pub fn can_hold(self, value: f32) -> bool {
+        match self {
+            Dtype::F32 => value.is_finite(),
+            Dtype::F16 => half::f16::from_f32(value).is_finite(),
+            Dtype::BF16 => half::bf16::from_f32(value).is_finite(),
         }
     }
 

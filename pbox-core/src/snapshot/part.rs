@@ -243,6 +243,11 @@ impl Snapshot {
         &self.parts[range.part].values.as_slice()[range.values.clone()]
     }
 
+    /// Returns the values of a range, to be replaced.
+    pub fn values_mut(&mut self, range: &ValueRange) -> &mut [f32] {
+        &mut self.parts[range.part].values.as_mut_slice()[range.values.clone()]
+    }
+
     fn range(&self, chunk: u32, tensor: Tensor) -> ValueRange {
         let elements = elements(&self.layout, ChunkId(chunk));
         let Place { part, start, .. } = self.place(chunk);

@@ -1,4 +1,10 @@
-//! A checkpoint file in the memory of a snapshot, which is sent to clients and never written to a disk.
+//! A checkpoint file in the memory of a snapshot, which is sent to clients and never written to a disk. Its values may be rounded
+//! to 16 bits.
+//!
+//! ```text
+//!   a range as f32:   [ value 0 ][ value 1 ][ value 2 ][ value 3 ]
+//!   the same as bf16: [  0 |  1 ][  2 |  3 ][      not sent      ]
+//! ```
 //!
 //! The digest comes before the values, and bytes that were sent cannot be changed. So the digest is computed before the
 //! first byte is sent.
@@ -6,35 +12,79 @@
 //! Owned by the thread that makes it. Must not depend on the clients.
 
 use checkpoint_file::{DIGEST_AT, DIGEST_BYTES, Plan, UnusableKeys, digest_text};
-use pbox_core::{Share, Snapshot, SnapshotPart, ValueRange};
+use pbox_core::codec::round;
+use pbox_core::kernels::Kernels;
+use pbox_core::{Dtype, Share, Snapshot, SnapshotPart, ValueRange};
 use xxhash_rust::xxh3::Xxh3;
 use zerocopy::IntoBytes;
 
-/// The most bytes of a call of the hash function.
-const HASHED_BYTES: usize = 1 << 20;
+/// The number of values that are rounded at a time. They stay in the core's cache.
+const ROUNDED: usize = 4096;
 
 /// A checkpoint file whose values are a snapshot's.
 #[derive(Debug)]
 pub(crate) struct Image {
     plan: Plan,
     snapshot: Snapshot,
+    /// The element type of the file.
+    dtype: Dtype,
+    /// The most values of a range.
+    most: usize,
 }
 
 impl Image {
     /// Makes a file with the tensors of the snapshot, for the job of this name or for a hub's part of the job. In a part,
-    /// `run` tells this job from other jobs with the same name.
+    /// `run` tells this job from other jobs with the same name. A range has at most `most` values, or is one chunk. The values are
+    /// rounded to `dtype`, unless a finite value would become infinite.
     pub fn new(
         job: &str,
         snapshot: Snapshot,
-        share: Share,
-        run: Option<String>,
+        (share, run): (Share, Option<String>),
+        dtype: Dtype,
+        most: usize,
     ) -> Result<Self, UnusableKeys> {
-        let mut image = Image { plan: Plan::new(job, &snapshot, share, run)?, snapshot };
+        let plan = Plan::new(job, &snapshot, share, run.clone(), dtype)?;
+        let mut image = Image { plan, snapshot, dtype, most };
+        let ranges: Vec<ValueRange> = image.ranges().collect();
+        if !image.fits(&ranges) {
+            image.plan = Plan::new(job, &image.snapshot, share, run, Dtype::F32)?;
+            image.dtype = Dtype::F32;
+        }
         let mut hash = Xxh3::new();
         hash.update(image.header());
-        image.ranges(HASHED_BYTES).for_each(|range| hash.update(image.values(&range)));
+        for range in ranges {
+            image.round(&range);
+            hash.update(image.values(&range));
+        }
         image.plan.header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(digest_text(&hash).as_bytes());
         Ok(image)
+    }
+
+    /// Whether the file's type has all finite values in these ranges.
+    fn fits(&self, ranges: &[ValueRange]) -> bool {
+        if self.dtype == Dtype::F32 {
+            return true;
+        }
+        // The fold has no early end, so that the compiler uses vector instructions.
+        let size = |value: &f32| if value.is_finite() { value.abs() } else { 0.0 };
+        let largest = |range| self.snapshot.values(range).iter().map(size).fold(0.0, f32::max);
+        ranges.iter().all(|range| self.dtype.can_hold(largest(range)))
+    }
+
+    /// Rounds the values of a range to the file's type. The first bytes of the range get the elements.
+    fn round(&mut self, range: &ValueRange) {
+        if self.dtype == Dtype::F32 {
+            return;
+        }
+        let values = self.snapshot.values_mut(range);
+        let mut block = [0.0; ROUNDED];
+        for at in (0..values.len()).step_by(ROUNDED) {
+            let block = &mut block[..(values.len() - at).min(ROUNDED)];
+            block.copy_from_slice(&values[at..][..block.len()]);
+            // The elements are shorter than the values, so they replace no value of a later block.
+            let elements = &mut values.as_mut_bytes()[at * self.dtype.bytes()..];
+            round(Kernels::detect(), block, self.dtype, &mut elements[..block.len() * self.dtype.bytes()]);
+        }
     }
 
     /// Returns the length of the file.
@@ -47,23 +97,23 @@ impl Image {
         &self.plan.header
     }
 
-    /// Returns the ranges of values that follow the header, in their order. Neighbouring chunks are one range, as long as it has
-    /// at most `most` bytes.
-    pub fn ranges(&self, most: usize) -> impl Iterator<Item = ValueRange> {
+    /// Returns the ranges of values that follow the header, in their order. Neighbouring chunks are one range.
+    pub fn ranges(&self) -> impl Iterator<Item = ValueRange> {
         let entries = self.plan.entries.iter();
         let mut chunks = entries
             .flat_map(|entry| self.snapshot.ranges(&self.snapshot.pieces()[entry.piece], entry.tensor))
             .peekable();
         std::iter::from_fn(move || {
             let mut range = chunks.next()?;
-            while chunks.next_if(|next| range.append(next, most / size_of::<f32>())).is_some() {}
+            while chunks.next_if(|next| range.append(next, self.most)).is_some() {}
             Some(range)
         })
     }
 
-    /// Returns the bytes of a range of values.
+    /// Returns the elements of a range, as the file has them.
     pub fn values(&self, range: &ValueRange) -> &[u8] {
-        self.snapshot.values(range).as_bytes()
+        let values = self.snapshot.values(range);
+        &values.as_bytes()[..values.len() * self.dtype.bytes()]
     }
 
     /// Returns the snapshot's parts. The file then has no values.
@@ -77,8 +127,9 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use checkpoint_file::decode;
+    use checkpoint_file::{decode, decode_as};
     use fabric::Slab;
+    use half::{bf16, f16};
     use pbox_core::{
         ChunkId, Key, Layout, Numbers, Optimizer, Round, Schedule, Selection, SnapshotPart, Tensor,
     };
@@ -112,13 +163,31 @@ mod tests {
         Snapshot::of_share(layout, pieces, of, Round(3), numbers, parts).unwrap()
     }
 
-    /// Returns the whole file, put together from ranges of at most this length.
-    fn file(selection: Selection, most: usize) -> Vec<u8> {
-        let image = Image::new("job", snapshot(selection), Share::WHOLE, None).unwrap();
-        let ranges = image.ranges(most).map(|range| image.values(&range));
+    /// Returns a snapshot of one key's weights, in chunks of 64 bytes.
+    fn of_weights(weights: &[f32]) -> Snapshot {
+        let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+        let layout = Arc::new(Layout::new(vec![Key::f32("a", [weights.len() as u64])], 64).unwrap());
+        let mut values = Slab::zeroed("test", weights.len()).unwrap();
+        values.as_mut_slice().copy_from_slice(weights);
+        let chunks = layout.chunks().len();
+        let chunks = (0..chunks as u32).map(ChunkId).collect();
+        let steps = vec![2; layout.chunks().len()];
+        let part = SnapshotPart { chunks, values, steps, squares: None, norm_mean: None };
+        Snapshot::new(layout, optimizer, Round(3), vec![(Round(0), Numbers::new(optimizer))], vec![part])
+            .unwrap()
+    }
+
+    fn bytes_of(image: &Image) -> Vec<u8> {
+        let ranges: Vec<_> = image.ranges().collect();
+        let ranges = ranges.iter().map(|range| image.values(range));
         let file = [image.header()].into_iter().chain(ranges).collect::<Vec<_>>().concat();
         assert_eq!(image.bytes(), file.len() as u64);
         file
+    }
+
+    /// Returns the whole file, put together from ranges of at most this number of values.
+    fn file(selection: Selection, dtype: Dtype, most: usize) -> Vec<u8> {
+        bytes_of(&Image::new("job", snapshot(selection), (Share::WHOLE, None), dtype, most).unwrap())
     }
 
     #[test]
@@ -127,22 +196,23 @@ mod tests {
         let store = CheckpointStore::open(dir.path()).unwrap();
         store.save("job", Share::WHOLE, &snapshot(Selection::All)).unwrap();
         let written = std::fs::read(store.path("job").unwrap()).unwrap();
-        for most in [0, 64, 1 << 20] {
-            assert_eq!(file(Selection::All, most), written, "{most}");
+        for most in [0, 16, 1 << 20] {
+            assert_eq!(file(Selection::All, Dtype::F32, most), written, "{most}");
         }
     }
 
     #[test]
     fn neighbouring_chunks_are_one_range() {
-        let lengths = |selection, most| {
-            let image = Image::new("job", snapshot(selection), Share::WHOLE, None).unwrap();
-            image.ranges(most).map(|range| image.values(&range).len()).collect::<Vec<_>>()
+        let lengths = |selection, dtype, most| {
+            let image = Image::new("job", snapshot(selection), (Share::WHOLE, None), dtype, most).unwrap();
+            image.ranges().map(|range| image.values(&range).len()).collect::<Vec<_>>()
         };
         let weights = Selection::One(Tensor::Weights);
-        assert_eq!(lengths(weights, 72), [72]);
-        assert_eq!(lengths(weights, 71), [64, 8]);
+        assert_eq!(lengths(weights, Dtype::F32, 18), [72]);
+        assert_eq!(lengths(weights, Dtype::F32, 17), [64, 8]);
+        assert_eq!(lengths(weights, Dtype::BF16, 18), [36]);
         assert_eq!(
-            lengths(Selection::All, 1 << 20),
+            lengths(Selection::All, Dtype::F32, 1 << 20),
             [64, 8, 64, 8],
             "each chunk has its momenta after its weights"
         );
@@ -151,7 +221,7 @@ mod tests {
     #[test]
     fn an_image_of_one_tensor_has_its_values_alone() {
         let tensors = |selection| -> BTreeMap<String, Vec<f32>> {
-            let file = file(selection, 1 << 20);
+            let file = file(selection, Dtype::F32, 1 << 20);
             let bytes = file.len() as u64;
             let decoded = decode(std::io::Cursor::new(file), bytes).unwrap();
             decoded.tensors().map(|(tensor, values)| (tensor.name.clone(), values.to_vec())).collect()
@@ -165,6 +235,39 @@ mod tests {
         let states = all.split_off("b");
         let one = |tensor| tensors(Selection::One(tensor));
         assert_eq!((one(Tensor::Weights), one(Tensor::State(0))), (all, states));
+    }
+
+    /// Returns the type and the elements of the one tensor of a snapshot with these weights, as a client of this type gets it.
+    fn sent(weights: &[f32], dtype: Dtype, most: usize) -> (Dtype, Vec<u8>) {
+        let image = Image::new("job", of_weights(weights), (Share::WHOLE, None), dtype, most).unwrap();
+        let file = bytes_of(&image);
+        let bytes = file.len() as u64;
+        let decoded = decode_as(std::io::Cursor::new(file), bytes, dtype).unwrap();
+        let tensor = decoded.elements().map(|(tensor, bytes)| (tensor.dtype, bytes.to_vec())).next();
+        tensor.unwrap()
+    }
+
+    #[test]
+    fn values_are_rounded_in_place() {
+        let values: Vec<f32> = (0..10_001).map(|n| (n as f32).sin() * 1.1_f32.powi(n % 100)).collect();
+        let bf16s: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
+        let f16s: Vec<u8> = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
+        let f32s: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        for (dtype, expected) in [(Dtype::BF16, &bf16s), (Dtype::F16, &f16s), (Dtype::F32, &f32s)] {
+            for most in [0, 1000, 1 << 20] {
+                let (of, elements) = sent(&values, dtype, most);
+                assert!(of == dtype && elements == *expected, "{of:?} {most}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_would_become_infinite_are_sent_as_they_are() {
+        let types = |weights: &[f32]| [Dtype::BF16, Dtype::F16].map(|dtype| sent(weights, dtype, 0).0);
+        assert_eq!(types(&[f32::INFINITY, -65_519.0, f32::NAN]), [Dtype::BF16, Dtype::F16]);
+        assert_eq!(types(&[1.0, -65_520.0]), [Dtype::BF16, Dtype::F32]);
+        assert_eq!(types(&[1.0, f32::MAX]), [Dtype::F32; 2]);
+        assert_eq!(sent(&[f32::MAX], Dtype::BF16, 0).1, f32::MAX.to_le_bytes());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 use authority::{hex, random, unhex};
 use checkpoint_file::{FileShare, Plan, decode, entries, of_piece, whole};
 use pbox_core::control::check_job_name;
-use pbox_core::{Key, Restored, Selection, Share, Snapshot, Tensors};
+use pbox_core::{Dtype, Key, Restored, Selection, Share, Snapshot, Tensors};
 use rustix::io::Errno;
 
 use super::disk;
@@ -185,7 +185,7 @@ impl CheckpointStore {
         }
         self.keep_lock()?;
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
-        let plan = Plan::new(job, snapshot, share, None).map_err(unusable)?;
+        let plan = Plan::new(job, snapshot, share, None, Dtype::F32).map_err(unusable)?;
         let (whole, round) = (share.is_whole(), snapshot.round());
         let aside = self.file(&not_finite_name(job, share));
         let names = Names {

@@ -66,7 +66,7 @@ POST /v1/jobs/{job}/optimizer       other hyperparameters of the optimizer from 
 POST /v1/jobs/{job}/priorities      the order in which a worker needs its keys
 POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against those of the others
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
-GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file; ?only=weights or ?only=averages, ?before=ROUND
+GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file; ?only=weights or ?only=averages, with them &dtype=bf16 or f16; ?before=ROUND
 POST /v1/jobs/{job}/offer           rank 0 has a state for a new job
 POST /v1/jobs/{job}/state           rank 0 brings the state that a new job begins with
 POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addresses

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::collected::{Met, ROUND_LIMIT, ended};
 use super::copies::{AtEnd, Copied, StateFile, What};
-use super::send::no_state;
+use super::send::{PIECE_BYTES, no_state};
 use super::snapshot::{Wanted, met};
 use crate::checkpoint::Image;
 use crate::registry::job::Job;
@@ -80,10 +80,12 @@ impl Registry {
         let met = met(wanted).await.map_err(|why| no_state(name, &why))?;
         let Met::State(mut collected) = met else { unreachable!("no file was wanted") };
         let (job, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
-        let (What { share, run, .. }, id, before) = (what, collected.job, collected.before);
+        let (What { share, run, dtype, .. }, id, before) = (what, collected.job, collected.before);
         let cores = collected.go_on();
         let reads = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reads));
-        let file = on_thread("phub-state", move || Image::new(&job, snapshot, share, run));
+        let file = on_thread("phub-state", move || {
+            Image::new(&job, snapshot, (share, run), dtype, PIECE_BYTES / size_of::<f32>())
+        });
         let file = file.await?.map_err(|why| conflict(why.to_string()))?;
         reads.into_iter().for_each(|reads| reads.copied(before));
         let me = self.me.clone();

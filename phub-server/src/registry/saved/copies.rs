@@ -22,7 +22,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 
 use coordinator::{CutAt, WantId};
-use pbox_core::{Round, Selection, Share, SnapshotPart};
+use pbox_core::{Dtype, Round, Selection, Share, SnapshotPart};
 use tokio::sync::{oneshot, watch};
 
 use crate::checkpoint::Image;
@@ -32,6 +32,8 @@ use crate::registry::Refusal;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct What {
     pub selection: Selection,
+    /// The element type of the file.
+    pub dtype: Dtype,
     pub at: CutAt,
     /// The hub's share.
     pub share: Share,

@@ -33,8 +33,8 @@ use crate::registry::{Because, Refusal, Registry};
 
 /// The number of pieces that wait for a client, besides the piece that is being made.
 const PIECES: usize = 1;
-/// The length of a piece. A client must take its pieces at a pace.
-const PIECE_BYTES: usize = 256 << 10;
+/// The length of a piece as f32. A client must take its pieces at a pace.
+pub(super) const PIECE_BYTES: usize = 256 << 10;
 /// The lowest permitted speed of a client. While a client reads, a copy of the state stays in this hub's memory.
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
 /// The lowest permitted speed of a client while other clients wait until the copy is dropped.
@@ -128,7 +128,7 @@ impl Registry {
             None if share.is_whole() => CutAt::AllHubs,
             None => CutAt::ThisHub,
         };
-        self.copy(name, id, What { selection, at, share, run }).await.map(Some)
+        self.copy(name, id, What { selection, dtype: query.dtype, at, share, run }).await.map(Some)
     }
 }
 
@@ -156,7 +156,7 @@ async fn send(file: Arc<StateFile>, sink: &Sender<Bytes>, reading: &Reading) -> 
     let (_all_taken, all_taken) = oneshot::channel();
     let given = Arc::new(Given { file, _all_taken });
     let mut end = 0;
-    for range in [None].into_iter().chain(given.file.image.ranges(PIECE_BYTES).map(Some)) {
+    for range in [None].into_iter().chain(given.file.image.ranges().map(Some)) {
         let piece = Bytes::from_owner(Piece(Arc::clone(&given), range));
         let bytes = piece.len();
         end += bytes;
