@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` work without further steps.
-.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest compiled python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim seeds waiting replay
+.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim environment programs units seeds together others python-and-together units-and-others replay
 
 CARGO ?= cargo
 # The flag to build with hwloc, if this machine has a recent hwloc. Without it the programs read the topology from sysfs.
@@ -16,24 +16,39 @@ help-all:  # print all targets
 run: setup  ## build, and probe what a hub can do on this machine
 	$(CARGO) run --release --bin phub-probe $(FEATURES)
 
-test: setup loom wheel  ## test everything that needs no special hardware, as it is shipped
-	$(MAKE) --no-print-directory -j2 compiled pytest
-	$(MAKE) --no-print-directory -j2 seeds waiting
+test: setup  ## test everything that needs no special hardware, as it is shipped
+	$(MAKE) --no-print-directory -j2 loom environment
+	$(MAKE) --no-print-directory programs wheel
+	$(MAKE) --no-print-directory -j2 python-and-together units-and-others
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
 
-# The compiler takes the processor time that Python's tests leave: most of them wait for something.
-compiled:
+# Two rows of steps run beside each other. Most tests of one row wait for something, and the compiler takes the time that is left.
+python-and-together: pytest
+	$(MAKE) --no-print-directory together
+
+units-and-others: units
+	$(MAKE) --no-print-directory seeds others
+
+# The programs, and the tests that use crates from outside. They are built before the unit tests: cargo would build the largest
+# unit test last, alone on one core.
+programs:
+	$(CARGO) test --release $(FEATURES) --no-run --bins --examples --test '*'
+
+units:
 	nice $(CARGO) test --release $(FEATURES) --no-run
 
-# The seeds of the simulator wait for nothing: they take the processor time that the other tests leave.
+# The seeds of the simulator wait for nothing.
 seeds:
 	nice $(CARGO) test --release $(FEATURES) --test seeds
 
-# Most tests wait for something, so there are four at a time on each core.
-waiting:
-	RUST_TEST_THREADS=$$((4 * $$(nproc))) $(CARGO) test --release $(FEATURES) --workspace --exclude sim-tests \
-		--exclude fabric-loom --exclude phub-python
+# There are four tests at a time on each core, because most tests wait for something.
+together others: export RUST_TEST_THREADS = $(shell expr 4 '*' $$(nproc))
+together:
+	$(CARGO) test --release $(FEATURES) --test together
+
+others:
+	$(CARGO) test --release $(FEATURES) --workspace --exclude sim-tests --exclude hub-tests --exclude fabric-loom --exclude phub-python
 
 # The crates on the path of a chunk, and those around it. The server is left out, because its build with assertions takes minutes.
 ASSERTED = authority topology timeline fabric pbox-core membership coordinator hub-threads worker-shim sim-tests
@@ -42,6 +57,9 @@ assertions: setup  # test units and simulated clusters with debug assertions and
 
 loom: setup  # test the ring and the bell under every interleaving of threads
 	$(CARGO) test --release -p fabric-loom
+
+environment:
+	sh tools/wheel.sh environment
 
 python: wheel pytest  # build and install the Python package in target/python, test it and its types
 

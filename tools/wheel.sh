@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the Python package as its users do, and installs it in a virtual environment: `tools/wheel.sh`. The environment is in
-# target/python (or PHUB_PYTHON_DIR). tools/pytest.sh runs the tests in it.
+# target/python (or PHUB_PYTHON_DIR). `tools/wheel.sh environment` only makes the environment. tools/pytest.sh runs the tests in it.
 #
 # PyTorch, scikit-learn and NumPy are the system's. PHUB_PYTHON names another interpreter, for example of an environment with a
 # newer PyTorch.
@@ -28,6 +28,7 @@ mkdir -p "$dir"
 export PATH="$dir/venv/bin:$PATH"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv --system-site-packages "$dir/venv"
 python -m pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8' 'prometheus-client>=0.20' 'pytest-xdist>=3.5,<4'
+[ "${1:-}" != environment ] || exit 0
 # The features are those of the programs. So cargo builds the common crates only once for all tests.
 MATURIN_PEP517_ARGS=$(sh "$root/tools/setup.sh" features)
 export MATURIN_PEP517_ARGS
