@@ -62,8 +62,9 @@ pub enum Command {
     /// Take back the memory of a snapshot's part, unless it is lost. After that, the next snapshot may be
     /// taken.
     GiveBack { job: JobId, values: Option<Slab> },
-    /// Keep memory for the next snapshot of a job: the memory of a part that clients have read.
-    Keep { job: JobId, values: Slab },
+    /// Keep memory for the next snapshot of a job: the memory of a part that clients have read. `None` if no client reads any
+    /// more: only checkpoints need memory.
+    Keep { job: JobId, values: Option<Slab> },
     /// Let a paused job continue. The admitted ranks take part from the round `from` on. `ahead` has the
     /// number of rounds that is added to `from`, for each rank.
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },

@@ -286,11 +286,15 @@ impl Capture {
     /// `values` is `None` if the memory is lost, or used by clients. Returns memory that is not needed.
     pub fn give_back(&mut self, values: Option<Slab>) -> Option<Slab> {
         (self.out, self.is_due) = (false, false);
-        if self.every.is_some() { self.keep(values?) } else { values }
+        if self.every.is_some() { self.keep(Some(values?)) } else { values }
     }
 
-    /// Keeps memory for the next snapshot: the memory of a part that clients have read. Returns memory that is not needed.
-    pub fn keep(&mut self, values: Slab) -> Option<Slab> {
+    /// Keeps memory for the next snapshot: the memory of a part that clients have read. With `None`, keeps no memory, unless
+    /// checkpoints will be due. Returns memory that is not needed.
+    pub fn keep(&mut self, values: Option<Slab>) -> Option<Slab> {
+        let Some(values) = values else {
+            return if self.every.is_none() { self.spare.take() } else { None };
+        };
         if self.spare.as_ref().is_some_and(|spare| spare.room() >= values.room()) {
             return Some(values);
         }
@@ -398,12 +402,25 @@ mod tests {
         let all = taken(&mut taking, Selection::All);
         let weights = taken(&mut taking, Selection::One(Tensor::Weights));
         let start = all.as_slice().as_ptr();
-        assert!(taking.keep(weights).is_none());
-        let smaller = taking.keep(all).expect("the smaller memory is not needed");
-        assert!(taking.keep(smaller).is_some());
+        assert!(taking.keep(Some(weights)).is_none());
+        let smaller = taking.keep(Some(all)).expect("the smaller memory is not needed");
+        assert!(taking.keep(Some(smaller)).is_some());
         let again = taken(&mut taking, Selection::One(Tensor::Weights));
         assert_eq!(again.as_slice().as_ptr(), start);
         assert_ne!(taken(&mut taking, Selection::All).as_slice().as_ptr(), start, "it is used once");
+        assert!(taking.keep(None).is_none());
+        assert!(taking.keep(Some(again)).is_none());
+        assert_eq!(taking.keep(None).expect("no client reads any more").as_slice().as_ptr(), start);
+    }
+
+    #[test]
+    fn the_memory_for_checkpoints_is_kept() {
+        let mut taking = every(5, 0);
+        taking.begin(Occasion::Asked(1, Selection::All), Round(3));
+        (0..2).for_each(|place| reach(&mut taking, 3, place));
+        let values = taking.taken().unwrap().part.unwrap().values;
+        assert!(taking.give_back(Some(values)).is_none());
+        assert!(taking.keep(None).is_none());
     }
 
     /// Returns the rounds of the snapshots of a core. `slow` is the number of rounds in which the disk writes a snapshot.

@@ -238,8 +238,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.give_back(values)
     }
 
-    /// Keeps memory for the next snapshot. Returns memory that is not needed.
-    pub fn keep(&mut self, values: Slab) -> Option<Slab> {
+    /// Keeps memory for the next snapshot, or no memory. Returns memory that is not needed.
+    pub fn keep(&mut self, values: Option<Slab>) -> Option<Slab> {
         self.snapshots.keep(values)
     }
 

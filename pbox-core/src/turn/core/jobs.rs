@@ -156,11 +156,11 @@ impl<P: Port> Core<P> {
         not_needed.map(Discarded::of).unwrap_or_default()
     }
 
-    /// Keeps memory for the next snapshot of a job. Returns memory that is not needed.
-    pub fn keep(&mut self, id: JobId, values: Slab) -> Discarded {
+    /// Keeps memory for the next snapshot of a job, or no memory. Returns memory that is not needed.
+    pub fn keep(&mut self, id: JobId, values: Option<Slab>) -> Discarded {
         let not_needed = match self.shards_of(id).next() {
             Some(entry) => of_mode!(&mut entry.shard, shard => shard.keep(values)),
-            None => Some(values),
+            None => values,
         };
         not_needed.map(Discarded::of).unwrap_or_default()
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use coordinator::input::Judge;
 use hub_threads::Command;
 use pbox_core::{JobId, Look};
+use tokio::time::Instant;
 
 use crate::registry::Registry;
 
@@ -18,6 +19,7 @@ impl Registry {
         let running = |job: &&coordinator::Job| job.life.runs();
         let jobs: Vec<JobId> = self.lock().hub().jobs().filter(running).map(|job| job.spec.id).collect();
         for id in jobs {
+            self.release_kept(id, Instant::now());
             // A core that does not answer hangs or has stopped. The next check asks it again.
             let asked = self.ask(id, |reply| Command::Look { job: id, reply });
             let Ok(Ok(looks)) = tokio::time::timeout(self.late.pause(), asked).await else { continue };

@@ -7,13 +7,13 @@ use hub_threads::Command;
 use pbox_core::control::RefusalCode;
 use pbox_core::{JobId, Selection, SnapshotPart};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-use super::collected::{Met, ROUND_LIMIT, ended};
+use super::collected::{Checkpoints, Met, ROUND_LIMIT, ended};
 use super::copies::{AtEnd, Copied, StateFile, What};
 use super::send::{PIECE_BYTES, no_state};
 use super::snapshot::{Wanted, met};
 use crate::checkpoint::Image;
-use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
 impl Registry {
@@ -31,6 +31,8 @@ impl Registry {
         what: What,
     ) -> Result<oneshot::Receiver<Copied>, Refusal> {
         let ended = |why| no_state(name, &ended(why));
+        // The kernel's answer may take milliseconds, so it is read without the lock.
+        let available = fabric::available_bytes();
         let mut inner = self.lock();
         let (state, job) = inner.running(id).map_err(ended)?;
         let mut others = job.checkpoints.copies.waiting.iter_mut();
@@ -40,7 +42,11 @@ impl Registry {
             clients.push(client);
             return Ok(copied);
         }
-        self.check_memory(state, job, what.selection)
+        let needed = bytes_of(state, what.selection);
+        // A checkpoint that is due may take the memory that the cores keep.
+        let kept = std::mem::take(&mut job.checkpoints.copies.kept);
+        let kept = if self.checkpoint_every.is_none() { kept } else { 0 };
+        check_memory(needed, kept, available)
             .map_err(|why| RefusalCode::NoMemory.because(format!("job {name:?}: {why}")))?;
         let wanted = self.want(&mut inner, id, Use::Client(what.selection), what.at, ROUND_LIMIT);
         let (want, wanted) = wanted.map_err(ended)?;
@@ -97,45 +103,38 @@ impl Registry {
         Ok(Arc::new(StateFile::new(file, before, turn, Box::new(gone))))
     }
 
-    /// Checks that there is memory for a copy of these tensors.
-    fn check_memory(
-        &self,
-        state: &coordinator::Job,
-        job: &mut Job,
-        selection: Selection,
-    ) -> Result<(), String> {
-        let elements: usize = state.hubs.pieces.iter().map(|piece| piece.elements.len()).sum();
-        let tensors = state.spec.terms.tensors().selected(selection).count();
-        let needed = (elements * tensors * size_of::<f32>()) as u64;
-        // A checkpoint that is due may take the memory that the cores keep.
-        let kept = std::mem::take(&mut job.checkpoints.copies.kept);
-        let is_kept = self.checkpoint_every.is_none() && needed <= kept;
-        match fabric::available_bytes() {
-            Some(available) if !is_kept && available < needed => Err(format!(
-                "a copy of its state needs {needed} bytes of memory, and this machine has {available} available; free memory, or \
-                 try again when other readers have their copies"
-            )),
-            _ => Ok(()),
-        }
-    }
-
     /// Takes the memory of a copy that no client needs any more. The cores of its parts keep it if clients follow the job.
     fn copy_is_gone(&self, id: JobId, cores: &[usize], parts: Vec<SnapshotPart>) {
         let bytes: usize = parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();
         let keeps = self.of_job(id, |_, job| {
-            let is_followed = job.checkpoints.reads.is_followed();
+            let is_followed = job.checkpoints.reads.is_followed(Instant::now());
             job.checkpoints.copies.kept = if is_followed { bytes as u64 } else { 0 };
             is_followed
         });
         if keeps.unwrap_or(false) {
             for (&core, SnapshotPart { values, .. }) in cores.iter().zip(parts) {
-                self.cores[core].tell(Command::Keep { job: id, values });
+                self.cores[core].tell(Command::Keep { job: id, values: Some(values) });
             }
         } else {
             // The kernel needs seconds to take tens of GiB back, and this thread may be the control thread.
             self.runtime.spawn(on_thread("phub-free", move || drop(parts)));
         }
         self.make_room(id);
+    }
+
+    /// Releases the memory that the cores keep for the next copies of a job, if no client follows the job at this time.
+    pub(in crate::registry) fn release_kept(&self, id: JobId, now: Instant) {
+        let is_released = self.of_job(id, |_, job| {
+            let Checkpoints { copies, reads, .. } = &mut job.checkpoints;
+            let is_released = copies.kept > 0 && !reads.is_followed(now);
+            if is_released {
+                copies.kept = 0;
+            }
+            is_released
+        });
+        if is_released.unwrap_or(false) {
+            self.cores.iter().for_each(|core| core.tell(Command::Keep { job: id, values: None }));
+        }
     }
 
     /// Makes room for a new copy, if clients wait for one. If there is no older copy, the newest copy becomes the older
@@ -160,5 +159,67 @@ impl Registry {
             }
             Ok(None) | Err(_) => {}
         }
+    }
+}
+
+/// Returns the bytes of these tensors at this hub, as f32.
+fn bytes_of(state: &coordinator::Job, selection: Selection) -> u64 {
+    let elements: usize = state.hubs.pieces.iter().map(|piece| piece.elements.len()).sum();
+    let tensors = state.spec.terms.tensors().selected(selection).count();
+    (elements * tensors * size_of::<f32>()) as u64
+}
+
+/// Checks that a copy of a state has memory: the memory that the cores keep for it, or memory of this machine. `available` is
+/// `None` if the kernel does not say how much there is.
+fn check_memory(needed: u64, kept: u64, available: Option<u64>) -> Result<(), String> {
+    match available {
+        Some(available) if needed > kept && needed > available => Err(format!(
+            "a copy of its state needs {needed} bytes of memory, and this machine has {available} available; free memory, or try \
+             again when other readers have their copies"
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use pbox_core::Round;
+
+    use super::*;
+    use crate::registry::saved::Reader;
+    use crate::registry::test_bed;
+
+    #[test]
+    fn the_memory_for_copies_is_released_when_no_client_follows_the_job() {
+        let (registry, mut core) = test_bed::registry();
+        test_bed::runtime().block_on(registry.join("job".into(), test_bed::request())).unwrap();
+        core.obey();
+        let (id, begun) = (JobId(0), Instant::now());
+        let kept = |minutes: u64| {
+            registry.release_kept(id, begun + Duration::from_secs(60 * minutes));
+            registry.of_job(id, |_, job| job.checkpoints.copies.kept).unwrap()
+        };
+        registry
+            .of_job(id, |_, job| {
+                job.checkpoints.copies.kept = 64;
+                let reader = Reader { address: [127, 0, 0, 1].into(), process: None };
+                (0..2).for_each(|round| job.checkpoints.reads.got(reader, Round(round), begun));
+            })
+            .unwrap();
+        assert_eq!([0, 59, 61].map(kept), [64, 64, 0]);
+        core.obey();
+    }
+
+    #[test]
+    fn a_copy_is_in_memory_that_is_kept_or_available() {
+        for (needed, kept, available) in
+            [(8, 0, Some(8)), (8, 8, Some(0)), (8, 0, None), (0, 0, Some(0)), (8, 4, Some(9))]
+        {
+            assert_eq!(check_memory(needed, kept, available), Ok(()));
+        }
+        let why = check_memory(9, 4, Some(8)).unwrap_err();
+        assert!(why.contains("needs 9 bytes of memory, and this machine has 8 available"), "{why}");
     }
 }

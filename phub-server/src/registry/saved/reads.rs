@@ -63,7 +63,7 @@ impl Reads {
     }
 
     /// Remembers the state that a reader has got. If there are too many readers, forgets the one that was silent for longest.
-    fn got(&self, reader: Reader, before: Round, at: Instant) {
+    pub(super) fn got(&self, reader: Reader, before: Round, at: Instant) {
         let mut all = self.got.lock().unwrap_or_else(PoisonError::into_inner);
         let follows = all.contains_key(&reader);
         if !follows && all.len() == READERS {
@@ -81,9 +81,9 @@ impl Reads {
         Some(Followed { newest: rounds().max()?, slowest: rounds().min()? })
     }
 
-    /// Whether readers follow the job: they have read more than once.
-    pub(super) fn is_followed(&self) -> bool {
-        self.followed(Instant::now()).is_some()
+    /// Whether readers follow the job at this time: they have read more than once.
+    pub(super) fn is_followed(&self, now: Instant) -> bool {
+        self.followed(now).is_some()
     }
 
     /// Returns the counts, if there are some.
