@@ -12,7 +12,9 @@ use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 
+use bytes::Bytes;
 use fabric::Slab;
 use pbox_core::manifest::{ManifestError, from_safetensors, header_bytes};
 use pbox_core::{
@@ -21,7 +23,7 @@ use pbox_core::{
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::PIECE_BYTES;
 use crate::error::{DecodeError, Mismatch, excerpt};
@@ -51,7 +53,16 @@ pub struct Decoded {
     /// The tensors, in the order of their values in the file. All have one element type.
     tensors: Vec<Key>,
     /// The file's values, as bytes.
-    values: Slab,
+    values: Arc<Slab>,
+}
+
+/// The bytes of a file's values.
+struct Values(Arc<Slab>);
+
+impl AsRef<[u8]> for Values {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_slice().as_bytes()
+    }
 }
 
 /// Reads a checkpoint of `file_bytes` bytes. Checks everything that does not depend on its job: structure,
@@ -103,7 +114,7 @@ pub fn decode_as(mut file: impl Read, file_bytes: u64, dtype: Dtype) -> Result<D
         shapes: metadata.shapes.as_deref().map(|seen| parse("shapes", seen)).transpose()?.unwrap_or_default(),
         run: metadata.run,
         tensors,
-        values,
+        values: Arc::new(values),
     })
 }
 
@@ -411,23 +422,28 @@ impl Decoded {
 
     /// Returns the values of each f32 tensor. These are all tensors of a file that [`decode`] has read.
     pub fn tensors(&self) -> impl Iterator<Item = (&Key, &[f32])> {
-        let f32s = |bytes| <[f32]>::ref_from_bytes(bytes).expect("a slab is aligned, and values are whole");
-        let of_f32 = self.elements().filter(|(tensor, _)| tensor.dtype == Dtype::F32);
-        of_f32.map(move |(tensor, bytes)| (tensor, f32s(bytes)))
+        let mut rest = self.values.as_slice();
+        self.tensors.iter().filter(|tensor| tensor.dtype == Dtype::F32).map(move |tensor| {
+            let elements = tensor.elements().expect("checked with the header") as usize;
+            let (values, others) = rest.split_at(elements);
+            rest = others;
+            (tensor, values)
+        })
     }
 
-    /// Returns the elements of each tensor: little endian, of the tensor's type.
-    pub fn elements(&self) -> impl Iterator<Item = (&Key, &[u8])> {
-        let mut rest = self.values.as_slice().as_bytes();
+    /// Returns the elements of each tensor, without a copy: little endian, of the tensor's type.
+    pub fn elements(&self) -> impl Iterator<Item = (&Key, Bytes)> {
+        let mut rest = Bytes::from_owner(Values(Arc::clone(&self.values)));
         self.tensors.iter().map(move |tensor| {
             let bytes = tensor.bytes().expect("checked with the header") as usize;
-            let (elements, others) = rest.split_at(bytes);
-            rest = others;
-            (tensor, elements)
+            (tensor, rest.split_to(bytes))
         })
     }
 
     /// Returns the job state in a checkpoint with these tensors.
+    ///
+    /// # Panics
+    /// Panics if [elements](Self::elements) of the file are still in use.
     pub fn restore(
         self,
         keys: &[Key],
@@ -449,7 +465,8 @@ impl Decoded {
         let starts = self.starts(keys.len(), entries)?;
         self.check_multipliers(keys)?;
         let (numbers, steps) = (self.numbers(keys, optimizer)?, self.steps(keys));
-        Ok(Restored::new(self.round, numbers, self.values, starts)
+        let values = Arc::into_inner(self.values).expect("the elements are not in use");
+        Ok(Restored::new(self.round, numbers, values, starts)
             .with_steps(steps)
             .with_last_squares(self.last_squares)
             .with_norm_mean(self.norm_mean))

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use versions::{NewTensor, Precision, Values, Weights};
+use versions::{Elements, NewTensor, Precision, Weights};
 
 use crate::error::{Misfit, SourceError, Unfit};
 use crate::names::{Entry, Names, Shaped};
@@ -14,7 +14,7 @@ use crate::whole::Whole;
 /// Keys, and the tensors with the same values in the same order: a key and its tensors, or a tensor and its keys.
 #[derive(Debug)]
 struct Group<'a> {
-    keys: Vec<(&'a str, Whole<'a>)>,
+    keys: Vec<(&'a str, Whole)>,
     tensors: Vec<Shaped>,
 }
 
@@ -25,7 +25,7 @@ struct Group<'a> {
 pub(crate) fn tensors<'a>(
     job: &str,
     names: &'a Names,
-    mut keys: BTreeMap<&'a str, Whole<'a>>,
+    mut keys: BTreeMap<&'a str, Whole>,
     of_all: Precision,
 ) -> Result<Weights, SourceError> {
     let mut groups = take_entries(job, names, &mut keys)?;
@@ -35,16 +35,16 @@ pub(crate) fn tensors<'a>(
     }));
     check_names(job, &groups)?;
     let (mut new, mut key_of) = (Vec::new(), Vec::new());
-    for Group { keys, tensors } in &groups {
-        let mut values = VecDeque::new();
+    for Group { keys, tensors } in groups {
+        let first = keys.first().map_or("", |(key, _)| key);
+        let mut pieces = VecDeque::new();
         for (key, whole) in keys {
-            values.extend(whole.values(job, key)?);
+            pieces.extend(whole.elements(job, key)?);
         }
         for Shaped { name, shape, precision } in tensors {
-            let precision = precision.unwrap_or(of_all);
-            let pieces = take(&mut values, elements(shape), precision);
-            new.push(NewTensor { name, shape: shape.clone(), pieces, precision });
-            key_of.push(keys.first().map_or("", |(key, _)| key));
+            let pieces = take(&mut pieces, elements(&shape));
+            new.push(NewTensor { name, shape, pieces, precision: precision.unwrap_or(of_all) });
+            key_of.push(first);
         }
     }
     Weights::of(&new).map_err(|(at, error)| SourceError::Tensor {
@@ -54,18 +54,15 @@ pub(crate) fn tensors<'a>(
     })
 }
 
-/// Takes the first `count` values out of `pieces`.
-fn take<'a>(pieces: &mut VecDeque<Values<'a>>, mut count: usize, precision: Precision) -> Vec<Values<'a>> {
+/// Takes the first `count` elements out of `pieces`.
+fn take(pieces: &mut VecDeque<Elements>, mut count: usize) -> Vec<Elements> {
     let mut taken = Vec::new();
     while count > 0 {
-        let piece = pieces.pop_front().expect("the shapes fit");
-        let now = piece.count(precision).min(count);
+        let first = pieces.front_mut().expect("the shapes fit");
+        let now = first.count().min(count);
         count -= now;
-        let (first, others) = piece.split_at(now, precision);
-        taken.push(first);
-        if others.count(precision) > 0 {
-            pieces.push_front(others);
-        }
+        taken.push(first.split_to(now));
+        pieces.pop_front_if(|first| first.count() == 0);
     }
     taken
 }
@@ -74,7 +71,7 @@ fn take<'a>(pieces: &mut VecDeque<Values<'a>>, mut count: usize, precision: Prec
 fn take_entries<'a>(
     job: &str,
     names: &'a Names,
-    keys: &mut BTreeMap<&'a str, Whole<'a>>,
+    keys: &mut BTreeMap<&'a str, Whole>,
 ) -> Result<Vec<Group<'a>>, SourceError> {
     let mut tensor_of: BTreeMap<&str, &str> = BTreeMap::new();
     let mut groups = Vec::new();
@@ -156,7 +153,7 @@ fn fit(whole: &[usize], pieces: &[&[usize]]) -> Result<(), (usize, Unfit)> {
     }
 }
 
-fn misfit(job: &str, (key, whole): &(&str, Whole<'_>), tensor: &Shaped, why: Unfit) -> SourceError {
+fn misfit(job: &str, (key, whole): &(&str, Whole), tensor: &Shaped, why: Unfit) -> SourceError {
     let (job, key, of_key) = (job.into(), (*key).to_owned(), whole.shape.clone());
     let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
     SourceError::Misfit(Box::new(Misfit { job, key, of_key, name, shape, why }))

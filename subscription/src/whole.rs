@@ -6,8 +6,7 @@ use std::ops::Range;
 use checkpoint_file::{Decoded, is_state};
 use pbox_core::Dtype;
 use pbox_core::control::Only;
-use versions::Values;
-use zerocopy::FromBytes;
+use versions::{Elements, Precision};
 
 use crate::error::SourceError;
 
@@ -16,19 +15,17 @@ const AVERAGE: &str = "optimizer/ema/";
 
 /// A key's shape, and its values in pieces.
 #[derive(Debug)]
-pub(crate) struct Whole<'a> {
+pub(crate) struct Whole {
     pub shape: Vec<usize>,
-    pieces: Vec<Piece<'a>>,
+    pieces: Vec<Piece>,
 }
 
 /// A hub's piece of a key.
 #[derive(Debug)]
-struct Piece<'a> {
+struct Piece {
     /// The key's elements that the piece should have.
     range: Range<usize>,
-    /// The number of elements that the piece has.
-    count: usize,
-    values: Values<'a>,
+    elements: Elements,
 }
 
 /// Returns all keys of the parts, each with the pieces from all hubs.
@@ -36,8 +33,8 @@ struct Piece<'a> {
 /// # Errors
 /// Returns an error if a hub has a piece of a key and does not give the key's shape. Returns an error if two
 /// hubs give different shapes for a key.
-pub(crate) fn whole_keys(parts: &[Decoded], only: Only) -> Result<BTreeMap<&str, Whole<'_>>, SourceError> {
-    let mut keys: BTreeMap<&str, Whole<'_>> = BTreeMap::new();
+pub(crate) fn whole_keys(parts: &[Decoded], only: Only) -> Result<BTreeMap<&str, Whole>, SourceError> {
+    let mut keys: BTreeMap<&str, Whole> = BTreeMap::new();
     for part in parts {
         for (tensor, elements) in part.elements() {
             let key = match (only, tensor.name.strip_prefix(AVERAGE)) {
@@ -45,13 +42,9 @@ pub(crate) fn whole_keys(parts: &[Decoded], only: Only) -> Result<BTreeMap<&str,
                 (Only::Weights, None) if !is_state(&tensor.name) => &tensor.name,
                 _ => continue,
             };
-            let count = elements.len() / tensor.dtype.bytes();
-            let values = match tensor.dtype {
-                Dtype::F32 => Values::F32(<[f32]>::ref_from_bytes(elements).expect("the tensor is aligned")),
-                Dtype::BF16 | Dtype::F16 => Values::Rounded(elements),
-            };
+            let elements = Elements { precision: precision(tensor.dtype), bytes: elements };
             let (range, shape) = match part.piece_of(key) {
-                None => (0..count, Some(&tensor.shape[..])),
+                None => (0..elements.count(), Some(&tensor.shape[..])),
                 Some((range, shape)) => (range, shape),
             };
             let shape = shape.ok_or_else(|| SourceError::NoShape { key: key.to_owned() })?;
@@ -61,28 +54,36 @@ pub(crate) fn whole_keys(parts: &[Decoded], only: Only) -> Result<BTreeMap<&str,
                 let first = whole.shape.clone();
                 return Err(SourceError::Shape { key: key.to_owned(), first, second: shape });
             }
-            whole.pieces.push(Piece { range, count, values });
+            whole.pieces.push(Piece { range, elements });
         }
     }
     Ok(keys)
 }
 
-impl<'a> Whole<'a> {
-    /// Returns all values of this key of this job in order, in pieces.
+fn precision(dtype: Dtype) -> Precision {
+    match dtype {
+        Dtype::F32 => Precision::F32,
+        Dtype::F16 => Precision::F16,
+        Dtype::BF16 => Precision::Bf16,
+    }
+}
+
+impl Whole {
+    /// Returns all elements of this key of this job in order, in pieces.
     ///
     /// # Errors
     /// Returns an error if an element is missing or comes twice.
-    pub fn values(&self, job: &str, key: &str) -> Result<Vec<Values<'a>>, SourceError> {
-        let mut pieces: Vec<&Piece<'a>> = self.pieces.iter().collect();
-        pieces.sort_unstable_by_key(|piece| piece.range.start);
+    pub fn elements(mut self, job: &str, key: &str) -> Result<Vec<Elements>, SourceError> {
+        self.pieces.sort_unstable_by_key(|piece| piece.range.start);
         let unlike = |from, values, elements: &Range<usize>| {
             let (job, key, elements) = (job.to_owned(), key.to_owned(), elements.clone());
             SourceError::Elements { job, key, from, values, elements }
         };
         let mut end = 0;
-        for Piece { range, count, .. } in &pieces {
-            if range.start != end || range.len() != *count {
-                return Err(unlike(end, *count, range));
+        for Piece { range, elements } in &self.pieces {
+            let count = elements.count();
+            if range.start != end || range.len() != count {
+                return Err(unlike(end, count, range));
             }
             end = range.end;
         }
@@ -90,7 +91,7 @@ impl<'a> Whole<'a> {
         if end != all {
             return Err(unlike(end, 0, &(end..all)));
         }
-        Ok(pieces.into_iter().map(|piece| piece.values).collect())
+        Ok(self.pieces.into_iter().map(|piece| piece.elements).collect())
     }
 }
 
@@ -100,17 +101,16 @@ mod tests {
 
     #[test]
     fn a_key_has_all_elements_of_its_shape() {
-        let whole = |shape: &[usize], pieces: &[(Range<usize>, &'static [f32])]| {
-            let piece = |(range, values): &(Range<usize>, &'static [f32])| Piece {
+        let whole = |shape: &[usize], pieces: &[(Range<usize>, &[f32])]| {
+            let piece = |(range, values): &(Range<usize>, &[f32])| Piece {
                 range: range.clone(),
-                count: values.len(),
-                values: Values::F32(values),
+                elements: Elements::f32(values),
             };
-            Whole { shape: shape.to_vec(), pieces: pieces.iter().map(piece).collect() }.values("job", "a")
+            Whole { shape: shape.to_vec(), pieces: pieces.iter().map(piece).collect() }.elements("job", "a")
         };
         let pieces = whole(&[2, 2], &[(2..4, &[3., 4.]), (0..2, &[1., 2.])]).unwrap();
-        assert_eq!(pieces, [Values::F32(&[1., 2.]), Values::F32(&[3., 4.])]);
-        assert_eq!(whole(&[], &[(0..1, &[1.])]).unwrap(), [Values::F32(&[1.])]);
+        assert_eq!(pieces, [Elements::f32(&[1., 2.]), Elements::f32(&[3., 4.])]);
+        assert_eq!(whole(&[], &[(0..1, &[1.])]).unwrap(), [Elements::f32(&[1.])]);
         for (shape, pieces) in [
             (&[2, 2][..], &[(0..2, &[1., 2.][..])][..]),
             (&[2], &[(0..2, &[1., 2.]), (2..3, &[3.])]),

@@ -39,4 +39,4 @@ pub use error::VersionError;
 pub use index::{Origin, VersionId};
 pub use publisher::{Deltas, Published, Publisher, Rules};
 pub use reader::{At, Listed, Reader, list, without_index};
-pub use weights::{NewTensor, NoPrecision, NotWeights, Precision, Values, Weights};
+pub use weights::{Elements, NewTensor, NoPrecision, NotWeights, Precision, Weights};

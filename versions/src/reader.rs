@@ -208,8 +208,11 @@ impl Reader {
                 let seen = match about.base {
                     None => {
                         let seen = checksum(stored.bytes);
-                        let tensor =
-                            Tensor { dtype: stored.dtype, shape: stored.shape, bytes: stored.bytes.to_vec() };
+                        let tensor = Tensor {
+                            dtype: stored.dtype,
+                            shape: stored.shape,
+                            bytes: stored.bytes.to_vec().into(),
+                        };
                         if weights.0.insert(name.clone(), tensor).is_some() {
                             return Err(faulty(format!("tensor {name:?} occurs twice")));
                         }
@@ -229,7 +232,10 @@ impl Reader {
                                 stored.dtype
                             )));
                         }
-                        let applied = apply(base.encoding, stored.bytes, &mut tensor.bytes);
+                        // A tensor that only this reader has is changed in place.
+                        let mut bytes = Vec::from(std::mem::take(&mut tensor.bytes));
+                        let applied = apply(base.encoding, stored.bytes, &mut bytes);
+                        tensor.bytes = bytes.into();
                         applied.map_err(|error| faulty(format!("the frame of {name:?}: {error}")))?
                     }
                 };

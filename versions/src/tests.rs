@@ -87,12 +87,51 @@ fn a_finite_value_that_a_type_rounds_to_infinity_is_refused() {
 }
 
 #[test]
-fn tensors_that_do_not_go_together_are_named_with_their_place() {
-    fn new<'a>(name: &'a str, values: &'a [f32]) -> NewTensor<'a> {
-        let pieces = vec![Values::F32(values)];
-        NewTensor { name, shape: vec![1], pieces, precision: Precision::F32 }
+fn pieces_of_any_type_are_rounded_to_the_type_of_their_tensor() {
+    let values = [1.0, -2.5, 0.1, 65_504.0, f32::INFINITY];
+    let all = [Precision::F32, Precision::Bf16, Precision::F16];
+    let bytes = |values: &[f32], precision| {
+        let mut weights = Weights::default();
+        weights.add("a", vec![values.len()], values, precision).unwrap();
+        weights.get("a").unwrap().to_vec()
+    };
+    let widened = |values: &[f32], precision| -> Vec<f32> {
+        let of_bf16 = |&value: &f32| half::bf16::from_f32(value).to_f32();
+        let of_f16 = |&value: &f32| half::f16::from_f32(value).to_f32();
+        match precision {
+            Precision::F32 => values.to_vec(),
+            Precision::Bf16 => values.iter().map(of_bf16).collect(),
+            Precision::F16 => values.iter().map(of_f16).collect(),
+        }
+    };
+    for (given, wanted) in all.into_iter().flat_map(|given| all.map(|wanted| (given, wanted))) {
+        // As bf16, the fourth value is beyond f16.
+        let values = if wanted == Precision::F16 { &values[..3] } else { &values };
+        let mut rest = Elements { precision: given, bytes: bytes(values, given).into() };
+        let first = rest.split_to(2);
+        assert_eq!((first.count(), rest.count()), (2, values.len() - 2));
+        let (name, shape) = ("a".to_owned(), vec![values.len()]);
+        let new = NewTensor { name, shape, pieces: vec![first, rest], precision: wanted };
+        let weights = Weights::of(&[new]).unwrap();
+        assert_eq!(weights.get("a").unwrap(), bytes(&widened(values, given), wanted), "{given:?} {wanted:?}");
     }
-    let at = |tensors: &[NewTensor<'_>]| Weights::of(tensors).unwrap_err();
+}
+
+#[test]
+fn one_piece_of_the_wanted_type_is_not_copied() {
+    let piece = Elements::f32(&[1.0, 2.0]);
+    let (place, name) = (piece.bytes.as_ptr(), "a".to_owned());
+    let new = NewTensor { name, shape: vec![2], pieces: vec![piece], precision: Precision::F32 };
+    assert_eq!(Weights::of(&[new]).unwrap().get("a").unwrap().as_ptr(), place);
+}
+
+#[test]
+fn tensors_that_do_not_go_together_are_named_with_their_place() {
+    let new = |name: &str, values: &[f32]| {
+        let pieces = vec![Elements::f32(values)];
+        NewTensor { name: name.into(), shape: vec![1], pieces, precision: Precision::F32 }
+    };
+    let at = |tensors: &[NewTensor]| Weights::of(tensors).unwrap_err();
     let (one, two) = ([1.0], [1.0, 2.0]);
     assert_eq!(at(&[new("a", &one), new("a", &one)]), (1, NotWeights::Twice { name: "a".into() }));
     let misshapen = NotWeights::Shape { name: "b".into(), shape: vec![1], values: 2 };

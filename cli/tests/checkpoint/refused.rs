@@ -97,7 +97,7 @@ fn another_version_is_named_with_the_program_that_reads_it() {
 #[test]
 fn values_of_another_type_are_refused() {
     let error = forged(r#""dtype":"F32","shape":[20]"#, r#""dtype":"F16","shape":[40]"#);
-    says(error, &["and a hub writes F32", "f16"]);
+    says(error, &["is f16, and a checkpoint has f32"]);
 }
 
 #[test]
