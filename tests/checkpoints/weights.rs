@@ -258,7 +258,9 @@ fn readers_that_wait_share_a_copy() {
         all.into_iter().map(|one| one.join().unwrap()).collect::<Vec<_>>()
     });
     assert!(files.iter().all(|file| tensors(file).0 == "2"), "no copy is older than its request");
-    let ReadersReply { reads, copies, bytes, refused: none, round, .. } = large.readers();
+    until("the last read is done", || large.readers().done == 2 + READERS);
+    let ReadersReply { reads, copies, bytes, refused: none, round, delay_ns, .. } = large.readers();
+    assert!(delay_ns > 0);
     assert_eq!((reads, none, round), (2 + READERS, 0, Round(2)));
     // A request that arrives late, because the machine is busy, has its own copy.
     assert!((3..reads).contains(&copies), "{copies} copies for {reads} reads");

@@ -245,6 +245,12 @@ pub struct ReadersReply {
     pub bytes: u64,
     /// The number of requests that got no state.
     pub refused: u64,
+    /// The number of reads that got the whole state.
+    #[serde(default)]
+    pub done: u64,
+    /// The time from the end of the state's round to the last byte, in nanoseconds, summed over the reads that are done.
+    #[serde(default)]
+    pub delay_ns: u64,
     /// The round of the newest copy, which has the state before this round.
     pub round: Round,
     /// The progress of the fastest and of the slowest follower. `None` without followers.

@@ -350,6 +350,10 @@ impl Page {
         let help = "Bytes that went to readers";
         self.counter("job_read", Some(Unit::Bytes), help, of(|read| read.bytes as f64));
         self.counter("job_reads_refused", None, "Reads that got no state", of(|read| read.refused as f64));
+        self.counter("job_reads_done", None, "Reads that got the whole state", of(|read| read.done as f64));
+        let help =
+            "Time from the end of a round to the last byte of its state, summed over the reads that are done";
+        self.counter("job_read_delay", Some(Unit::Seconds), help, of(|read| read.delay_ns as f64 / 1e9));
         let help = "The round of the newest copy for readers";
         self.gauge("job_read_round", None, help, of(|read| f64::from(read.round.0)));
         let lags = jobs.iter().filter_map(|job| Some((job, job.readers.as_ref()?.followed?)));
@@ -478,6 +482,8 @@ mod tests {
                 copies: 2,
                 bytes: 900,
                 refused: 4,
+                done: 8,
+                delay_ns: 500_000_000,
                 round: Round(3),
                 followed: Some(Followed { newest: Round(3), slowest: Round(1) }),
             }),
@@ -527,6 +533,8 @@ mod tests {
             "phub_job_gradients_not_finite_total{job=\"job\"} 3.0",
             "phub_job_rounds_left_out_total{job=\"job\"} 2.0",
             "phub_job_read_bytes_total{job=\"job\"} 900.0",
+            "phub_job_reads_done_total{job=\"job\"} 8.0",
+            "phub_job_read_delay_seconds_total{job=\"job\"} 0.5",
             "phub_job_reads_refused_total{job=\"job\"} 4.0",
             "phub_job_follower_lag_rounds{job=\"job\",follower=\"newest\"} 1.0",
             "phub_job_follower_lag_rounds{job=\"job\",follower=\"slowest\"} 3.0",

@@ -85,6 +85,7 @@ impl Registry {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let met = met(wanted).await.map_err(|why| no_state(name, &why))?;
         let Met::State(mut collected) = met else { unreachable!("no file was wanted") };
+        let taken = Instant::now();
         let (job, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
         let (What { share, run, dtype, .. }, id, before) = (what, collected.job, collected.before);
         let cores = collected.go_on();
@@ -100,7 +101,7 @@ impl Registry {
                 registry.copy_is_gone(id, &cores, parts);
             }
         };
-        Ok(Arc::new(StateFile::new(file, before, turn, Box::new(gone))))
+        Ok(Arc::new(StateFile::new(file, (before, taken), turn, Box::new(gone))))
     }
 
     /// Takes the memory of a copy that no client needs any more. The cores of its parts keep it if clients follow the job.

@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex, Weak};
 use coordinator::{CutAt, WantId};
 use pbox_core::{Dtype, Round, Selection, Share, SnapshotPart};
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use crate::checkpoint::Image;
 use crate::registry::Refusal;
@@ -48,6 +49,8 @@ pub(super) struct StateFile {
     pub image: Image,
     /// The round before which the job had the state.
     pub before: Round,
+    /// The time at which the snapshot was taken.
+    pub taken: Instant,
     /// Whether other clients wait until this file is dropped.
     pub is_in_the_way: watch::Sender<bool>,
     /// The call that takes the file's memory at the drop of the file.
@@ -61,9 +64,9 @@ type Gone = Box<dyn FnOnce(Vec<SnapshotPart>) + Send + Sync>;
 
 impl StateFile {
     /// Creates a file. `turn` keeps other clients waiting while the file is the newest; `gone` is called at its drop.
-    pub fn new(image: Image, before: Round, turn: AtEnd, gone: Gone) -> Self {
+    pub fn new(image: Image, (before, taken): (Round, Instant), turn: AtEnd, gone: Gone) -> Self {
         let (is_in_the_way, turn) = (watch::Sender::new(false), Mutex::new(Some(turn)));
-        StateFile { image, before, is_in_the_way, gone: Some(gone), turn }
+        StateFile { image, before, taken, is_in_the_way, gone: Some(gone), turn }
     }
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct Reads {
     copies: AtomicU64,
     bytes: AtomicU64,
     refused: AtomicU64,
+    done: AtomicU64,
+    delay_ns: AtomicU64,
     round: AtomicU32,
     got: Mutex<HashMap<Reader, Got>>,
 }
@@ -88,11 +90,11 @@ impl Reads {
 
     /// Returns the counts, if there are some.
     pub fn reply(&self) -> Option<ReadersReply> {
-        let [now, reads, copies, bytes, refused] =
-            [&self.now, &self.reads, &self.copies, &self.bytes, &self.refused]
-                .map(|count| count.load(Relaxed));
+        let counts =
+            [&self.now, &self.reads, &self.copies, &self.bytes, &self.refused, &self.done, &self.delay_ns];
+        let [now, reads, copies, bytes, refused, done, delay_ns] = counts.map(|count| count.load(Relaxed));
         let (round, followed) = (Round(self.round.load(Relaxed)), self.followed(Instant::now()));
-        let reply = ReadersReply { now, reads, copies, bytes, refused, round, followed };
+        let reply = ReadersReply { now, reads, copies, bytes, refused, done, delay_ns, round, followed };
         (reply != ReadersReply::default()).then_some(reply)
     }
 }
@@ -111,8 +113,12 @@ impl Reading {
         self.reads.bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    pub fn got_all(&self) {
-        self.reads.got(self.reader, self.before, Instant::now());
+    /// Counts a whole state, whose snapshot was taken at this time.
+    pub fn got_all(&self, taken: Instant) {
+        let now = Instant::now();
+        self.reads.done.fetch_add(1, Relaxed);
+        self.reads.delay_ns.fetch_add(now.duration_since(taken).as_nanos() as u64, Relaxed);
+        self.reads.got(self.reader, self.before, now);
     }
 }
 

@@ -86,12 +86,12 @@ impl Registry {
         let copy = self.state_for(name, id, query).await.inspect_err(|_| reads.refused())?;
         let Some(copy) = copy else { return Ok(None) };
         let (sink, pieces) = Pieces::new(PIECES);
-        let (bytes, job) = (copy.image.bytes(), name.to_owned());
+        let (bytes, taken, job) = (copy.image.bytes(), copy.taken, name.to_owned());
         let reading = reads.begin(reader, copy.before);
         tokio::spawn(async move {
             match send(copy, &sink, &reading).await {
                 Ok(()) => {
-                    reading.got_all();
+                    reading.got_all(taken);
                     tracing::info!(job, bytes, "state sent");
                 }
                 Err(error) => {
