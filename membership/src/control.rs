@@ -332,8 +332,8 @@ fn by_member(token: &str) -> String {
     format!("Phub-Member {token}")
 }
 
-/// A reader of exactly `left` bytes. The reader returns an error if the values end earlier, because the header announces
-/// their length.
+/// A reader of exactly `left` bytes. The request's header announces this length, so the reader returns an error if the
+/// values end earlier.
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,

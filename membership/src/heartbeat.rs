@@ -48,7 +48,7 @@ struct Beat {
     token: String,
     /// The time for which the hub tolerates a member's silence.
     limit: Duration,
-    /// `version` of the last reply.
+    /// The `version` of the last reply.
     seen: u64,
     /// The time of the hub's last reply.
     heard: Instant,

@@ -110,7 +110,7 @@ pub fn wait_for_links(hubs: &[Hub]) -> bool {
 }
 
 impl Hub {
-    /// Returns the address of its control port.
+    /// Returns the address of the hub's control port.
     pub fn address(&self) -> &str {
         &self.control.hub
     }

@@ -101,9 +101,8 @@ pub fn describe(
 }
 
 /// Waits until workers can join at each of these hubs, and asks the hubs. If a hub stops, or a connection ends before the
-/// answer, the hub may be about to restart: waits and asks again. Then also waits while the rank is taken. A hub whose
-/// answer was lost has admitted this member. That hub keeps the rank until it notices that nobody connects.
-///
+/// answer, the hub may be about to restart. So this function waits and asks again, also while the rank is taken. A hub whose
+/// answer was lost has admitted this member, and keeps the rank until it notices that nobody connects.
 /// # Errors
 /// Returns the errors of [`wait_for`] and of the request. Returns the error of a connection that ended only at the deadline,
 /// or if the caller gives up.
@@ -256,10 +255,10 @@ pub fn deadline(hubs: &[LetIn], limit: Duration) -> Instant {
 }
 
 /// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The hub reads the state
-/// and keeps a copy, so the state counts twice. It also makes two windows for each member.
+/// and keeps a copy, so the state counts twice. The hub also makes two windows for each member.
 ///
-/// If the members are hubs, only the hubs at the top of all levels read the state. One top hub may read all of it, so the whole
-/// state counts.
+/// If the members are hubs, only the hubs at the top of all levels read the state. One top hub may read the whole state, so the
+/// whole state counts.
 fn time_for_memory(terms: &JobTerms) -> Duration {
     let elements: f64 = terms.keys.iter().map(|key| key.elements().unwrap_or(0) as f64).sum();
     let hubs = f64::from(terms.hubs.max(1));

@@ -26,7 +26,8 @@ pub struct SourceSettings {
     pub hubs: String,
     /// The name of the job.
     pub job: String,
-    /// The secret or token to show to the hubs. `None` for the one in the environment or in this user's file, if there is one.
+    /// The secret or token to show to the hubs. `None` for the secret or token in the environment or in this user's file, if
+    /// there is one.
     pub credential: Option<Credential>,
     /// The element type of weights for which `names` has no type.
     pub precision: Precision,

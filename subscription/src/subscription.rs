@@ -46,7 +46,7 @@ pub struct Version {
 pub enum Wanted {
     /// The newest one at each call.
     Newest {
-        /// The shortest time from the begin of one version to the begin of the next.
+        /// The shortest time from the start of one version's try to the start of the next try.
         every: Duration,
     },
     /// Multiples of a number. From hubs, the weights before each round that is a multiple. From a directory, each version whose
@@ -234,7 +234,7 @@ impl State {
         }
     }
 
-    /// Begins a try if none is running. Returns its result if it arrives soon.
+    /// Begins a try if no try is running. Returns the result of the try if it arrives soon.
     fn look(&mut self) -> Result<Option<(Step, Instant)>, SubscriptionError> {
         if let Work::Idle(_) = self.work {
             self.begin()?;

@@ -46,11 +46,11 @@ pub(crate) struct OfDirectory {
 #[derive(Debug)]
 pub(crate) enum Step {
     Version(Version),
-    /// No newer version: a description of the last one.
+    /// There is no newer version. The text describes the last version.
     Same(String),
-    /// No version now, and the reason.
+    /// There is no version now. The text is the reason.
     Later(String),
-    /// No version, and the reason. The next try is due at once.
+    /// There is no version. The text is the reason. The next try is due at once.
     Again(String),
     End,
     Fault(SubscriptionError),

@@ -61,8 +61,8 @@ pub fn list(dir: &Path) -> Result<Vec<Listed>, VersionError> {
 }
 
 /// Returns an error for each version of a directory that has no index: the version is being written, or its publisher ended
-/// early. Publishers of other programs write the index last, in the directory that readers see. A file with the name of a version
-/// has none, either.
+/// early. The publishers of other programs write into the directory that readers see, and write the index last. A file that has
+/// the name of a version also counts as a version without an index.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.

@@ -122,7 +122,7 @@ impl End {
         self.stop.forget(job);
     }
 
-    /// Checks that the hub still admits workers. Otherwise refuses with this code.
+    /// Checks that the hub still admits workers. If it does not, the refusal has this code.
     ///
     /// # Errors
     /// Returns the refusal if the hub admits no worker.

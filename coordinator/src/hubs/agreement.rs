@@ -16,8 +16,8 @@ const GENERATIONS: usize = 2;
 /// of the other hubs must not fill up.
 const UNDECIDED: usize = 4;
 
-/// The limit on the rounds that this hub remembers of another hub's files, several times as many as [`GENERATIONS`]
-/// and [`UNDECIDED`].
+/// The limit on the number of rounds that this hub remembers of another hub's files. The limit is several times
+/// [`GENERATIONS`] and [`UNDECIDED`].
 const MOST_FILES: usize = 64;
 
 /// The cuts of hub 0, as another hub of the job sees them.

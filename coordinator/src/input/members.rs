@@ -59,7 +59,8 @@ impl Request for CountJoin {
     }
 }
 
-/// A report that the client of a join hung up before it had the answer. Nobody knows the token, so the member will not come.
+/// A report that the client of a join hung up before it had the answer. Nobody knows the token, so the member will never
+/// connect.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UndoJoin {

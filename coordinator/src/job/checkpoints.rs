@@ -24,7 +24,7 @@ use super::parts::Followed;
 use super::wants::{Use, WantId, Wants};
 use crate::hubs::{Hubs, may_write};
 
-/// The number of parts of checkpoints whose state is remembered.
+/// The number of checkpoints for which this hub remembers the state of its own part.
 const PARTS: usize = 8;
 /// The limit on the kept reports of each core about rounds without a snapshot. Older reports are not needed, because no core
 /// is this many rounds behind another core.
@@ -43,7 +43,8 @@ pub struct Checkpoints {
     parts: BTreeMap<Round, PartState>,
     /// The requests for the job's state.
     pub(super) wants: Wants,
-    /// The snapshots that are or will be written. Each may serve a request for the state, until the request's time is over.
+    /// The snapshots that are being written, or will be written. A snapshot may serve a request for the state, until the
+    /// request's time is over.
     pub(super) writing: Vec<(Occasion, Option<(WantId, Instant)>)>,
     /// The parts of other hubs that hub 0 follows, and hub 0's questions about this hub's part.
     pub(super) followed: Followed,

@@ -19,7 +19,7 @@ use crate::links::{Attached, LinkState};
 use crate::memory::{RecvWindow, SendWindow};
 use crate::port::{CloseReason, Crossed, FrameRule};
 
-/// The time in which posts made before a detach may still be sent.
+/// The time limit for sending the posts that were made before a detach.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
 /// The lowest limit for the unsent bytes that the kernel may hold. With a lower limit, the link would be idle
@@ -164,8 +164,8 @@ impl Lingering {
         attached.takes_posts().then(|| Lingering { link: attached.link, until, said: false })
     }
 
-    /// Sends more. Returns true when the link can be closed: the peer's stream has ended, or the time is
-    /// over. A close with unread bytes would make the kernels of both ends discard the bytes in flight.
+    /// Sends more bytes. Returns true when the link can be closed: the peer's stream has ended, or the time
+    /// is over. A close with unread bytes would make the kernels of both ends discard the bytes in flight.
     pub fn advance(&mut self) -> bool {
         self.link.outgoing.writable = true; // the port no longer reads the link's events
         self.link.pump();

@@ -261,8 +261,8 @@ impl Member {
     fn lose(&mut self, made: Option<Instant>, event: Event, now: Instant) -> Option<Step> {
         match event {
             Event::LinkEnded { may_relink } if may_relink && !self.limits.links.is_zero() => {
-                // If the links lasted long enough, the time without an answer starts anew. The answer may be missing
-                // because another member is evaluating its model.
+                // If the links lasted long enough, the time without an answer starts again. The answer may be missing because
+                // another member is evaluating its model.
                 if made.is_some_and(|made| is_over(made, self.limits.links, now)) {
                     self.unanswered = None;
                 }

@@ -25,7 +25,7 @@ pub struct Look {
     pub workers: BTreeMap<u32, Waits>,
 }
 
-/// One worker's part in the waits.
+/// The role of one worker in the waits: whether other workers wait for it, and whether it waits itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// The number of chunks that other workers have pushed, and that wait for this worker's push.

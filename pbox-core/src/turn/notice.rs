@@ -19,13 +19,13 @@ pub struct Tally {
     pub arrivals: u64,
     /// The number of chunks that were summed and stepped. A chunk counts once a round, or with SSP and ASP once a push.
     pub chunks: u64,
-    /// Bytes of these chunks.
+    /// The bytes of the chunks that were summed and stepped.
     pub chunk_bytes: u64,
     /// Posts that had to wait, because their link had no room or its credit was used up.
     pub held_back: u64,
 }
 
-/// The answers of the hubs above that had arrived when a job lost its links to them.
+/// Counts of answers from the hubs above, taken when a job lost its links to these hubs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AnswersAbove {
     /// The number of answers since round 0, one for each chunk and round.

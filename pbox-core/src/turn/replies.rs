@@ -45,7 +45,7 @@ impl Answer {
     }
 }
 
-/// The result of the work on an arrival, without its posts.
+/// The result of the work on an arrival: its steps, but not its posts.
 pub(super) struct Done {
     /// The steps that were made.
     pub steps: u32,
@@ -130,7 +130,7 @@ impl Replies {
         }
     }
 
-    /// Sends the hub's parts of the gradient norm to a worker from now on, because the worker takes part.
+    /// Notes that a worker takes part. From now on, the hub's parts of the gradient norm are sent to this worker.
     pub fn listen(&mut self, rank: u32) {
         self.listens[rank as usize] = true;
     }

@@ -51,7 +51,8 @@ pub(crate) struct ShardOf<P, M: Mode> {
     places: Vec<Option<u32>>,
     /// The key of the chunk at each place.
     keys: Vec<KeyId>,
-    /// The index of each group that makes one step, by number of the group. `None` for other groups.
+    /// The index of each group that is stepped as one, by the group's number. `None` for groups whose chunks are stepped one by
+    /// one.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
     /// The reason why the job cannot continue, until the core [takes](Self::take_failure) it.
@@ -98,7 +99,7 @@ pub(crate) enum Arrived {
 }
 
 impl ShardOf<Arrivals, Bare> {
-    /// Makes one step of each group that [can](Staged::join) be stepped as one.
+    /// Makes the shard step each group as one, if that is [possible](Staged::join) for the group.
     pub fn joining(mut self) -> Self {
         let layout = self.wire.layout();
         let groups = Vec::from_iter((0..layout.groups().len()).map(|number| layout.group_id(number)));
@@ -167,7 +168,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Takes a snapshot of the state before round `before`, which no chunk may be past. A chunk that has reached this round is
-    /// copied now. Other chunks are copied when they reach it.
+    /// copied now. Any other chunk is copied when it reaches the round.
     pub fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
         P::take_back(self);
         if !self.snapshots.begin(occasion, before) {
@@ -399,8 +400,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.end_at(lines);
     }
 
-    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. If this hub's part of the gradient norm
-    /// is complete for a round, `highest` is at least the [next round](Gather::open).
+    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. If this hub's part of a round's gradient norm
+    /// is complete, `highest` is at least the [next round](Gather::open).
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
         Some(Front { lowest: rounds().min()?, highest: rounds().max()?.max(self.stages.gather.open()) })
@@ -557,7 +558,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Finished { ranks: 0..0, ..self.finished(place, self.pace.round(place), 0) }
     }
 
-    /// Takes the reason why the job cannot continue: returns it once.
+    /// Returns the reason why the job cannot continue, only the first time.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }
@@ -626,8 +627,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Finished { place, round, bytes, steps, skipped: 0, ranks: 0..self.terms.workers }
     }
 
-    /// Answers worker `rank` with a chunk, for a round whose weights it may have. Returns the span to post, and its
-    /// content.
+    /// Prepares a chunk's answer to worker `rank`, for a round whose weights the worker may have. Returns the span to post, and
+    /// its content.
     #[inline]
     pub fn answer(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> (Span, Content) {
         self.pace.note_answer(place, rank);

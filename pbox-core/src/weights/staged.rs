@@ -263,8 +263,8 @@ impl<M: Mode> Staged<M> {
         reply.prepare(stepped, read, weights);
     }
 
-    /// Replaces weights, as [`put`](Self::put) does, but prepares no answers: the job is over, and workers may still read
-    /// the answers of the round before.
+    /// Replaces weights, as [`put`](Self::put) does, but prepares no answers: the job is over, and workers may still read the
+    /// answers of the previous round.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -372,8 +372,8 @@ impl<M: Mode> Staged<M> {
         })
     }
 
-    /// Steps a chunk of a job that is over, and prepares no answers: workers may still read the answers of the round
-    /// before. Returns the number of workers in the sum.
+    /// Steps a chunk of a job that is over, and prepares no answers: workers may still read the answers of the previous
+    /// round. Returns the number of workers in the sum.
     ///
     /// # Safety
     /// See [`step`](Self::step).

@@ -106,13 +106,13 @@ impl Job {
         }
     }
 
-    /// Drops the parts that only a running job has. Requests that wait for a cut end.
+    /// Drops the parts that only a running job has. This ends the requests that wait for a cut.
     pub fn fail(&mut self) {
         (self.weights, self.wait_for_cuts) = (None, WaitForCuts::default());
         self.checkpoints.end();
     }
 
-    /// Takes out the wire format of a failed job. Only the news of such a job are still needed.
+    /// Removes the wire format of a failed job, and returns it. Only the news of a failed job is still needed.
     pub fn forget_wire(&mut self) -> Option<Wire> {
         let is_known = !self.wire.layout().keys().is_empty();
         is_known.then(|| std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none()))))

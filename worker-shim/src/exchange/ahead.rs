@@ -37,7 +37,7 @@ pub(super) struct Ahead {
     chunks: Vec<Left>,
 }
 
-/// The progress of sending a chunk, in the round of its key's next push, or of the push in flight.
+/// The progress of sending a chunk: for the push in flight or, if there is none, for its key's next push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     /// Nothing is sent.
@@ -168,9 +168,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Queues the slices of a key that was sent ahead, except slices that are queued already. If all bytes of
-    /// a slice are at the hub, its push overtakes all other posts. So its answer can arrive while other bytes
-    /// leave.
+    /// Queues the slices of a key that was sent ahead, except slices that are queued already. If all bytes of a slice are at
+    /// the hub, the slice's push overtakes all other posts. So its answer can arrive while other bytes are being sent.
     #[cold]
     pub(super) fn queue_rest(&mut self, key: KeyId) {
         let KeyState { round, content, .. } = self.keys[key.index()];

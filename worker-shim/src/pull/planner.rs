@@ -12,11 +12,10 @@
 //!            +---- off by DRIFT for some rounds in a row ---------------------------------+
 //! ```
 //!
-//! The *pull* of a batch is the time from `due` to `there`. One pull of all layers takes less time than a
-//! pull for each layer. The *start-up* is that difference, divided by the number of pulls that are saved. So
-//! it is known even if all layers are alike. The *forward* time of a layer goes from the caller's wait for
-//! the layer's weights to the wait for the next layer's weights. The last layer's forward time counts as 0:
-//! it hides no pull, so no plan depends on it.
+//! The *pull* of a batch is the time from `due` to `there`. One pull of all layers takes less time than a pull for each
+//! layer. The *start-up* is that difference, divided by the number of pulls that are saved. So the start-up is known even if
+//! all layers are alike. The *forward* time of a layer goes from the caller's wait for the layer's weights to the wait for
+//! the next layer's weights. The last layer's forward time counts as 0: it hides no pull, so no plan depends on it.
 
 use std::fmt;
 use std::ops::Range;

@@ -8,16 +8,15 @@
 //!   lost --> notify the job's other hubs --> join again, until all hubs are up --> links to the same memory
 //!        --> weights of the checkpoint's round --> skip pushes of rounds that other workers have finished
 //! ```
+//! The hub counts rounds. After a restart, the hub continues to count from the round of its checkpoint. A session continues its
+//! own count, which includes the lost rounds. In this count, `reached` is the first round for which no worker has an answer.
+//! After the recovery, `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of
+//! earlier rounds are not repeated, because some worker has continued with their answers. So at the end all workers have pushed
+//! each key the same number of times.
 //!
-//! The hub counts rounds. After its restart it counts on from the round of its checkpoint. A session's own count goes on,
-//! because it includes the lost rounds. In this count, `reached` is the first round for which no worker has an answer. After
-//! the recovery, `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of earlier
-//! rounds are not repeated, because some worker has continued with their answers. So at the end all workers have pushed each
-//! key the same number of times.
-//!
-//! Workers that step alone have no common round. Each has its own `reached`, and keeps the lead over the
-//! slowest worker that it had before. So each of them loses the same number of rounds. Machines that step
-//! alone behave like workers that step alone; the workers of one machine step together.
+//! Workers that step alone have no common round. Each has its own `reached`, and keeps the lead over the slowest worker that it
+//! had before the loss. So all these workers lose the same number of rounds. Machines that step alone behave like workers that
+//! step alone; the workers of one machine step together.
 
 #![allow(clippy::result_large_err)] // large errors are rare: one for each loss
 

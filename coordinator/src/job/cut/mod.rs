@@ -78,7 +78,7 @@ pub enum Step {
     Hold,
     /// Ask the other hubs to pause the job.
     HoldOthers(HoldRequest),
-    /// Ask all cores for each worker's line: the first round for which no chunk has a stepped push of the worker.
+    /// Ask all cores for each worker's line: the first round in which no chunk has stepped the worker's push.
     Lines,
     /// Let no chunk pass this round. If workers step alone (SSP, ASP), the limit is not this round: each worker has its
     /// own limit in the list.

@@ -97,8 +97,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Returns each worker's line, by rank, in a [held](Self::hold) job with SSP or ASP. A line is the first round in
-    /// which no chunk of this core has a stepped push of the worker. Empty in BSP.
+    /// Returns each worker's line, by rank, in a [held](Self::hold) job with SSP or ASP. A worker's line is the first
+    /// round in which no chunk of this core has stepped the worker's push. Empty in BSP.
     pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
         let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
         lines.reduce(further).unwrap_or_default()
@@ -135,9 +135,9 @@ impl<P: Port> Core<P> {
         entry.report_events(notices);
     }
 
-    /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past. Returns
-    /// `None` if the core has no chunks of the job. Some modes cannot end a round without the missing pushes. In such
-    /// a mode, returns an error if a chunk has not reached `before`.
+    /// Returns the state of a [held](Self::hold) job that is over, before round `before`. No chunk may be past this round.
+    /// Returns `None` if the core has no chunks of the job. Some modes cannot end a round without the missing pushes. In
+    /// these modes, returns an error if a chunk has not reached `before`.
     pub fn last_state(&mut self, id: JobId, before: Round) -> Option<Result<SnapshotPart, String>> {
         let kernels = self.kernels;
         let entry = self.shards_of(id).next()?;

@@ -45,8 +45,8 @@ pub(crate) enum Repeated {
 
 /// The pushes that have arrived, by worker. Plain memory, no atomics.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. At a hub below
-/// other hubs, an argument `rank` may be the number of a link to a hub above.
+/// Each link of a shard has a number. A worker's link has the worker's rank as its number. The numbers of links to hubs above
+/// follow the ranks. So at a hub below other hubs, an argument `rank` may be the number of a link to a hub above.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
@@ -96,8 +96,8 @@ pub(crate) trait Pace: Sized {
         self.round(place) == round
     }
 
-    /// Returns each worker's line, by rank, if workers step alone: the first round for which no chunk has a stepped push of
-    /// the worker. Otherwise empty.
+    /// Returns each worker's line, by rank, if workers step alone: the first round in which no chunk has stepped the worker's
+    /// push. Otherwise empty.
     fn lines(&self) -> Vec<Option<Round>> {
         Vec::new()
     }

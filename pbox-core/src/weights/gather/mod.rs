@@ -32,7 +32,7 @@ use teller::Teller;
 pub(crate) use pass_on::{PassOn, PassSpec};
 pub(crate) use teller::Refused;
 
-/// A mode's way to let steps wait for more than the pushes of their chunk. A mode implements only the methods that it
+/// A mode's rule for steps that wait for more than the pushes of their own chunk. A mode implements only the methods that it
 /// needs.
 pub(crate) trait Gather {
     /// True if steps wait for more than the pushes of their chunk. If it is false, the compiler removes this whole stage.
@@ -62,18 +62,19 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Whether steps wait only for the norm of the round before. Then a step is made at the last push, and no mean is kept.
+    /// Whether steps wait only for the norm of the previous round. Then a step is made at the last push, and no mean is kept.
     #[inline]
     fn steps_at_once(&self) -> bool {
         false
     }
 
-    /// Returns the result of the round before `round`, if the steps of `round` use it.
+    /// Returns the result of the round before `round`, if the steps of `round` use this result.
     fn found_before(&self, _round: Round) -> Option<Found> {
         None
     }
 
-    /// Returns the squares of the core's chunks in the round before `round`, if steps use the norm of the round before.
+    /// Returns the sum of squares of the core's chunks in the round before `round`, if steps use the norm of the previous
+    /// round.
     fn squares_before(&self, _round: Round) -> Option<ExactSum> {
         None
     }
@@ -83,7 +84,7 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Adds a chunk's squares to the squares of its key.
+    /// Adds a chunk's sums of squares to the sums of the chunk's key.
     fn add(&mut self, _place: usize, _squares: &Sums) {}
 
     /// Counts a chunk as gathered.
@@ -98,17 +99,18 @@ pub(crate) trait Gather {
     /// Counts a chunk without a gradient as gathered.
     fn take_nothing(&mut self, _place: usize, _round: Round) {}
 
-    /// Forgets the gathered chunks of a round, unless the hub's part is complete. Until it is complete, pushes may change.
+    /// Forgets the gathered chunks of a round, unless the hub's part of the norm is complete. Until it is complete, pushes may
+    /// change.
     #[inline]
     fn take_back(&mut self) {}
 
-    /// Returns the first round for which the hub's part is not complete.
+    /// Returns the first round for which the hub's part of the norm is not complete.
     #[inline]
     fn open(&self) -> Round {
         Round(0)
     }
 
-    /// Returns the result for a chunk's step in a round, once it is known.
+    /// Returns the result of a round's norm, for a chunk's step, once the result is known.
     fn found(&self, _place: usize, _round: Round) -> Option<Found> {
         None
     }
@@ -163,9 +165,9 @@ pub(crate) trait Gather {
         (&[], 0)
     }
 
-    /// Begins with round `first`. `squares` are those of this hub's gradients in the round before, and `mean` is the mean
-    /// of the norms before. If some hub does not know its squares, the first steps that use this norm are not scaled at any
-    /// hub.
+    /// Begins with round `first`. `squares` is the sum of squares of this hub's gradients in the previous round, and `mean` is
+    /// the mean of the norms before. If some hub does not know its sum of squares, the first steps that use this norm are not
+    /// scaled at any hub.
     fn begin_at(&mut self, _first: Round, _squares: Option<ExactSum>, _mean: NormMean) {}
 
     /// Whether the core waits for other cores or hubs.
@@ -200,7 +202,7 @@ pub(crate) struct GatherNorm {
     gathered: Vec<Gathered>,
     /// Whether values are gathered for each key.
     by_key: bool,
-    /// Whether steps wait only for the norm of the round before.
+    /// Whether steps wait only for the norm of the previous round.
     by_former: bool,
     /// The numbers of the entries that [wait](Gathered::awaits) for a result.
     waiting: Vec<u32>,
@@ -234,14 +236,14 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Begins a round, if it is new. The result of the round before is then known.
+    /// Begins a round, if it is new. The result of the previous round is then known.
     fn begin(&mut self, round: Round) {
         if round != self.round {
             (self.round, self.taken, self.sums) = (round, 0, Sums::default());
         }
     }
 
-    /// Forgets all gathered chunks, unless the hub's part is complete. Returns the round of the forgotten chunks.
+    /// Forgets all gathered chunks, unless the hub's part of the norm is complete. Returns the round of the forgotten chunks.
     fn take_back(&mut self) -> Option<Round> {
         let has_given = self.taken == self.scope.chunks;
         let is_back = self.taken > 0 && (!has_given || self.scope.whole.take_back(self.round));
@@ -252,7 +254,7 @@ impl Gathered {
         })
     }
 
-    /// Returns the first round for which the hub's part is not complete.
+    /// Returns the first round for which the hub's part of the norm is not complete.
     fn open(&self) -> Round {
         if self.scope.whole.is_whole(self.round) { self.round.next() } else { self.round }
     }
@@ -315,8 +317,8 @@ impl GatherNorm {
         })
     }
 
-    /// Begins after a round in which this hub had these squares. The first steps use the norm of that round; the first
-    /// round of a job has no such norm.
+    /// Begins after `round`, in which this hub's gradients had this sum of squares. The first steps use the norm of `round`.
+    /// The first round of a job has no such norm.
     fn begin_after(&mut self, round: Round, squares: ExactSum) {
         let GatherNorm { gathered, waiting, .. } = self;
         let Gathered { scope, sums, round: last, taken, awaits, .. } = &mut gathered[0];

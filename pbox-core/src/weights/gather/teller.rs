@@ -72,13 +72,14 @@ impl Teller {
         }
     }
 
-    /// Takes another hub's part from its line. `open` is the last round in which this core has gathered a chunk.
+    /// Takes another hub's part of the norm from its line (a message). `open` is the last round in which this core has
+    /// gathered a chunk.
     pub fn take(&mut self, line: Immediate, words: &[u64], open: Round) -> Result<(), Refused> {
         let hub = line.hub().filter(|&hub| hub != self.hub && hub < self.parts.hubs());
         let hub = hub.ok_or(Refused::NotOfHub)?;
         let part = Told::read(words).filter(|part| part.round.low_bits() == line.round_bits);
         let part = part.ok_or(Refused::NoPart)?;
-        // Another hub can enter the next round only after it has got this hub's part of the round before.
+        // Another hub can enter the next round only after it has got this hub's part of the previous round.
         if part.round.0 > open.0.wrapping_add(1) {
             return Err(Refused::NoSuchRound);
         }

@@ -57,7 +57,7 @@ struct Upwards {
 }
 
 impl Coming {
-    /// Returns the length that it must have.
+    /// Returns the length that the state must have, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -50,17 +50,18 @@ pub(super) struct StateFile {
     pub before: Round,
     /// Whether other clients wait until this file is dropped.
     pub is_in_the_way: watch::Sender<bool>,
-    /// The call that takes the file's memory at the drop of the file.
+    /// The call that takes back the file's memory when the file is dropped.
     gone: Option<Gone>,
     /// The turn to get a copy. The newest file has it, so that other clients wait.
     pub turn: Mutex<Option<AtEnd>>,
 }
 
-/// A call that takes the memory of a file that no client needs any more.
+/// A call that takes back the memory of a file that no client needs any more.
 type Gone = Box<dyn FnOnce(Vec<SnapshotPart>) + Send + Sync>;
 
 impl StateFile {
-    /// Creates a file. `turn` keeps other clients waiting while the file is the newest; `gone` is called at its drop.
+    /// Creates a file. `turn` keeps other clients waiting while the file is the newest. `gone` is called when the file is
+    /// dropped.
     pub fn new(image: Image, before: Round, turn: AtEnd, gone: Gone) -> Self {
         let (is_in_the_way, turn) = (watch::Sender::new(false), Mutex::new(Some(turn)));
         StateFile { image, before, is_in_the_way, gone: Some(gone), turn }

@@ -8,9 +8,9 @@
 //!                                               Unlinked
 //! ```
 //!
-//! A job may end at a cut, which is a pause between two rounds. For each worker, the job then ends at the worker's own
-//! *line*: the first round for which no chunk has a stepped push of the worker. Each push before the line is stepped and
-//! answered. Later pushes are not.
+//! A job may end at a cut, which is a pause between two rounds. For each worker, the job then ends at the worker's own *line*:
+//! the first round in which no chunk has stepped the worker's push. Each push before the line is stepped and answered. Pushes
+//! from the line on are neither stepped nor answered.
 //!
 //! Owned by the core. Takes eight bytes per (chunk, worker) and eight per chunk.
 //!
@@ -142,7 +142,7 @@ impl Clocks {
         true
     }
 
-    /// Finds the slowest worker anew, and returns the chunk's round.
+    /// Finds the slowest worker again, and returns the chunk's round.
     fn find_slowest(&mut self, index: usize) -> Round {
         let row = &self.clocks[index * self.ranks..][..self.ranks];
         let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);

@@ -92,7 +92,7 @@ impl Contents {
         self.note(index, rank, Content::Ahead);
     }
 
-    /// Notes that a worker is answered ahead, if it has sent its bytes ahead.
+    /// Notes that a worker is answered ahead, if it has sent its bytes ahead. Returns whether it has.
     pub fn note_ahead(&mut self, index: usize, rank: u32) -> bool {
         let has_sent = self.has(index, rank, Content::Ahead);
         if has_sent {
