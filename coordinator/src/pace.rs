@@ -46,8 +46,8 @@ impl LastRounds {
         (self.watched, self.gauged) = (watched, gauged);
     }
 
-    /// Counts the rounds that are new and complete. The last round may not be complete, because chunks may be one round
-    /// apart.
+    /// Counts the rounds that are new and complete. The last round is perhaps not complete, because chunks may be one
+    /// round apart.
     fn count(&mut self, Watched { first, last, rows, .. }: &Watched) {
         let Some((_, ranks)) = rows.first() else { return };
         let (from, until) = (self.counted.max(*first), Round(last.0.saturating_sub(1)));

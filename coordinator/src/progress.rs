@@ -10,7 +10,7 @@ pub struct Progress {
     done: u64,
     since: Instant,
     round: Round,
-    /// Whether at the last look at the cores a chunk waited for a push of a worker that has left.
+    /// Whether a chunk waited for a push of a worker that has left, at the last look at the cores.
     waits_for_left: bool,
 }
 

@@ -110,7 +110,7 @@ pub fn not_finite(gradients: &GradientsReply) -> String {
     }
 }
 
-/// Writes `rank 3`, or `ranks 3, 5`. Of many numbers, writes only the first ones.
+/// Writes `rank 3`, or `ranks 3, 5`. If there are many numbers, writes only the first of them.
 fn names(what: &str, numbers: &[u32]) -> String {
     let first: Vec<String> = numbers.iter().take(NAMED).map(u32::to_string).collect();
     let (plural, more) = (if numbers.len() == 1 { "" } else { "s" }, numbers.len().saturating_sub(NAMED));

@@ -220,7 +220,7 @@ impl Control {
         reply.map(|reply: OfferReply| reply.state_bytes)
     }
 
-    /// Sends `POST /v1/jobs/{job}/state`, with `bytes` bytes of `values`. This request may take longer than others.
+    /// Sends `POST /v1/jobs/{job}/state`, with `bytes` bytes of `values`. This request may take longer than other requests.
     pub fn send_state<R: Answer>(
         &self,
         what: &'static str,
@@ -309,7 +309,7 @@ impl Control {
     }
 }
 
-/// Returns a refusal with printable characters only. The server may not be a hub, and the text goes to a terminal.
+/// Returns a refusal with printable characters only. The server is perhaps no hub, and the text goes to a terminal.
 pub fn printable(why: &str) -> String {
     let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
     why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()

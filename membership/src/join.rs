@@ -404,8 +404,8 @@ impl LetIn {
         LetIn { control, share: *share, reply, token, heartbeat, for_memory: *for_memory, farewell: None }
     }
 
-    /// Notifies the hub that this member has no data path to it: the hub may not notice this itself. Other members then no
-    /// longer wait for this member. A member that reconnects does not notify the hub, because the member keeps trying.
+    /// Notifies the hub that this member has no data path to it: the hub perhaps does not notice this itself. Other members
+    /// then no longer wait for this member. A member that reconnects does not notify the hub, because the member keeps trying.
     pub(crate) fn does_not_come(&self, why: &MemberError) {
         let is_new = self.token == self.reply.token;
         if is_new {

@@ -34,7 +34,7 @@ pub struct EachRounds {
     /// The speed of the job, in rounds per second.
     pace: f64,
     /// The minimum distance from the job's round to the next wanted round, after the job has passed a wanted round. The
-    /// distance doubles each time the job passes one.
+    /// distance doubles each time the job passes such a round.
     lead: u32,
 }
 

@@ -64,7 +64,7 @@ pub struct Source {
     patience: Patience,
 }
 
-/// The result of a fetch of the weights before a wanted round, which the job may not have reached yet.
+/// The result of a fetch of the weights before a wanted round, which the job has perhaps not reached yet.
 #[derive(Debug)]
 pub enum Fetched {
     /// The job's weights before one round.

@@ -4,9 +4,9 @@
 //!   next_version() --way--> thread: Way::step --way, step--> next_version(): return it, try again, or end
 //! ```
 //!
-//! The calling thread waits, and every 50 ms asks its caller whether the wait is over. A try for which nobody
-//! waits any more continues on its thread, and the next call gets its result. Only one thread at a time has the
-//! `Way` to the weights. This module must not depend on the source of the weights.
+//! The calling thread waits, and every 50 ms asks its caller whether the wait is over. If the caller stops waiting, the try
+//! continues on its thread, and the next call gets the result of this try. Only one thread at a time has the `Way` to the
+//! weights. This module must not depend on the source of the weights.
 
 use std::num::NonZeroU32;
 use std::path::Path;

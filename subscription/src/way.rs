@@ -23,8 +23,8 @@ pub(crate) struct OfHubs {
     source: Source,
     /// The wanted rounds, and their distance. `None` if the newest weights are wanted.
     rounds: Option<(EachRounds, NonZeroU32)>,
-    /// The version that was last returned, and the digest of its weights. A job that comes back from a checkpoint, or is
-    /// made anew, may have other weights in a round that the reader has seen.
+    /// The version that was last returned, and the digest of its weights. In a round that the reader has seen, other weights are
+    /// possible: the job may continue from a checkpoint, or be a new job of the same name.
     last: Option<(Origin, String)>,
     /// Whether the job has been seen at its hub, and the hub has always answered since. If the job is
     /// then missing, it has ended.
@@ -125,8 +125,8 @@ impl OfHubs {
 }
 
 impl OfDirectory {
-    /// Returns the newest version. If the directory was emptied and filled again, its numbers begin anew, and the reader forgets
-    /// the versions that it has seen.
+    /// Returns the newest version. If the directory was emptied and filled again, the numbers of its versions begin again. The
+    /// reader then forgets the versions that it has seen.
     fn newest(&mut self) -> Result<Option<VersionId>, VersionError> {
         let mut newest = self.reader.newest()?;
         if newest < self.last {

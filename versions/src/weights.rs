@@ -131,7 +131,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Returns the first values, and the others.
+    /// Splits the values: returns the first `count` values, and the rest.
     ///
     /// # Panics
     /// Panics if there are fewer values.

@@ -32,7 +32,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Takes the room of the process and the bytes that have become resident since the process had no job.
+    /// Creates the description from the room of the process. `used` are the bytes that have become resident since the
+    /// process had no job.
     pub fn new(room: &MemoryRoom, used: u64) -> Self {
         Memory { room: room.bytes, words: room.to_string(), used }
     }
@@ -97,7 +98,7 @@ impl Hub {
         of_jobs.chain(of_making).fold(self.joins_bytes, u64::saturating_add)
     }
 
-    /// Checks that this much more memory may be promised. On machines that do not report their room, the check passes.
+    /// Checks that `needed` more bytes may be promised. On machines that do not report their room, the check passes.
     ///
     /// # Errors
     /// Returns an error if there is no room.

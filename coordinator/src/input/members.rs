@@ -219,8 +219,8 @@ impl Request for AskForLinks {
     }
 }
 
-/// A request for a connection of a member that has asked for new links. The answer is whether the member may connect,
-/// because all cores have dropped the old links.
+/// A request for a connection of a member that has asked for new links. The answer is whether the member may connect now.
+/// It may connect once all cores have dropped the old links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GrantLinks {

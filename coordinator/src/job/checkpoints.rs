@@ -63,7 +63,7 @@ struct Collecting {
     before: Round,
     /// The number of cores that have answered.
     answers: usize,
-    /// The reason why a core has no part; `None` if no core has lacked its part so far.
+    /// The reason why a core has no part; `None` while no core has reported that it has no part.
     refused: Option<String>,
     /// The cores that have no part, and whose memory for parts is still in use.
     lacks: BTreeSet<usize>,
@@ -112,7 +112,7 @@ impl Checkpoints {
         }
     }
 
-    /// Whether another client may share the state for which this request of a client waits.
+    /// Whether a further client may share the state that the client of this request waits for.
     pub fn may_share(&self, want: WantId) -> bool {
         self.wants.may_share(want)
     }
@@ -186,8 +186,8 @@ impl Checkpoints {
                 .collect();
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
-            // Cores that have already passed the round send no other answer about the round. They count as answers
-            // without a part.
+            // Cores that have already passed the round send no other answer about the round. Each of these cores counts as
+            // an answer without a part.
             let has_passed =
                 |of_core: &&VecDeque<_>| of_core.iter().any(|rounds| is_due_in(occasion, rounds));
             let answers = passed.values().filter(has_passed).count();
@@ -227,7 +227,7 @@ impl Checkpoints {
         Some(Over { occasion, before, refused, lacks, want })
     }
 
-    /// Notes that a core's memory for parts is free again.
+    /// Notes that a core's memory for its parts of snapshots is free again.
     pub(super) fn freed(&mut self, core: usize) {
         self.collecting.iter_mut().for_each(|one| _ = one.lacks.remove(&core));
     }

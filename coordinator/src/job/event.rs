@@ -92,7 +92,7 @@ pub enum Event {
 /// An effect of an event, which the owner of the job carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The driver must take a step of a cut.
+    /// The driver must carry out a step of a cut.
     Cut(CutId, Step),
     /// The job is paused at this hub for a cut of hub 0. The round is the furthest chunk's round; `None` without chunks.
     CutHeld(CutId, Option<Round>),
@@ -151,7 +151,7 @@ pub enum Effect {
     Wanted(WantId, Result<CheckpointReply, NoState>),
     /// Requests that wait for a change of the job must check its state again.
     Wake,
-    /// The driver must take a step of saving the last state.
+    /// The driver must carry out a step of saving the last state.
     Last(LastStep),
     /// The answer to other hubs that have asked whether this hub still has the failed job.
     Holds(FailedReply),

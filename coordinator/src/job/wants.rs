@@ -94,7 +94,7 @@ pub(super) struct Wants {
     reading: Option<WantId>,
 }
 
-/// A want (a request for the state) that does not have its state yet.
+/// A want: a request for the state, without an answer so far.
 #[derive(Debug)]
 pub(super) struct Want {
     id: WantId,
@@ -113,7 +113,7 @@ enum WaitsFor {
     Cut(CutId),
     /// All cores give their parts of the state before this round.
     Cores(Round),
-    /// Memory on these cores, which had none for their part of the state. The text has the reason.
+    /// Free memory on these cores, which had no memory for their part of the state. The text has the reason.
     Memory(BTreeSet<usize>, String),
 }
 
@@ -137,14 +137,14 @@ impl Wants {
         Some(self.waiting.remove(place))
     }
 
-    /// Returns the want for which a cut was made, and the want's use. The cores now take the snapshot.
+    /// Returns the want for which a cut was made, and the want's use. Called when the cores take the snapshot.
     pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<(WantId, Use)> {
         let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
         want.waits_for = WaitsFor::Cores(before);
         Some((want.id, want.purpose))
     }
 
-    /// Answers the want for which a failed cut was made.
+    /// Answers the want whose cut has failed. The answer is the failure.
     pub fn cut_failed(&mut self, cut: CutId, why: &NotCut) -> Option<Effect> {
         let id = self.waiting.iter().find(|want| want.waits_for == WaitsFor::Cut(cut))?.id;
         self.take(id).map(|want| want.ends(why.clone().into()))

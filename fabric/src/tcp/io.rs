@@ -120,7 +120,7 @@ pub(super) fn sum_of_arrival(window: &RecvWindow, span: Span) -> u64 {
     checksum(unsafe { std::slice::from_raw_parts(start, span.bytes) })
 }
 
-/// Returns the bytes of a window that has no links any more.
+/// Returns the bytes of a window that has no links left.
 pub(super) fn contents(window: Arc<RecvWindow>) -> Vec<u8> {
     let window = Arc::into_inner(window).expect("no link holds the window");
     let whole = Span { offset: 0, bytes: window.bytes() };

@@ -157,8 +157,8 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Keeps a link that was just detached until its posts are sent. Returns `None` if the link cannot send
-    /// any more.
+    /// Keeps a link that was just detached until its posts are sent. Returns `None` if the link can no longer
+    /// send.
     pub fn new(attached: Attached<Link>) -> Option<Self> {
         let until = Instant::now() + LINGER;
         attached.takes_posts().then(|| Lingering { link: attached.link, until, said: false })

@@ -124,8 +124,8 @@ pub enum Step {
     CatchUp,
     /// Ask the hub of this number for new links.
     Ask(usize),
-    /// Drop the links. The hubs have already granted new links. So no hub takes the end of the old links on shared memory
-    /// for the member's death.
+    /// Drop the links. The hubs have already granted new links. So no hub concludes from the end of the old links on shared
+    /// memory that the member died.
     DropLinks,
     /// Make links to all hubs, and send again all pushes that have no answer.
     MakeLinks,

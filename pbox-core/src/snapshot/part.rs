@@ -28,8 +28,8 @@ pub struct SnapshotPart {
     pub values: Slab,
     /// The number of steps that each chunk has made.
     pub steps: Vec<u32>,
-    /// The squares of these chunks' mean gradients in the round before. Only in a job whose next steps depend on the norm
-    /// of that round.
+    /// The sum of the squares of these chunks' mean gradients in the previous round. Only in a job whose next steps depend on
+    /// the norm of that round.
     pub squares: Option<ExactSum>,
     /// The running mean of the norms of accepted rounds, in a job that skips spikes.
     pub norm_mean: Option<NormMean>,

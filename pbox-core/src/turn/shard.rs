@@ -41,7 +41,7 @@ pub(crate) struct ShardOf<P, M: Mode> {
     pub(super) terms: Arc<JobTerms>,
     pub(super) pace: P,
     pub(super) stages: Staged<M>,
-    /// The first round in which no chunk is stepped: 0 while the shard is held.
+    /// The first round in which chunks are not stepped: 0 while the shard is held.
     pub(super) until: Round,
     /// The value of `until` while the shard is not held. It is 0 if a worker was lost before all workers had the first
     /// weights.
@@ -425,7 +425,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
 
     /// Changes the optimizer's hyperparameters from a round on.
     pub fn set_numbers(&mut self, from: Round, changed: Numbers) {
-        // Neither a round in flight nor a later round needs older numbers.
+        // Neither a round in flight nor a later round needs older hyperparameters.
         let oldest = self.front().map_or(from, |front| front.lowest.min(from));
         let numbers = self.stages.numbers();
         numbers.change(from, changed);

@@ -125,8 +125,8 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Returns the sums of squares that a chunk adds to the norms of its key. The chunk has not stepped yet on the mean, which is
-    /// over `workers` workers. Changes nothing.
+    /// Returns the sums of squares that a chunk adds to the norms of its key. Call this before the chunk's step on the mean,
+    /// which is over `workers` workers. Changes nothing.
     pub fn squares<E: Element>(
         &self,
         kernels: &Kernels,
@@ -187,8 +187,8 @@ impl Steps {
         kernels.run(&rule, &step, slots, weights, former.trial(kept));
     }
 
-    /// Returns the rule and the numbers of a chunk's step with this number. `None` if the step leaves the weights
-    /// unchanged.
+    /// Returns the rule and the hyperparameters of a chunk's step. `number` is the number of the step. `None` if the step leaves
+    /// the weights unchanged.
     #[inline]
     fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
         let numbers = self.numbers.at(round);

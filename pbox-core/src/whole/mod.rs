@@ -54,8 +54,8 @@ pub struct WholeGradient {
     given: AtomicU64,
     /// The last round with a result, and its scale.
     found: AtomicU64,
-    /// The squares of the last round with a result, if the last core finds the result. They are kept here because other
-    /// cores may be in the next round before core `first` sends the part.
+    /// The sum of squares of the last round with a result, if the last core finds the result. The sum is kept here, because
+    /// other cores may be in the next round before core `first` sends the hub's part.
     found_sum: [AtomicU64; ExactSum::WORDS],
 }
 

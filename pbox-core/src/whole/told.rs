@@ -14,7 +14,7 @@ use crate::layout::Round;
 pub struct Told {
     /// The round.
     pub round: Round,
-    /// The number of rounds that the job has skipped. In a part, this round is not counted; in the sum, it is.
+    /// The number of rounds that the job has skipped. A hub's part does not count this round. The sum of all parts does.
     pub skipped: u64,
     /// The mean of the norms before this round, in a job that skips spikes.
     pub mean: NormMean,

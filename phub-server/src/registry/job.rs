@@ -22,7 +22,7 @@ use crate::registry::rounds::waits::{WaitForCuts, WaitForLast};
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
 pub(crate) struct Cores {
-    /// The numbers, in the order of the placement.
+    /// The numbers of the cores, in the order of the placement.
     pub numbers: Vec<usize>,
     /// The placement of the hub's chunks on these cores.
     pub placement: Placement,

@@ -25,7 +25,7 @@ pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>
 /// The ways in which a session ends. A later variant overrides an earlier variant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ending {
-    /// The session leaves when no key is in flight any more.
+    /// The session leaves as soon as no key is in flight.
     Leave,
     /// The session ends soon. It leaves if no key is in flight; otherwise it ends without leaving.
     Drop,

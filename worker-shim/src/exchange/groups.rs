@@ -90,7 +90,7 @@ impl Groups {
         (*open == 1).then_some(*core as usize)
     }
 
-    /// Notes that a key of a group has its answer. Returns whether no key of the group is in flight any more.
+    /// Notes that a key of a group has its answer. Returns whether this was the group's last key in flight.
     pub fn close(&mut self, group: u32) -> bool {
         let open = &mut self.of[group as usize].open;
         *open -= 1;

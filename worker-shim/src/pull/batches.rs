@@ -156,7 +156,7 @@ impl Batches {
         exchange.pull(&self.batches[self.at].keys)
     }
 
-    /// Returns the numbers of due and of released batches.
+    /// Returns how many batches have been due, and how many have been released.
     pub fn counts(&self) -> Counts {
         self.counts
     }

@@ -181,9 +181,9 @@ impl Planner {
         self.events.there.len() >= self.batches.len()
     }
 
-    /// Ends the round. Returns the batches of the next round if they change. A round is not evaluated if the
-    /// caller did not ask for one of the layers. `is_quiet` is false if the round overlaps the next one; such
-    /// a round is not evaluated either.
+    /// Ends the round. Returns the batches of the next round if they change. A round is not evaluated if the caller did not
+    /// ask for one of the layers. `is_quiet` is false if the round overlaps the next round. An overlapping round is not
+    /// evaluated either.
     pub fn end_of_round(&mut self, is_quiet: bool) -> Option<&[Range<usize>]> {
         let events = std::mem::replace(&mut self.events, Events::new(self.layers, self.layer_of.len()));
         let lap = events.lap(self.batches.len()).filter(|_| is_quiet)?;

@@ -18,7 +18,7 @@ use crate::pull::{Pull, PullError};
 const CHECKSUM: &str = "PHUB_CHECKSUM";
 const TCP_CONGESTION: &str = "PHUB_TCP_CONGESTION";
 
-/// The longest time that a setting may have: ten years. A deadline after a longer time may not exist.
+/// The longest time that a setting may have: ten years. A clock perhaps cannot represent a later deadline.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Settings of a [`Session`](crate::Session).

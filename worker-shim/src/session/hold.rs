@@ -241,8 +241,8 @@ impl Session {
         Ok(self.begin(deadline)?)
     }
 
-    /// Takes the hub's weights, and continues with the rounds that the weights do not include. `own` is the
-    /// highest round that this worker has reached.
+    /// Receives the hub's weights, and continues with the rounds that the weights do not include. `own` is the highest round
+    /// that this worker has reached.
     fn catch_up(&mut self, stood: &[Stood], own: Round) -> Result<(), Again<SessionError>> {
         self.wait_all()?;
         // A checkpoint may include a round for which no worker has an answer.
@@ -283,8 +283,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a round of the hub in this session's count, which includes the rounds that were lost before. Another
-    /// worker's count may be higher, if this worker has missed a return of the hub.
+    /// Converts a round of the hub into this session's count, which includes the rounds that were lost before. Another worker's
+    /// count may be higher, if this worker has missed a return of the hub.
     pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }

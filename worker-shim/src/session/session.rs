@@ -150,8 +150,8 @@ impl Session {
         Ok(self.exchange.gradient_mut(key)?)
     }
 
-    /// Returns a key's weights to read and its gradient to write, together, as a backward pass needs them.
-    /// The backward pass must not need the weights any more when it pushes the key.
+    /// Returns a key's weights to read and its gradient to write, together, as a backward pass needs them. When the backward
+    /// pass pushes the key, it must be finished with the key's weights.
     ///
     /// # Errors
     /// Returns the errors of [`gradient_mut`](Self::gradient_mut).

@@ -94,8 +94,8 @@ impl Job {
             (WaitsFor::Lines, Stepped::Lines(lines)) => moved.take_snapshot(lines),
             (WaitsFor::End, Stepped::Ends) => moved.end_with_snapshot(),
             (WaitsFor::OthersRelease, Stepped::OthersReleased(released)) => {
-                // A hub that did not answer the request to pause may not answer the release either. If so, the missing answer
-                // to the release does not fail the job.
+                // A hub that did not answer the request to pause perhaps does not answer the release either. In this case,
+                // the missing answer to the release does not fail the job.
                 cut.unreleased = released.err().filter(|_| !matches!(cut.failed, Some(NotCut::Hub(_))));
                 moved.release_here()
             }

@@ -67,7 +67,7 @@ pub enum CutAt {
     LastRound,
 }
 
-/// A step of a cut, which the driver takes. The driver reports the result of each step except `TakeSnapshot`.
+/// A step of a cut, which the driver carries out. The driver reports the result of each step except `TakeSnapshot`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Join the job at the hubs above.
@@ -213,21 +213,21 @@ struct Cut {
     id: CutId,
     purpose: Purpose,
     waits_for: WaitsFor,
-    /// Whether the job begins with this cut.
+    /// Whether this is the cut with which the job begins.
     begins: bool,
     /// The round of the furthest chunk.
     front: Option<Round>,
-    /// Hub 0's number of the cut, once the other hubs are asked to pause the job.
+    /// Hub 0's number of the cut. `None` until the other hubs are asked to pause the job.
     others: Option<u64>,
     /// The round before which the job is cut, once it is decided.
     before: Round,
-    /// The time at which the wait for hub 0's release began, at another hub than hub 0.
+    /// The time at which this hub began to wait for hub 0's release. Used only at hubs other than hub 0.
     since: Instant,
-    /// The release by hub 0, once it has arrived, at another hub than hub 0.
+    /// The release by hub 0, once it has arrived. Used only at hubs other than hub 0.
     release: Option<ReleaseRequest>,
     /// The reason why the cut failed, if it did. The job is then released unchanged.
     failed: Option<NotCut>,
-    /// The reason why the job may stay paused at another hub, if the release there failed.
+    /// The reason why the job is perhaps still paused at another hub: the release of that hub failed.
     unreleased: Option<String>,
 }
 

@@ -7,9 +7,9 @@
 //! | continues, and another member takes part | cores remove the member, other hubs are notified, and its tokens give the reason |
 //! | has failed | nothing happens |
 //!
-//! A member that has left closes its links, and does not count as lost. If a member's client hung up before the answer to its
-//! join, the member is lost only if its job runs or has no other member. Otherwise the job continues to wait for members, as if
-//! nobody had joined.
+//! A member that has left closes its links, and does not count as lost. A member whose client hung up before the answer to its
+//! join is lost only if its job runs or has no other member. Otherwise the job continues to wait for members, as if nobody had
+//! joined.
 
 use crate::job::{Cause, Effect, Job};
 

@@ -112,9 +112,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Ends a [held](Self::hold) job before a round that no chunk is past. In SSP and ASP, `lines` are
-    /// the combined [lines](Self::lines) of all cores, at which the job ends. After the release, no chunk
-    /// passes the end.
+    /// Ends a [held](Self::hold) job before `round`, which no chunk is past. In SSP and ASP, the job ends at each worker's
+    /// line; `lines` are the combined [lines](Self::lines) of all cores. After the release, no chunk passes the end.
     pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.end_before(round, lines));
@@ -245,13 +244,13 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Finishes all chunks of a shard that can continue without an arrival.
+    /// Finishes all chunks of a shard that can finish without a further arrival.
     pub(super) fn settle(&mut self, place: usize, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) {
         self.settle_at(place, 0..usize::MAX, notices, onlooker);
         self.settled(place, notices);
     }
 
-    /// Finishes those chunks whose steps waited for other cores and can be made now.
+    /// Finishes the chunks whose steps waited for other cores, and can now be made.
     pub(super) fn settle_heard(
         &mut self,
         place: usize,

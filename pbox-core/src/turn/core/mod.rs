@@ -49,7 +49,7 @@ struct JobShard {
     id: JobId,
     shard: Shard,
     replies: Replies,
-    /// The round of the shard's first chunk at the last [`look`](Core::look).
+    /// The round of the shard's first chunk at the last [`look`](Core::look), which is a check of the rounds.
     looked: Option<Round>,
     watch: Watch,
     /// The index of the next shard of the same job.

@@ -19,7 +19,7 @@ pub(super) use alone::Clocks;
 pub(super) use relayed::Relayed;
 pub(super) use together::Arrivals;
 
-/// The reason why a worker may not push a chunk for a round now.
+/// The reason why a worker's push of a chunk is not allowed now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfTurn {
     /// The worker has already pushed the chunk in this round.
@@ -102,8 +102,8 @@ pub(crate) trait Pace: Sized {
         Vec::new()
     }
 
-    /// Sets each worker's lead, by rank, if workers step alone: the worker begins this many rounds after the round of its next
-    /// [admission](Self::admit). So a job that begins again keeps the leads of its workers.
+    /// Sets each worker's lead in rounds, by rank, if workers step alone. Each worker begins this many rounds after the round
+    /// of its next [admission](Self::admit). So a job that begins again keeps the leads of its workers.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
     /// Ends a job whose workers step alone: each worker's chunks reach its [line](Self::lines), and go no further. The caller
@@ -225,8 +225,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Makes one step for a group whose chunks at `places` all have their last push. `joined` is the group's own place.
-    /// Returns `None` if the chunks must be [settled](Self::settle) one by one.
+    /// Makes one step for a group. All chunks of the group, at `places`, have their last push. `joined` is the group's own
+    /// place. Returns `None` if the chunks must be [settled](Self::settle) one by one.
     #[inline]
     fn settle_joined<M: Mode>(
         _shard: &mut ShardOf<Self, M>,

@@ -204,9 +204,9 @@ pub(crate) struct GatherNorm {
     by_key: bool,
     /// Whether steps wait only for the norm of the previous round.
     by_former: bool,
-    /// The numbers of the entries that [wait](Gathered::awaits) for a result.
+    /// The indices in `gathered` of the entries that [wait](Gathered::awaits) for a result.
     waiting: Vec<u32>,
-    /// The numbers of the entries that have their result, until their chunks have stepped.
+    /// The indices in `gathered` of the entries that have a new result, and whose chunks may now step.
     heard: Vec<u32>,
     /// The kept values of each chunk, in the order of the chunks.
     kept: Vec<Kept>,
@@ -445,7 +445,7 @@ impl Gather for GatherNorm {
 
     #[inline]
     fn found(&self, place: usize, round: Round) -> Option<Found> {
-        // The core that sends the hub's part answers no chunk before it has sent that part.
+        // The core that sends the hub's part of the norm answers no chunk before it has sent this part.
         let is_told = self.teller.as_ref().is_none_or(|teller| teller.has_found(round));
         self.gathered[self.kept[place].of as usize].scope.whole.found(round).filter(|_| is_told)
     }

@@ -28,7 +28,7 @@ pub(super) struct LinksAbove {
     /// The number of this hub among the hubs above, in a mesh.
     pub own: Option<usize>,
     pub ports: Ports,
-    /// The numbers of the links that each core of this hub uses.
+    /// The numbers of the links that each core of this hub uses, by core.
     pub by_core: Vec<Vec<usize>>,
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct Coming {
     goes: Goes,
 }
 
-/// The target of the values.
+/// The destination of the values.
 #[derive(Debug)]
 enum Goes {
     /// The values go to this hub's cores when they are complete.
@@ -129,8 +129,8 @@ fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
 }
 
 impl Registry {
-    /// Takes rank 0's offer of a state. A job without a state waits for the offered state. Below other hubs, the hubs
-    /// above decide.
+    /// Handles rank 0's offer of a state. A job without a state waits for the offered state. Below other hubs, the
+    /// hubs above decide.
     pub async fn offer(
         self: &Arc<Self>,
         name: &str,

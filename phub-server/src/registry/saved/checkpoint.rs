@@ -98,8 +98,8 @@ impl Registry {
         }
     }
 
-    /// Writes a snapshot to the job's file, even if nobody waits for the file any more. The coordinator answers the
-    /// requests for it.
+    /// Writes a snapshot to the job's file, even if no request still waits for the file. The coordinator answers the requests
+    /// for the file.
     pub(crate) async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
         let of @ (id, ..) = (collected.job, collected.occasion, collected.before);
         let registry = Arc::clone(self);

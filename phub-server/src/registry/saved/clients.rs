@@ -119,7 +119,7 @@ impl Registry {
         }
     }
 
-    /// Takes back the memory of a copy that no client needs any more. If clients read the job's state repeatedly, the
+    /// Takes back the memory of a copy that no client still needs. If clients read the job's state repeatedly, the
     /// cores keep the memory of their parts.
     fn copy_is_gone(&self, id: JobId, cores: &[usize], parts: Vec<SnapshotPart>) {
         let bytes: usize = parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();

@@ -56,7 +56,7 @@ pub(super) struct StateFile {
     pub turn: Mutex<Option<AtEnd>>,
 }
 
-/// A call that takes back the memory of a file that no client needs any more.
+/// A call that takes back the memory of a file that no client still needs.
 type Gone = Box<dyn FnOnce(Vec<SnapshotPart>) + Send + Sync>;
 
 impl StateFile {

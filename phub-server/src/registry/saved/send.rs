@@ -172,7 +172,7 @@ async fn send(file: Arc<StateFile>, sink: &Sender<Bytes>, reading: &Reading) -> 
 /// Waits until a client has taken the bytes of a file before `end`.
 ///
 /// # Errors
-/// Fails if the client is slower than [`SLOWEST`], or, while others wait, than [`SLOWEST_IN_THE_WAY`].
+/// Fails if the client is slower than [`SLOWEST`], or, while other clients wait, than [`SLOWEST_IN_THE_WAY`].
 async fn in_time<T>(
     begun: Instant,
     end: usize,

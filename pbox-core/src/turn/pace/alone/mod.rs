@@ -347,8 +347,8 @@ impl Pace for Clocks {
         Some(Finished { ranks, ..shard.finished(place, round, 1) })
     }
 
-    /// Steps every push that has arrived, also pushes of later rounds. Then moves the chunk to round `before`, although
-    /// some workers may not have pushed.
+    /// Steps every push that has arrived, also pushes of later rounds. Then moves the chunk to round `before`, although some
+    /// workers have perhaps not pushed.
     fn end_rounds<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,

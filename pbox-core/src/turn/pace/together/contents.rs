@@ -17,8 +17,8 @@ use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::weights::{Gather, Mode, Staged};
 
-/// The pushes in flight that are not plain gradients, by chunk and worker. Also the bytes that were sent ahead, and the
-/// answers ahead.
+/// The pushes in flight that are not plain gradients, by chunk and worker. Also marks which bytes and answers were sent
+/// ahead.
 #[derive(Debug)]
 pub(super) struct Contents {
     /// One row of bits for each chunk and each content of a push, with a bit for each worker. The row of [`ANSWERED_AHEAD`]
@@ -181,7 +181,7 @@ impl Arrivals {
         }
     }
 
-    /// Ends a round that may not be a plain step, as [`conclude`](Self::conclude) does.
+    /// Works like [`conclude`](Self::conclude), also for rounds without a plain step.
     #[cold]
     pub(super) fn conclude_other<M: Mode>(
         &mut self,
