@@ -1,16 +1,16 @@
-//! The progress of a job, according to the last look: the last check of its cores.
+//! The progress of a job, according to the last check of its cores.
 
 use std::time::{Duration, Instant};
 
 use pbox_core::{Look, Round};
 
-/// The progress of a job at the last look, which is a check of its cores.
+/// The progress of a job at the last check of its cores.
 #[derive(Debug)]
 pub struct Progress {
     done: u64,
     since: Instant,
     round: Round,
-    /// Whether a chunk waited for a push of a worker that has left, at the last look at the cores.
+    /// Whether a chunk waited for a push of a worker that has left, at the last check of the cores.
     waits_for_left: bool,
 }
 
@@ -25,7 +25,7 @@ impl Progress {
         self.round
     }
 
-    /// Notes a look. Returns the time for which nothing has moved.
+    /// Notes the result of a check. Returns the time for which nothing has moved.
     pub fn note(&mut self, look: &Look, now: Instant) -> Duration {
         if look.is_moving || look.done != self.done {
             (self.done, self.since) = (look.done, now);

@@ -309,7 +309,7 @@ impl Control {
     }
 }
 
-/// Returns a refusal with printable characters only. The server is perhaps no hub, and the text goes to a terminal.
+/// Returns a refusal with printable characters only. The server is perhaps no hub, and the text is printed on a terminal.
 pub fn printable(why: &str) -> String {
     let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
     why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()

@@ -65,9 +65,9 @@ impl fmt::Display for Passed {
 pub(crate) enum Next {
     /// Ask for the weights before this round, which is near.
     Ask(Round),
-    /// Look again later: this round is not near.
+    /// Call again later: this round is not near.
     Later(Round),
-    /// Name the multiples that have passed since the last look, and look again.
+    /// Report the multiples that have passed since the last call, and call again.
     Passed(Passed),
 }
 
@@ -123,7 +123,7 @@ impl EachRounds {
         self.move_to(self.multiple(self.from), front).unwrap_or(alone)
     }
 
-    /// Forgets the job's progress: a job that comes back may be in an earlier round. If it comes back in a later round, the
+    /// Forgets the job's progress: a job that returns may be in an earlier round. If the job returns in a later round, the
     /// multiples in between have passed.
     pub(crate) fn forget(&mut self) {
         *self = EachRounds { due: self.due, ..EachRounds::new(self.each) };

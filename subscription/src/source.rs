@@ -178,8 +178,8 @@ impl Patience {
     fn judge<T>(&mut self, result: Result<T, NoWeights>, now: Instant) -> Result<T, NoWeights> {
         let why = match result {
             Err(NoWeights::Away(ref why)) => why.clone(),
-            // A hub that came back has no job, or no weights, until its workers have joined again. This time
-            // counts as away, too.
+            // A hub that has returned has no job, or no weights, until its workers have joined again. This time counts as
+            // away, too.
             Err(NoWeights::NoJob(ref why) | NoWeights::NotYet(ref why))
                 if self.had_job && self.since.is_some() =>
             {

@@ -24,7 +24,7 @@ pub(crate) struct OfHubs {
     /// The wanted rounds, and their distance. `None` if the newest weights are wanted.
     rounds: Option<(EachRounds, NonZeroU32)>,
     /// The version that was last returned, and the digest of its weights. In a round that the reader has seen, other weights are
-    /// possible: the job may continue from a checkpoint, or be a new job of the same name.
+    /// possible. The job may continue from a checkpoint, or be a new job of the same name.
     last: Option<(Origin, String)>,
     /// Whether the job has been seen at its hub, and the hub has always answered since. If the job is
     /// then missing, it has ended.
@@ -106,8 +106,8 @@ impl OfHubs {
             }
             Err(NoWeights::NoJob(_)) if self.is_known => Step::End,
             Err(NoWeights::Away(why)) => {
-                // A missing job is not the job's end then: a hub that comes back has no job until the workers
-                // have joined again.
+                // From now on, a missing job does not mean that the job has ended: a hub that returns has no job until its
+                // workers have joined again.
                 self.is_known = false;
                 Step::Later(why)
             }

@@ -14,8 +14,8 @@
 //! | a client has read the state | the driver | the next client gets the state |
 //! | a step of saving the last state is done | the driver | the next step, see [`last`](super::last) |
 //!
-//! Requests of members have their own methods, which return answers. A look at the rounds, and a loss that another party
-//! has noticed, have their own methods, too.
+//! Requests of members have their own methods, which return answers. A check of the rounds, and a loss that another party has
+//! noticed, have their own methods, too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,7 +83,7 @@ pub enum Event {
         /// The rounds of the hub's files, and the state of its part.
         said: Result<(Vec<Round>, PartState), String>,
     },
-    /// A client has read the state that it wanted, or gives up.
+    /// A client has read the state that it asked for, or has given up.
     Read(WantId),
     /// A step of saving the last state is done.
     Last(LastStepped),

@@ -232,7 +232,7 @@ impl LastState {
         }
         let (secret, whole) = (hubs.secret.show(), hubs.whole.clone());
         let request = LastRequest { secret, before, ended, whole };
-        // Before a hub stops, it has all hubs write a checkpoint. So a hub may be gone by now, with everything saved.
+        // A hub makes all hubs write a checkpoint before it stops. So a hub may have ended by now, after everything was saved.
         let is_over = rounds.err().map(|why| last.unsaved(why));
         match hubs.share.is_whole() {
             true => self.others_have_written(hubs, last, request, (is_over, Vec::new())),

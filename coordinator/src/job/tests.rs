@@ -447,7 +447,7 @@ fn a_worker_that_leaves_a_job_that_gathers_gives_it_up() {
     assert_eq!(job.leave(1, LeftAt::all(Round(0))), Leave::Nothing);
 }
 
-/// Returns a look at a job in which nothing moves: a chunk in round 7 waits for rank 1.
+/// Returns the result of a check of a job in which nothing moves: a chunk in round 7 waits for rank 1.
 fn waiting() -> Look {
     let owes = Waits { owes: 1, round: Some(Round(7)), is_waiting: false };
     Look { round: Round(7), done: 15, workers: [(1, owes)].into(), ..Look::default() }

@@ -20,7 +20,8 @@ use crate::memory::{RecvWindow, SendWindow};
 pub(super) const UNSENT_BYTES: u32 = 256 << 10;
 /// The most frames of one call. Each frame is a header and a span.
 pub(super) const FRAMES: usize = PIECES / 2;
-/// The most pieces of one call. The kernel accepts up to 1024, but a socket's buffer is full long before.
+/// The most pieces of one call. The kernel accepts up to 1024, but a socket's buffer is full with fewer
+/// pieces.
 const PIECES: usize = 64;
 
 /// The pieces that one call sends, in order.

@@ -301,7 +301,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.add_worker(rank, gradients, lines, own, discarded)
     }
 
-    /// Takes a line with a hub's part of the gradient norm. A worker has passed the line on, or a hub above has sent it.
+    /// Handles a line, a message with a hub's part of the gradient norm. A worker has passed the line on, or a hub above has
+    /// sent it.
     ///
     /// # Errors
     /// Returns an error if the line breaks the protocol.

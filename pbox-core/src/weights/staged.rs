@@ -525,8 +525,8 @@ impl<M: Mode> Staged<M> {
         self.steps.counts.of(place)
     }
 
-    /// Takes a line with a hub's part of the norm, which a worker has passed on or a hub above has sent. The line is
-    /// at `span` in the window of the link's peer.
+    /// Handles a line, a message with a hub's part of the norm. A worker has passed the line on, or a hub above has sent it.
+    /// The line is at `span` in the window of the link's peer.
     pub fn take_line(&mut self, link: u32, line: Immediate, span: Span) -> Result<(), Refused> {
         // SAFETY: the other end has posted this line. If it writes nevertheless, the result is read as words, and every
         // word is checked.

@@ -31,7 +31,7 @@ impl Told {
     /// The length of a line, in bytes.
     pub const BYTES: usize = Self::WORDS * size_of::<u64>();
 
-    /// Writes a line.
+    /// Writes the part as a line (a message).
     pub fn write(&self, line: &mut [u64]) {
         (line[0], line[1]) = (self.round.0.into(), self.skipped);
         line[2..][..ExactSum::WORDS].copy_from_slice(&self.sum.to_words());

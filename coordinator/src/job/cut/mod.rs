@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hubs::StaleCut;
 
-/// The limit on the round before which a client may ask for the state, counted from the round of the furthest chunk.
+/// The most rounds between the furthest chunk's round and the round before which a client may ask for the state.
 const AHEAD: u32 = 1024;
 
 /// The number of a cut at this hub.
@@ -110,7 +110,7 @@ pub enum Stepped {
     Held(Option<Round>),
     /// The other hubs have paused the job. Each reports the round of its furthest chunk.
     OthersHeld(Result<Vec<Option<Round>>, String>),
-    /// The line of each worker.
+    /// The line of each worker, see [`Step::Lines`].
     Lines(Arc<[Option<Round>]>),
     /// No chunk can pass the end.
     Ends,

@@ -121,12 +121,14 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the line with a hub's part of the norm that must now go to all workers, if there is one.
+    /// Returns the line (a message) with a hub's part of the norm, if it must now be sent to all workers. Returns each line
+    /// once.
     fn untold(&mut self) -> Option<(Immediate, Span)> {
         None
     }
 
-    /// Returns the lines with the hub's last parts of the norm, the older one first, for a worker that has seen no line.
+    /// Returns the lines (messages) with the hub's last parts of the norm, the older first. A worker that has seen no line
+    /// needs them.
     fn lines(&self) -> Vec<(Immediate, Span)> {
         Vec::new()
     }
@@ -142,17 +144,18 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Takes a line with a hub's part of the norm, which a worker has passed on or a hub above has sent.
+    /// Handles a line, a message with a hub's part of the norm. A worker has passed the line on, or a hub above has sent it.
     fn take_line(&mut self, _line: Immediate, _words: &[u64]) -> Result<(), Refused> {
         Err(Refused::NotOfHub)
     }
 
-    /// Takes the next line that must be sent to a hub above, with the number of the link. `None` if there is no such line.
+    /// Returns the next line (a message) that must be sent to a hub above, with the number of the link. `None` if there is no
+    /// such line.
     fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
         None
     }
 
-    /// Repeats the lines that hubs above may still need, because the links to these hubs are new.
+    /// Makes the lines ready to be sent again that hubs above may still need, because the links to these hubs are new.
     fn pass_again(&mut self) {}
 
     /// Returns the last round whose result is known. `None` at a core that does not send the hub's parts.

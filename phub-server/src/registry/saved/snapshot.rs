@@ -95,7 +95,7 @@ impl Registry {
     }
 }
 
-/// Waits for the result of a want.
+/// Waits for the result of a request for the state.
 pub(super) async fn met(wanted: Wanted) -> Result<Met, NoState> {
     wanted.await.unwrap_or_else(|_| Err(ended(JobEnded)))
 }

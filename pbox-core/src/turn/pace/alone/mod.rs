@@ -37,7 +37,7 @@ pub(crate) struct Clocks {
     chunks: Vec<State>,
     /// Each worker's lead over the slowest in a job that begins again, in rounds, by rank. Otherwise empty.
     ahead: Vec<u32>,
-    /// The line of each worker in a job that ends, by rank. Otherwise empty.
+    /// In a job that ends, each worker's line, by rank: the first round that is not stepped. Otherwise empty.
     ends: Vec<Round>,
 }
 
