@@ -209,7 +209,7 @@ impl Hub {
         }
     }
 
-    /// Reports that this member has lost its links, and asks for new ones. The hub answers after it has released the old
+    /// Reports that this member has lost its links, and asks for new links. The hub answers after it has released the old
     /// links.
     ///
     /// # Errors

@@ -248,7 +248,7 @@ impl Join<'_> {
     }
 }
 
-/// Returns the deadline for links to these hubs, if the links may take `limit` without the time for the hubs' memory.
+/// Returns the deadline for the links to these hubs: `limit` from now, plus the time that the hubs need to make their memory.
 pub fn deadline(hubs: &[LetIn], limit: Duration) -> Instant {
     let for_memory = hubs.iter().map(|hub| hub.for_memory).max().unwrap_or_default();
     Instant::now() + limit + for_memory

@@ -78,7 +78,7 @@ impl EachRounds {
         EachRounds { each, from, due: None, seen: None, known: None, former: None, pace: 0.0, lead }
     }
 
-    /// Returns the next thing to do. The hub has seen the job in round `seen`. `None` counts as near, so that the hub is asked,
+    /// Returns the next thing to do. The hub has seen the job in round `seen`. If `seen` is `None`, the hub is asked at once,
     /// and answers that the job is missing.
     pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> Next {
         let Some(seen) = seen else { return Next::Ask(self.multiple(self.from)) };

@@ -198,7 +198,7 @@ impl Request for Heard {
     }
 }
 
-/// A report that a member has lost its links and asks for new ones.
+/// A report that a member has lost its links and asks for new links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskForLinks {

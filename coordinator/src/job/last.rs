@@ -216,7 +216,7 @@ impl LastState {
         replies: Vec<Result<FailedReply, String>>,
     ) -> Vec<Effect> {
         let holds = |reply: &Result<FailedReply, String>| reply.as_ref().is_ok_and(|reply| reply.saves);
-        // Hub 0 asks only the hubs that still have the job. So hub 0 does not wait again for a hub that is gone.
+        // Hub 0 asks only the hubs that still have the job. So hub 0 does not wait again for a hub that has ended.
         let there = (1..).zip(&replies).filter(|(_, reply)| holds(reply)).map(|(hub, _)| hub).collect();
         let rounds = last.of_all(hubs, replies);
         let (mut before, mut ended) = (Round(0), last.ended.clone());

@@ -27,9 +27,9 @@
 //! | `Away` | the pause is over | `Rejoining` | join again |
 //! | all states with a lost hub | the step failed for good, or for too long | `Over` | give up |
 //!
-//! Every other event changes nothing, because the current step fails by itself if its hub is gone. A member that leaves
-//! needs no state: its program drops the state machine. No I/O, no clock, no threads: time is an argument. Must not
-//! depend on errors, hubs' addresses, or the content of links.
+//! Every other event changes nothing, because the current step fails by itself if its hub has ended. A member that leaves needs
+//! no state: its program drops the state machine. No I/O, no clock, no threads: time is an argument. Must not depend on errors,
+//! hubs' addresses, or the content of links.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -78,7 +78,7 @@ pub enum Event {
     Granted,
     /// The old links are dropped.
     Dropped {
-        /// The number of answers that arrived over these links and earlier ones. A part of an answer counts, too.
+        /// The number of answers that arrived over these links and all earlier links. A part of an answer counts, too.
         came: u64,
         /// Whether an answer is missing.
         is_awaited: bool,

@@ -200,8 +200,8 @@ impl Snapshot {
         &self.numbers
     }
 
-    /// Returns the squares of the hub's mean gradients of the round before, in a job whose next steps depend on their norm.
-    /// `None` if a core does not know its part: a job may have failed when only some of its chunks had ended the round.
+    /// Returns the sum of squares of the hub's mean gradients in the previous round, in a job whose next steps depend on their
+    /// norm. `None` if a core does not know its part: a job may have failed when only some of its chunks had ended the round.
     pub fn last_squares(&self) -> Option<ExactSum> {
         let mut parts = self.parts.iter().filter(|part| !part.chunks.is_empty()).map(|part| part.squares);
         let join = |mut sum: ExactSum, part: Option<ExactSum>| {

@@ -124,7 +124,7 @@ impl LayerParts {
         Some(start as usize..end as usize)
     }
 
-    /// Forgets worker `rank`, which is gone.
+    /// Forgets worker `rank`, which has left or was lost.
     pub fn forget(&mut self, rank: u32) {
         for of_worker in (rank as usize..self.ready.len()).step_by(self.workers) {
             (self.ready[of_worker], self.counts_again[of_worker]) = (0, false);

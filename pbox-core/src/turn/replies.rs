@@ -157,7 +157,7 @@ impl Replies {
         self.parts.as_mut().filter(|_| rank < workers)
     }
 
-    /// Removes the link of a worker that is gone.
+    /// Removes the link of a worker that has left or was lost.
     pub fn detach(&mut self, rank: u32) -> Option<LinkId> {
         let queue = &mut self.queues[rank as usize];
         self.waiting -= queue.len();
@@ -165,7 +165,7 @@ impl Replies {
         self.links[rank as usize].take()
     }
 
-    /// Forgets a worker that is gone.
+    /// Forgets a worker that has left or was lost.
     pub fn forget(&mut self, rank: u32) {
         self.listens[rank as usize] = false;
         self.priorities[rank as usize] = None;

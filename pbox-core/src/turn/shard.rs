@@ -361,8 +361,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Notes that worker `rank` has lost its links, and will make new ones. Its pushes that are not stepped do not count until
-    /// the worker repeats them. It still takes part.
+    /// Notes that worker `rank` has lost its links, and will make new links. Its pushes that are not stepped do not count until
+    /// the worker repeats them. The worker still takes part.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         P::take_back(self);
         if M::Gather::WAITS {

@@ -423,8 +423,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the end of a link, if a link has ended. If one link fails, the other links end, too, and report
-    /// only that their peer is gone. So any other reason takes precedence.
+    /// Returns the end of a link, if a link has ended. If one link fails, the other links end, too, and report only that
+    /// their peer has ended. So any other reason takes precedence.
     fn closed(&mut self) -> Option<ExchangeError> {
         let mut closed = self.port.closed()?;
         while let Some(other) = self.port.closed() {

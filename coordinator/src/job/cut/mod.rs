@@ -42,7 +42,7 @@ pub struct CutId(u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Purpose {
-    /// Workers take part from the cut on. Each is given by its number at all hubs, because another worker may have its
+    /// Workers take part from the cut on. Each worker is given by its number at all hubs, because another worker may have its
     /// rank when the cut takes place.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.

@@ -43,7 +43,7 @@ impl Member {
 }
 
 impl Job {
-    /// Notes that a worker has lost its links and asks for new ones. Returns the effect, if there is one.
+    /// Notes that a worker has lost its links and asks for new links. Returns the effect, if there is one.
     ///
     /// # Errors
     /// Returns an error if the worker cannot reconnect.

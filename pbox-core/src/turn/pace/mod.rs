@@ -205,7 +205,7 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Notes that a worker is answered ahead, if it has sent its bytes ahead.
+    /// Notes that a worker is answered ahead, if it has sent its bytes ahead. Returns whether it has.
     fn note_ahead(&mut self, _place: usize, _rank: u32) -> bool {
         false
     }

@@ -217,7 +217,7 @@ pub(crate) struct GatherNorm {
     means: Slab,
     /// Whether the job's answer is the sum, not the mean.
     of_sum: bool,
-    /// The work that only the core with the hub's first chunk has.
+    /// The sender of the hub's part of the norm. Only the core that owns the hub's first chunk has it.
     teller: Option<Teller>,
 }
 

@@ -35,9 +35,9 @@ pub(crate) struct Clocks {
     /// The clock of each worker, by chunk, then by rank.
     clocks: Vec<Clock>,
     chunks: Vec<State>,
-    /// Each worker's lead over the slowest in a job that begins again, in rounds, by rank. Otherwise empty.
+    /// Each worker's lead over the slowest worker in a job that begins again, in rounds, by rank. Otherwise empty.
     ahead: Vec<u32>,
-    /// In a job that ends, each worker's line, by rank: the first round that is not stepped. Otherwise empty.
+    /// The line of each worker, by rank, in a job that ends: the first round that is not stepped. Otherwise empty.
     ends: Vec<Round>,
 }
 
