@@ -92,7 +92,7 @@ pub(crate) enum Arrived {
     Noted,
     /// The push has finished the chunk.
     Finished(Finished),
-    /// Workers may get the weights of this round ahead, for the chunk at this index.
+    /// Workers may get weights before their pushes, for the chunk at this index and for this round.
     Ahead(usize, Round),
     /// The push cannot be decoded, and does not count. The worker must push the chunk again for this round.
     Unread(Round),
@@ -268,7 +268,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (last - first == chunks.len() - 1).then_some(first..last + 1)
     }
 
-    /// Returns the index of a group that makes one step.
+    /// Returns the index of a group that is stepped as one.
     fn joined(&self, id: ChunkId) -> Option<usize> {
         let number = id.index().checked_sub(self.places.len())?;
         Some(self.joined.get(number).copied().flatten()? as usize)
@@ -336,7 +336,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.admit(rank, from);
     }
 
-    /// Continues without worker `rank`. Its pushes that are not stepped do not count. Call `settle` afterwards.
+    /// Continues without worker `rank`. The worker's pushes that no step has used do not count. Call `settle` afterwards.
     ///
     /// # Errors
     /// Returns an error if the broadcast of the weights is not complete, because perhaps no other worker has the weights.
@@ -361,8 +361,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Notes that worker `rank` has lost its links, and will make new links. Its pushes that are not stepped do not count until
-    /// the worker repeats them. The worker still takes part.
+    /// Notes that worker `rank` has lost its links, and will make new links. The worker's pushes that no step has used do not
+    /// count until the worker repeats them. The worker still takes part.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         P::take_back(self);
         if M::Gather::WAITS {
@@ -414,8 +414,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// Finishes the next chunk at these places that can finish. Does the work that waited for the end of a hold, for
-    /// a change of workers, or for other cores. Also returns the place to continue from.
+    /// Finishes the first chunk at these places that can finish now. Does the work that waited for the end of a hold, for a
+    /// change of workers, or for other cores. Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, places: Range<usize>) -> Option<(Finished, usize)> {
         if self.is_held() {
             return None;
@@ -443,7 +443,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Takes worker `rank`'s push of a chunk. If the push completes a step, the step is made.
+    /// Handles worker `rank`'s push of a chunk. If the step then has all its pushes, makes the step.
     #[inline]
     pub fn arrive(
         &mut self,
@@ -485,7 +485,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             .map_or(Arrived::Noted, Arrived::Finished))
     }
 
-    /// Takes the bytes of an answer from a hub above.
+    /// Handles the bytes of an answer from a hub above.
     #[inline]
     fn take_answer(
         &mut self,
@@ -513,7 +513,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Takes a push that is no gradient. Refuses a content that the job does not allow now.
+    /// Handles a push that is no gradient. Refuses a content that the job does not allow now.
     #[cold]
     fn arrive_other(
         &mut self,
@@ -549,7 +549,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Violation::Content { key, round, content, why }
     }
 
-    /// Fails the job because of a chunk's pushes: no chunk is stepped any more, and no worker gets an answer. `why` gets the
+    /// Fails the job because of a chunk's pushes: from now on, no chunk is stepped and no worker gets an answer. `why` gets the
     /// name of the chunk's key.
     #[cold]
     pub(super) fn fail(&mut self, place: usize, why: impl FnOnce(&Self, &str) -> String) -> Finished {

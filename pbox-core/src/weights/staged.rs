@@ -26,7 +26,7 @@ use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
 pub(crate) struct Staged<M: Mode> {
-    /// The shard's chunks, and after them the groups that make one step. A place is an index in this list.
+    /// The shard's chunks, and after them the groups that are stepped as one. A place is an index in this list.
     chunks: Vec<Chunk>,
     /// The number of the shard's chunks, without groups.
     single: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Staged<M: Mode> {
 }
 
 impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
-    /// Adds a group of neighbouring chunks behind the single chunks, if one step can [do them all](Chunk::joined).
+    /// Adds a group of neighbouring chunks after the single chunks, if the group can be [stepped as one](Chunk::joined).
     /// Returns the group's place. `places` are the places of the chunks.
     pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
         let joined = Chunk::joined(&self.steps.tensors, id, &self.chunks[places.clone()])?;
@@ -151,7 +151,7 @@ impl<M: Mode> Staged<M> {
         self.read.check(chunk, place, content, unsafe { self.gradients.push(rank, chunk.push) })
     }
 
-    /// Takes an answer of a hub above from the link of this number, as [`Reply::take_answer`] does.
+    /// Handles an answer of a hub above, from the link of this number, as [`Reply::take_answer`] does.
     #[inline]
     pub fn take_answer(
         &mut self,

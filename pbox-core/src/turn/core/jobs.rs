@@ -127,7 +127,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Takes a snapshot of a job's state before a round that no chunk is past, while the job is [held](Self::hold).
+    /// Takes a snapshot of a [held](Self::hold) job's state before round `before`. No chunk may be past this round.
     pub fn take_snapshot(&mut self, id: JobId, occasion: Occasion, before: Round, notices: &mut Vec<Notice>) {
         let Some(entry) = self.shards_of(id).next() else { return };
         of_mode!(&mut entry.shard, shard => shard.take_snapshot(occasion, before));
@@ -145,8 +145,8 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
-    /// is lost. Returns memory that is not needed.
+    /// Takes back the memory of a snapshot's part after the part was written or discarded. `values` is `None` if the
+    /// memory is lost. Returns memory that is not needed.
     pub fn give_back(&mut self, id: JobId, values: Option<Slab>) -> Discarded {
         let not_needed = match self.shards_of(id).next() {
             Some(entry) => of_mode!(&mut entry.shard, shard => shard.give_back(values)),
@@ -237,7 +237,7 @@ impl<P: Port> Core<P> {
         self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))
     }
 
-    /// Returns the observations of a job's gradients.
+    /// Returns the measurements of a job's gradients, such as their norms.
     pub fn gauged(&mut self, id: JobId) -> Gauged {
         self.shards_of(id).fold(Gauged::default(), |gauged, entry| {
             gauged.with(of_mode!(&entry.shard, shard => shard.stages.gauged()))
@@ -304,7 +304,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Combines the [lines](Core::lines) of two parts of a job's chunks. The result has the later line of each worker.
+/// Combines the [lines](Core::lines) of two sets of a job's chunks. For each worker, the result has the later line.
 pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round>> {
     if b.is_empty() {
         a

@@ -115,7 +115,8 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Whether this core sends hubs' parts of the gradient norm to members, and receives lines with the parts of other hubs.
+    /// Whether this core sends hubs' parts of the gradient norm to members, and receives the messages with the parts of other
+    /// hubs.
     #[inline]
     fn tells(&self) -> bool {
         false
@@ -155,7 +156,7 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Makes the lines ready to be sent again that hubs above may still need, because the links to these hubs are new.
+    /// Makes this core send again the lines that hubs above may still need, because the links to these hubs are new.
     fn pass_again(&mut self) {}
 
     /// Returns the last round whose result is known. `None` at a core that does not send the hub's parts.
@@ -179,7 +180,7 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the parts of the norm from other cores and hubs. Returns whether chunks may now step.
+    /// Receives the parts of the norm from other cores and hubs. Returns whether chunks may now step.
     fn hear(&mut self) -> bool {
         false
     }
@@ -211,7 +212,7 @@ pub(crate) struct GatherNorm {
     waiting: Vec<u32>,
     /// The indices in `gathered` of the entries that have a new result, and whose chunks may now step.
     heard: Vec<u32>,
-    /// The kept values of each chunk, in the order of the chunks.
+    /// The record of each chunk, in the order of the chunks.
     kept: Vec<Kept>,
     /// The means of all chunks while they wait. If no chunk waits, the mean of the chunk that steps.
     means: Slab,
@@ -227,7 +228,7 @@ struct Gathered {
     scope: Scope,
     /// The place of the scope's first chunk.
     first: usize,
-    /// The squares of the chunks that were gathered in the last round.
+    /// The sums of the squares of the chunks that were gathered in the last round.
     sums: Sums,
     /// The last round in which chunks were gathered.
     round: Round,
@@ -263,7 +264,7 @@ impl Gathered {
     }
 }
 
-/// The kept values of a chunk.
+/// The record of a chunk: the position of its mean, and the round and the workers of the mean.
 #[derive(Debug)]
 struct Kept {
     /// The number of the scope for which the chunk's step waits.

@@ -24,11 +24,12 @@ pub(crate) struct Relayed {
     workers: u32,
     /// The number of the link that carries each chunk's sums to a hub above, by the chunk's index in the shard.
     way_up: Vec<u32>,
-    /// One entry for each place.
+    /// The state of each chunk at the hub above, by the chunk's index in the shard.
     above: Vec<Above>,
     /// The content of each chunk's sum that was sent to a hub above, or of the hub's answer to this sum.
     contents: Vec<Content>,
-    /// The first round in which this hub takes part at the hubs above. Beyond all rounds until that round is known.
+    /// The first round in which this hub takes part at the hubs above. Until this round is known, the value is above all
+    /// rounds.
     first: Round,
     /// Pushes whose workers have lost their links after the sum was sent to the hub above. A push is answered when its
     /// worker repeats it.

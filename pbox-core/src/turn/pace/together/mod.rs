@@ -95,8 +95,8 @@ impl Arrivals {
         arrivals
     }
 
-    /// Notes that `rank`'s push of chunk `index` has arrived. It must be [the rank's turn](Self::check). Returns true if the
-    /// push was the last of its round.
+    /// Notes that `rank`'s push of chunk `index` has arrived. The push must be in [turn](Self::check). Returns true if the push
+    /// was the last of its round.
     #[inline]
     pub fn note(&mut self, index: usize, rank: u32) -> bool {
         let (word, bit) = bit(rank);
@@ -228,7 +228,7 @@ impl Arrivals {
     }
 }
 
-/// Returns the word of a chunk that has a rank's bit, and the bit.
+/// Returns the position of a rank's bit: the index of the word among the chunk's words, and the bit in this word.
 #[inline(always)]
 fn bit(rank: u32) -> (usize, u64) {
     (1 + rank as usize / 64, 1 << (rank % 64))
@@ -519,8 +519,8 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
     shard.finished(place, round, u32::from(content != Content::Nothing))
 }
 
-/// Skips rounds of a chunk whose workers are all gone, if workers of a later round wait. The waiting workers get the
-/// current weights.
+/// Skips rounds of a chunk that no worker is left to push, if workers of a later round wait. The waiting workers get the current
+/// weights.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let deserted = shard.pace.round(place);
     let at_once = M::Gather::WAITS && shard.stages.gather.steps_at_once();
