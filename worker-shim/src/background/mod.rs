@@ -200,8 +200,8 @@ impl Background {
         (0..self.keys().len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
     }
 
-    /// Waits until the key's answer has arrived, like one step of [`wait_all`](Self::wait_all). For a caller
-    /// that does not use the key's weights next.
+    /// Waits until the key's answer has arrived, like one step of [`wait_all`](Self::wait_all). Meant for a caller that does
+    /// not use the key's weights next.
     pub fn settle(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?.settle(key, interrupted)
     }

@@ -99,7 +99,8 @@ pub(super) fn post_other(
 }
 
 impl<P: Port> Exchange<P> {
-    /// Allows sending ahead over the links to these cores. `are_answered`: the hub may answer bytes ahead.
+    /// Allows gradients to be sent before their pushes, over the links to these cores. `are_answered`: the hub may answer
+    /// bytes ahead.
     pub fn let_ahead(&mut self, over: Vec<bool>, are_answered: bool) {
         self.ahead.are_answered = are_answered;
         self.ahead.over = if over.contains(&true) { over } else { Vec::new() };

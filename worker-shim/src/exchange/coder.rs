@@ -37,7 +37,7 @@ pub(crate) struct Coder {
     /// The span to post, by chunk. `None` from the arrival of an answer until the next gradient is encoded.
     encoded: Vec<Option<Span>>,
     method: Method,
-    /// Values of one chunk in f32, for keys of another type.
+    /// Room for the values of one chunk in f32, for keys of another type.
     scratch: Vec<f32>,
     not_finite: u64,
 }

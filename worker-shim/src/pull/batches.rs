@@ -1,8 +1,8 @@
 //! The state of a worker's batches: the batch that is pulled next, and the parts that are missing from each
 //! batch.
 //!
-//! Owned by the owner of the exchange through which the batches are pulled. Counts notices and whole keys.
-//! Has no clock, and does not decide which batches are good.
+//! Owned by the owner of the exchange through which the batches are pulled. Counts notices and complete keys. Has no clock,
+//! and does not decide which batches are good.
 //!
 //! ```text
 //!   a batch:  waits --all its slices have notices, the previous batch has arrived--> due --> pulled --> released

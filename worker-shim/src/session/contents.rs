@@ -13,7 +13,7 @@ use crate::exchange::ExchangeError;
 /// A job with SSP, ASP or Slim-DP takes gradients only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
-    /// The gradient. Bytes that have left [ahead](Session::send_ahead) are not sent again.
+    /// The gradient. Bytes that were sent [ahead](Session::send_ahead) are not sent again.
     Gradient,
     /// The gradient, which differs from the bytes that were sent ahead.
     Rewritten,

@@ -48,8 +48,8 @@ impl Registry {
         }
     }
 
-    /// Returns the hubs of a mesh whose job above still waits for this machine. The hubs have met before, and
-    /// this machine's hub has not joined the job since.
+    /// Returns the hubs of a mesh that have already met, if their job above still waits for this machine. Then this
+    /// machine's hub has not joined that job since the meeting.
     fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
         let mut inner = self.lock();
         let (state, job) = inner.named(&name_above(name))?;

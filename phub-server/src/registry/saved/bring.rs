@@ -30,7 +30,7 @@ use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 /// The most parts of a request's body that are on their way to the hubs above.
 const PARTS: usize = 8;
 
-/// A state on its way in.
+/// A state that is arriving.
 #[derive(Debug)]
 pub(crate) struct Coming {
     job: JobId,

@@ -23,7 +23,8 @@ impl Registry {
         copied.await.unwrap_or_else(|_| Err(no_state(name, &ended(JobEnded))))
     }
 
-    /// Joins the clients that wait for the same state, or becomes the first of them.
+    /// Makes this client wait together with the clients that want the same state. If there is no such client, asks for
+    /// the state.
     fn copy_with_others(
         self: &Arc<Self>,
         name: &str,
