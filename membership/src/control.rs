@@ -176,7 +176,7 @@ impl Control {
     pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, Failure> {
         let begun = Instant::now();
         insist(self.timeout, Failure::passes_for_newcomer, || {
-            // A retry has only the rest of the time.
+            // A retry may use only the time that is left.
             let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
             self.within(left).post("join", "join", request)
         })

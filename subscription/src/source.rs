@@ -31,7 +31,7 @@ pub struct SourceSettings {
     pub credential: Option<Credential>,
     /// The element type of weights for which `names` has no type.
     pub precision: Precision,
-    /// Whether the averages of the weights are wanted, which a job with `ema` keeps.
+    /// Whether the caller wants the averages of the weights, which a job with `ema` keeps.
     pub averages: bool,
     /// The keys that get another name or another element type, or that are cut or joined.
     pub names: Names,

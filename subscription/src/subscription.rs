@@ -49,8 +49,8 @@ pub enum Wanted {
         /// The shortest time from the start of one version's try to the start of the next try.
         every: Duration,
     },
-    /// Multiples of a number. From hubs, the weights before each round that is a multiple. From a directory, each version whose
-    /// number is a multiple, beginning with the oldest in the directory.
+    /// The versions at the multiples of a number. From hubs: the weights before each round that is a multiple. From a
+    /// directory: each version whose number is a multiple, beginning with the oldest in the directory.
     Each(NonZeroU32),
 }
 

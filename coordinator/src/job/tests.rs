@@ -453,7 +453,7 @@ fn waiting() -> Look {
     Look { round: Round(7), done: 15, workers: [(1, owes)].into(), ..Look::default() }
 }
 
-/// Returns the effects of several looks at a job, each at this number of seconds.
+/// Returns the effects of several checks of a job, each at this number of seconds.
 fn judge(job: &mut Job, looks: &[(u64, &Look)], limit: Option<u64>, above: &[Late]) -> Vec<Vec<Effect>> {
     let (begun, limit) = (Instant::now(), limit.map(Duration::from_secs));
     let limits = LateLimits { warning: Duration::from_secs(10), limit };

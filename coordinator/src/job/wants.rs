@@ -54,7 +54,7 @@ pub enum Parts {
     Write,
     /// The parts are given to the client that wants them.
     Give(WantId),
-    /// The parts are discarded, because one part is missing for this reason. No want of this hub waits for them.
+    /// The parts are discarded, because one part is missing for this reason. No request of this hub waits for these parts.
     Skip(String),
     /// The parts are discarded, because one part is missing and the request continues to wait, or because the request's time
     /// is over.
@@ -137,7 +137,8 @@ impl Wants {
         Some(self.waiting.remove(place))
     }
 
-    /// Returns the want for which a cut was made, and the want's use. Called when the cores take the snapshot.
+    /// Returns the want (request for the state) for which a cut was made, and the purpose of the state. Called when the cores
+    /// take the snapshot.
     pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<(WantId, Use)> {
         let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
         want.waits_for = WaitsFor::Cores(before);

@@ -101,7 +101,7 @@ impl Bell {
         ports * APART
     }
 
-    /// Creates the bell of port `index`. Panics if there are fewer words.
+    /// Creates the bell of port `index`. Panics if `words` ends before this port's word.
     pub fn new(words: &Arc<Words>, index: usize) -> Self {
         Bell { _words: Arc::clone(words), asleep: words.word(index * APART) }
     }

@@ -121,7 +121,7 @@ impl Attached<Link> {
         self.is_open() && !self.link.broken
     }
 
-    /// Whether a read from the link may show something.
+    /// Whether a read from the link may find a frame or the link's end.
     pub fn is_promising(&self) -> bool {
         if self.is_open() { self.link.incoming.is_promising() } else { self.is_closing() }
     }

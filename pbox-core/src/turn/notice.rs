@@ -68,7 +68,7 @@ pub enum Notice {
         /// The reason, in words.
         reason: String,
     },
-    /// A part of a snapshot is taken, or cannot be taken.
+    /// The core has taken its part of a snapshot, or cannot take the part.
     Snapshot {
         /// The job.
         job: JobId,

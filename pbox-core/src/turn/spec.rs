@@ -60,7 +60,7 @@ pub(super) struct AboveSpec {
 /// The form of sums that go up.
 #[derive(Debug)]
 pub(super) enum SumForm {
-    /// Bare sums, from the window that the step writes.
+    /// Sums as plain values, posted from the window into which the step writes.
     Bare {
         /// The cache line with each chunk's [count](counted::line), in the window of sums, in the order of the chunks.
         counts: Spans,

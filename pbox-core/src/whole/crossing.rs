@@ -16,7 +16,7 @@ use std::task::Waker;
 
 use crate::layout::Round;
 
-/// The last rounds whose parts have arrived, of one job at one hub below other hubs.
+/// The last rounds whose parts have arrived, for one job at one hub below other hubs.
 #[derive(Debug)]
 pub struct Crossing {
     /// For each top hub, the last two rounds for which its part has arrived.

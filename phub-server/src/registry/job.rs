@@ -1,6 +1,6 @@
 //! This hub's own data of a job: memory, cores, files and connections. The coordinator has all other data of the job.
 //!
-//! The registry owns it, under its lock, and publishes the news.
+//! The registry owns this data, under its lock, and publishes the news.
 
 #[cfg(test)]
 mod tests;

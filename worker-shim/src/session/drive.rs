@@ -44,7 +44,7 @@ impl Session {
             return Ok(true);
         }
         if awaited.is_empty() {
-            // No caller waits for an answer. The core is needed more for the callers' computing.
+            // No caller waits for an answer, so this thread leaves the cpu to the callers' computing.
             self.nap(self.config.idle.nap.max(LOOK));
         } else {
             let until = if let &[(key, _)] = awaited { self.exchange.until(Some(key)) } else { Until::Any };

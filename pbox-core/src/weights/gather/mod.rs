@@ -43,7 +43,7 @@ pub(crate) trait Gather {
         true
     }
 
-    /// Keeps the mean of a chunk's pushes by `workers` workers. Afterwards, [count](Self::count_in) the chunk.
+    /// Keeps the mean of a chunk's pushes by `workers` workers. The caller then [counts](Self::count_in) the chunk.
     fn take_in<E: Element>(
         &mut self,
         _kernels: &Kernels,
