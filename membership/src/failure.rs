@@ -110,8 +110,9 @@ impl Failure {
 
 /// Retries a request until `limit` is over, as long as its failure may be temporary.
 ///
-/// # Errors Returns the last failure. If the limit cut the last try short, returns the hub's answer to the previous try.
-/// The error has the number of tries and their time.
+/// # Errors
+/// Returns the last failure. If the limit cut the last try short, returns the hub's answer to the previous try. The
+/// error has the number of tries and their time.
 pub(crate) fn insist<R>(
     limit: Duration,
     passes: impl Fn(&Failure) -> bool,

@@ -103,6 +103,7 @@ pub fn describe(
 /// Waits until workers can join at each of these hubs, and asks the hubs. If a hub stops, or a connection ends before the
 /// answer, the hub may be about to restart. So this function waits and asks again, also while the rank is taken. A hub whose
 /// answer was lost has admitted this member, and keeps the rank until it notices that nobody connects.
+///
 /// # Errors
 /// Returns the errors of [`wait_for`] and of the request. Returns the error of a connection that ended only at the deadline,
 /// or if the caller gives up.

@@ -8,6 +8,7 @@
 //!   lost --> notify the job's other hubs --> join again, until all hubs are up --> links to the same memory
 //!        --> weights of the checkpoint's round --> skip pushes of rounds that other workers have finished
 //! ```
+//!
 //! The hub counts rounds. After a restart, the hub continues to count from the round of its checkpoint. A session continues its
 //! own count, which includes the lost rounds. In this count, `reached` is the first round for which no worker has an answer.
 //! After the recovery, `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of
