@@ -96,8 +96,8 @@ impl Failure {
         self
     }
 
-    /// Whether a member retries this request. A member's hub may get the same request twice. If there is no connection,
-    /// the hub is gone, and a retry does not help.
+    /// Whether a member retries this request. A member's hub may get the same request twice. If there is no connection, the
+    /// hub has ended, and a retry does not help.
     pub fn passes_for_member(&self) -> bool {
         !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
     }

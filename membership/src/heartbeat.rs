@@ -97,7 +97,7 @@ impl Heartbeat {
         Ok(Heartbeat { shared, _stop: stop })
     }
 
-    /// Sets the waker. Every later change of the news wakes it.
+    /// Sets the waker of the member's port. Every later change of the news wakes the port.
     pub fn wake(&self, waker: Waker) {
         waker.wake_by_ref(); // there may be news
         *self.shared.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);

@@ -416,8 +416,8 @@ impl LetIn {
         }
     }
 
-    /// Turns this value into a hub of the member, after the links are made. `cores` are the hub's cores in the placement.
-    /// Every change of the news wakes `waker`.
+    /// Turns this value into a hub of the member, after the links are made. `cores` are the hub's cores in the placement. Every
+    /// change of the news wakes the member's port, by `waker`.
     pub fn keep(mut self, cores: Range<usize>, waker: Waker) -> Hub {
         self.heartbeat.wake(waker);
         self.farewell = None;

@@ -175,7 +175,7 @@ pub enum SubscriptionError {
     /// The system gave no thread.
     #[error("cannot start the thread that reads the weights: {0}")]
     Thread(io::Error),
-    /// The thread that read the weights is gone.
+    /// The thread that read the weights has ended.
     #[error("the thread that read the weights is gone; subscribe anew")]
     Gone,
 }

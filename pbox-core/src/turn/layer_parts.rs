@@ -111,8 +111,8 @@ impl LayerParts {
         }
     }
 
-    /// Takes worker `rank`'s pull of the part whose first chunk is at index `place`. If the worker may get all chunks of the
-    /// part, returns their indices.
+    /// Handles worker `rank`'s pull of the part whose first chunk is at index `place`. If the worker may get all chunks of
+    /// the part, returns their indices.
     pub fn pull(&mut self, place: usize, rank: u32) -> Option<Range<usize>> {
         let part = self.part_of[place] as usize;
         let Range { start, end } = self.parts[part];

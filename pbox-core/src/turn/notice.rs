@@ -75,7 +75,8 @@ pub enum Notice {
         /// The result of the snapshot.
         taken: Taken,
     },
-    /// All workers that took part in some rounds of a chunk are gone, and the job skips these rounds of the chunk.
+    /// All workers that took part in some rounds of a chunk have left or were lost. The job skips these rounds of the
+    /// chunk.
     Skipped {
         /// The job.
         job: JobId,

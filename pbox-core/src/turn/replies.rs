@@ -198,7 +198,7 @@ impl Replies {
         self.queues[rank as usize] = SendQueue::new(chunks);
     }
 
-    /// Takes the workers whose violation of the protocol showed when they were answered.
+    /// Returns the workers whose violation of the protocol showed when they were answered. Returns each violation once.
     pub fn take_broken(&mut self) -> Vec<(u32, Violation)> {
         std::mem::take(&mut self.broken)
     }

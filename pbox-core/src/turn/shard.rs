@@ -233,8 +233,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.taken()
     }
 
-    /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
-    /// is lost. Returns memory that is not needed.
+    /// Takes back the memory of a snapshot's part after the part was written or discarded. `values` is `None` if the memory is
+    /// lost. Returns memory that is not needed.
     pub fn give_back(&mut self, values: Option<Slab>) -> Option<Slab> {
         self.snapshots.give_back(values)
     }
@@ -616,7 +616,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         M::Gather::WAITS
     }
 
-    /// Takes the places of chunks whose steps waited for other cores, and can be made now. During a hold these steps wait.
+    /// Returns the places of a set of chunks whose steps waited for other cores, and can be made now. Returns each set once.
+    /// During a hold these steps wait.
     pub fn take_heard(&mut self) -> Option<Range<usize>> {
         self.stages.gather.take_heard()
     }

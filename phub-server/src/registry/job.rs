@@ -95,7 +95,7 @@ impl Job {
         }
     }
 
-    /// Publishes the news, if they have changed.
+    /// Publishes the news, if it has changed.
     pub fn publish(&mut self, state: &coordinator::Job) {
         if self.told.borrow().edition() != state.news.edition() {
             self.told.send_if_modified(|told| {

@@ -80,7 +80,7 @@ impl Batches {
         batches
     }
 
-    /// Sets the batches from now on, as ranges of layers. Together they are all layers in order.
+    /// Sets the batches from now on, as ranges of layers. Together the ranges contain all layers, in order.
     ///
     /// # Panics
     /// Panics within a round.

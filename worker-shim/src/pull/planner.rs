@@ -44,7 +44,7 @@ pub struct PullPlan {
     pub profile: Option<Profile>,
     /// The batches: ranges of layers.
     pub batches: Vec<Range<usize>>,
-    /// The predicted time from the first pull to the begin of the last layer, in seconds.
+    /// The predicted time from the first pull to the beginning of the last layer, in seconds.
     pub predicted_s: Option<f64>,
     /// The measured time, as the mean of the rounds that used the plan. `None` before the first such round.
     pub measured_s: Option<f64>,

@@ -149,8 +149,8 @@ impl SessionConfig {
         congestion_of_environment().map_or_else(|why| refused(TCP_CONGESTION, why.to_string()), |_| Ok(()))
     }
 
-    /// Changes a setting that has a default, by its name and a text as on a command line. For callers in
-    /// other languages. Time limits are in seconds.
+    /// Changes a setting that has a default, by its name and a text as on a command line. Meant for callers in other
+    /// languages. Time limits are in seconds.
     ///
     /// # Errors
     /// Returns an error if there is no such setting, or if the text is not a valid value.

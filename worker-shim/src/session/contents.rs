@@ -53,7 +53,7 @@ impl Session {
         sent.and(self.flush())
     }
 
-    /// Whether it saves time to [send a key ahead](Self::send_ahead), over the current links.
+    /// Whether sending a key's bytes [before its push](Self::send_ahead) saves time, over the current links.
     pub fn leaves_ahead(&self, key: KeyId) -> bool {
         !self.steps_alone() && self.exchange.leaves_ahead(key)
     }

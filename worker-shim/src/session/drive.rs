@@ -11,7 +11,7 @@ use super::error::SessionError;
 use super::session::{LOOK, Session};
 
 impl Session {
-    /// Drives the exchange until `until`. For a caller that has nothing else to do, for example while a GPU
+    /// Drives the exchange until `until`. Meant for a caller that has nothing else to do, for example while a GPU
     /// computes. Posts the pushes that had to wait, handles arrivals, and sleeps in between. Because of the
     /// kernel's timer slack the call returns some 50 us after `until`, on a busy core later, and never much before.
     ///

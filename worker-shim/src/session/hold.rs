@@ -150,8 +150,8 @@ impl Session {
         }
     }
 
-    /// Notifies the job's other hubs of the loss. They end the job, and notify the other workers of the reason. The hubs
-    /// must know it before this worker's links end: the end of its links would look like the end of the worker.
+    /// Notifies the job's other hubs of the loss. They end the job, and notify the other workers of the reason. The hubs must
+    /// know of the loss before this worker's links end. Otherwise the end of the links would look like the end of the worker.
     fn tell_other_hubs(&self, lost: &MemberError) {
         if self.hubs.len() == 1 {
             return;

@@ -382,8 +382,8 @@ impl Session {
         self.pulling.as_ref().and_then(|pulling| pulling.planner.plan())
     }
 
-    /// Changes the layers, if weights are pulled in batches. For a caller that learns the order of its layers
-    /// only while it computes. The times are measured again.
+    /// Changes the layers, if weights are pulled in batches. Meant for a caller that learns the order of its layers only
+    /// while it computes. The times are measured again.
     ///
     /// # Errors
     /// Returns an error while a key is in flight, and if weights are not pulled in batches. Returns an error if the layers do

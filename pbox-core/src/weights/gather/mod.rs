@@ -185,7 +185,8 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the places of chunks that may step now, because the core [has the result](Self::hear).
+    /// Returns the places of a set of chunks that may step now, because the core [has the result](Self::hear). Returns each set
+    /// once.
     fn take_heard(&mut self) -> Option<Range<usize>> {
         None
     }

@@ -107,7 +107,7 @@ impl Registry {
         let said = on_thread("phub-above", move || above.say_ready(reached)).await?;
         said.map_err(|error| error.to_string())?;
         loop {
-            // News that arrive after this line end the wait below.
+            // News that arrives after this line ends the wait below.
             news.borrow_and_update();
             let Some(above) = self.of_job(id, |_, job| job.above.clone())? else { return Ok(None) };
             match above.takes_part() {

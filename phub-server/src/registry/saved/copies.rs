@@ -89,7 +89,7 @@ pub(super) type Copied = Result<Arc<StateFile>, Refusal>;
 /// The copies of a job's state.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    /// The clients that wait, by their want.
+    /// The waiting clients, by the request for the state (want) that they share.
     pub(super) waiting: HashMap<WantId, (What, Vec<oneshot::Sender<Copied>>)>,
     /// The newest copy. It has the turn, so the next request for the state waits.
     pub(super) newest: Weak<StateFile>,
