@@ -259,7 +259,7 @@ impl State {
         let (result, coming) = channel();
         let thread = std::thread::Builder::new().name("phub-follow".into()).spawn(move || {
             let step = way.step();
-            // If the subscription is gone, no caller waits for the result.
+            // If the subscription was dropped, no caller waits for the result.
             let _ = result.send((way, step));
         });
         thread.map_err(SubscriptionError::Thread)?;

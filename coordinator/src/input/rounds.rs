@@ -18,7 +18,7 @@ use crate::progress::Progress;
 pub struct Judge {
     /// The job.
     pub job: JobId,
-    /// The look at all cores.
+    /// The result of the check of all cores.
     pub look: Look,
     /// The workers that delay the job's rounds at the hubs above.
     pub above: Vec<Late>,

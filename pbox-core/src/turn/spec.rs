@@ -57,7 +57,7 @@ pub(super) struct AboveSpec {
     pub passes: PassSpec,
 }
 
-/// The form of sums that go up.
+/// The form of the sums that are sent to the hubs above.
 #[derive(Debug)]
 pub(super) enum SumForm {
     /// Sums as plain values, posted from the window into which the step writes.

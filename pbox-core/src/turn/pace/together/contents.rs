@@ -233,7 +233,7 @@ impl Arrivals {
         if State::of(self.words[place * self.words_per_chunk]).count == 0 {
             return;
         }
-        // SAFETY: each worker whose slot is read has pushed this chunk, and no worker is answered any more.
+        // SAFETY: each worker whose slot is read has pushed this chunk, and no worker gets an answer from now on.
         unsafe {
             match self.together(place) {
                 // The gathered mean has all pushes, even those of workers that have lost their links.
