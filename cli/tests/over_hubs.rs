@@ -207,7 +207,7 @@ fn a_file_and_versions_of_several_hubs_have_whole_tensors() {
     assert!(b.data().iter().copied().eq(expected));
 }
 
-/// Returns the first and the last multiple about which a line of a publisher is: published, or passed.
+/// Returns the first and the last multiple that a line of a publisher names as published or passed.
 fn multiples_of(line: &str) -> (u32, u32) {
     let after = |words: &str| {
         let (_, rest) = line.split_once(words)?;

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use pbox_core::control::{GradientNorm, GradientsReply, LatenessReply, RankReply, RoundsReply};
 use pbox_core::{Gauged, GaugedRound, Round, Watched};
 
-/// The time for which one answer of the cores serves all readers.
+/// The time for which an answer of the cores is reused. Within this time, the cores are not asked again.
 const FRESH: Duration = Duration::from_millis(200);
-/// The time over which rounds per second are averaged. If rounds are slower, the last two times in `seen` are used.
+/// The time over which rounds per second are averaged. If the last two times in `seen` are further apart, the average
+/// is over these two times.
 const RATE_OVER: Duration = Duration::from_secs(10);
 
 /// The last rounds of a job, as of the last answer of the cores.
@@ -45,8 +46,8 @@ impl LastRounds {
         (self.watched, self.gauged) = (watched, gauged);
     }
 
-    /// Counts the rounds that are new and complete. The last round may not be complete, because chunks may be one round
-    /// apart.
+    /// Counts the rounds that are new and complete. The last round is perhaps not complete, because chunks may be one
+    /// round apart.
     fn count(&mut self, Watched { first, last, rows, .. }: &Watched) {
         let Some((_, ranks)) = rows.first() else { return };
         let (from, until) = (self.counted.max(*first), Round(last.0.saturating_sub(1)));

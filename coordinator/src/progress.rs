@@ -1,16 +1,16 @@
-//! The progress of a job, according to the last look: the last check of its cores.
+//! The progress of a job, according to the last check of its cores.
 
 use std::time::{Duration, Instant};
 
 use pbox_core::{Look, Round};
 
-/// The progress of a job at the last look, which is a check of its cores.
+/// The progress of a job at the last check of its cores.
 #[derive(Debug)]
 pub struct Progress {
     done: u64,
     since: Instant,
     round: Round,
-    /// Whether at the last look at the cores a chunk waited for a push of a worker that has left.
+    /// Whether a chunk waited for a push of a worker that has left, at the last check of the cores.
     waits_for_left: bool,
 }
 
@@ -25,7 +25,7 @@ impl Progress {
         self.round
     }
 
-    /// Notes a look. Returns the time for which nothing has moved.
+    /// Notes the result of a check. Returns the time for which nothing has moved.
     pub fn note(&mut self, look: &Look, now: Instant) -> Duration {
         if look.is_moving || look.done != self.done {
             (self.done, self.since) = (look.done, now);
@@ -35,7 +35,7 @@ impl Progress {
     }
 
     /// Notes the reason why an awaited push will never come, if there is one. Returns the reason if there also was one at
-    /// the previous look, and nothing has changed for `time`. The delay is for pushes on their way: a worker may leave
+    /// the previous check, and nothing has changed for `time`. The delay is for pushes on their way: a worker may leave
     /// without waiting for the answers to its last pushes.
     pub fn waits_for_ever(&mut self, why: Option<String>, time: Duration) -> Option<String> {
         let did = std::mem::replace(&mut self.waits_for_left, why.is_some());

@@ -26,8 +26,8 @@ use crate::job::Event;
 
 /// The name of the format.
 const FORMAT: &str = "phub-server";
-/// The version of the form of inputs and answers. The version goes up with each change after which this program cannot
-/// read older records. `tests/form.rs` finds such a change, because it replays an older record.
+/// The version of the form of inputs and answers. The version is raised by each change after which this program cannot read
+/// older records. `tests/form.rs` finds such a change, because it replays an older record.
 const FORM: u32 = 6;
 /// The number of hexadecimal digits of a token or a secret.
 const SECRET_DIGITS: usize = 32;

@@ -7,7 +7,8 @@
 //! | its member was lost | `worker_lost`, with the reason | `worker_lost`, with the reason | is refused |
 //! | it was withdrawn, or never given | `token_unknown` | `token_unknown` | is refused |
 //!
-//! After [`KEEP_FAILED`] a sweep forgets the members that have left or were lost, and the tokens of jobs that are gone.
+//! After [`KEEP_FAILED`] a sweep forgets the members that have left or were lost, and the tokens of jobs that no longer
+//! exist.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -135,7 +136,7 @@ impl Tokens {
         its
     }
 
-    /// Forgets entries whose time is over, and the tokens of jobs that are gone.
+    /// Forgets entries whose time is over, and the tokens of jobs that no longer exist.
     pub(crate) fn sweep(&mut self, has_job: impl Fn(JobId) -> bool, now: Instant) {
         self.all.retain(|_, state| match state {
             State::Serves((job, _)) => has_job(*job),

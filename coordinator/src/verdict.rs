@@ -7,14 +7,14 @@ use pbox_core::control::{
     GradientNorm, GradientsReply, JobState, Late, Latest, MAX_PATH, MemberReply, RankReply, RoundsReply,
 };
 
-/// The verdict's limit on waits: it names a rank only if the waits for this rank take at least this share of the time.
+/// The verdict names a rank only if the waits for this rank take at least this share of the time.
 const WORTH_A_WORD: f64 = 0.05;
 /// The verdict names a rank only if the rank was last in at least one of every `OFTEN` rounds.
 const OFTEN: u32 = 10;
 /// The most ranks that a verdict names.
 const NAMED: usize = 8;
-/// The shortest wait in the round in flight that the verdict reports. The verdict then describes this wait, and not the
-/// speed of rounds.
+/// The shortest wait in the round in flight that the verdict reports. If a wait is at least this long, the verdict
+/// describes the wait, and not the speed of rounds.
 const STANDS: Duration = Duration::from_secs(1);
 
 /// Describes the progress of a job in one line.
@@ -110,7 +110,7 @@ pub fn not_finite(gradients: &GradientsReply) -> String {
     }
 }
 
-/// Writes `rank 3`, or `ranks 3, 5`. Of many numbers, writes only the first ones.
+/// Writes `rank 3`, or `ranks 3, 5`. If there are many numbers, writes only the first of them.
 fn names(what: &str, numbers: &[u32]) -> String {
     let first: Vec<String> = numbers.iter().take(NAMED).map(u32::to_string).collect();
     let (plural, more) = (if numbers.len() == 1 { "" } else { "s" }, numbers.len().saturating_sub(NAMED));

@@ -20,7 +20,7 @@ pub enum Report {
     UnlinkedAbove { job: JobId, answers: AnswersAbove },
     /// A link to a hub above ended.
     AboveGone { job: JobId, reason: String },
-    /// This core's part of a snapshot is taken, or cannot be taken.
+    /// This core has taken its part of a snapshot, or cannot take the part.
     Snapshot { job: JobId, core: usize, taken: Box<Taken> },
     /// The memory of this core's part of a snapshot is free again.
     Freed { job: JobId, core: usize },

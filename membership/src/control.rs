@@ -176,7 +176,7 @@ impl Control {
     pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, Failure> {
         let begun = Instant::now();
         insist(self.timeout, Failure::passes_for_newcomer, || {
-            // A retry has only the rest of the time.
+            // A retry may use only the time that is left.
             let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
             self.within(left).post("join", "join", request)
         })
@@ -220,7 +220,7 @@ impl Control {
         reply.map(|reply: OfferReply| reply.state_bytes)
     }
 
-    /// Sends `POST /v1/jobs/{job}/state`, with `bytes` bytes of `values`. This request may take longer than others.
+    /// Sends `POST /v1/jobs/{job}/state`, with `bytes` bytes of `values`. This request may take longer than other requests.
     pub fn send_state<R: Answer>(
         &self,
         what: &'static str,
@@ -309,7 +309,7 @@ impl Control {
     }
 }
 
-/// Returns a refusal with printable characters only. The server may not be a hub, and the text goes to a terminal.
+/// Returns a refusal with printable characters only. The server is perhaps no hub, and the text is printed on a terminal.
 pub fn printable(why: &str) -> String {
     let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
     why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
@@ -332,8 +332,8 @@ fn by_member(token: &str) -> String {
     format!("Phub-Member {token}")
 }
 
-/// A reader of exactly `left` bytes. The reader returns an error if the values end earlier, because the header announces
-/// their length.
+/// A reader of exactly `left` bytes. The request's header announces this length, so the reader returns an error if the
+/// values end earlier.
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,

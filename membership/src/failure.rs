@@ -96,8 +96,8 @@ impl Failure {
         self
     }
 
-    /// Whether a member retries this request. A member's hub may get the same request twice. If there is no connection,
-    /// the hub is gone, and a retry does not help.
+    /// Whether a member retries this request. A member's hub may get the same request twice. If there is no connection, the
+    /// hub has ended, and a retry does not help.
     pub fn passes_for_member(&self) -> bool {
         !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
     }
@@ -111,7 +111,7 @@ impl Failure {
 /// Retries a request until `limit` is over, as long as its failure may be temporary.
 ///
 /// # Errors
-/// Returns the last failure. If the limit cut the last try short, returns the hub's answer to the try before. The
+/// Returns the last failure. If the limit cut the last try short, returns the hub's answer to the previous try. The
 /// error has the number of tries and their time.
 pub(crate) fn insist<R>(
     limit: Duration,

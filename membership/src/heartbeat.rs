@@ -48,7 +48,7 @@ struct Beat {
     token: String,
     /// The time for which the hub tolerates a member's silence.
     limit: Duration,
-    /// `version` of the last reply.
+    /// The `version` of the last reply.
     seen: u64,
     /// The time of the hub's last reply.
     heard: Instant,
@@ -97,7 +97,7 @@ impl Heartbeat {
         Ok(Heartbeat { shared, _stop: stop })
     }
 
-    /// Sets the waker. Every later change of the news wakes it.
+    /// Sets the waker of the member's port. Every later change of the news wakes the port.
     pub fn wake(&self, waker: Waker) {
         waker.wake_by_ref(); // there may be news
         *self.shared.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);

@@ -110,7 +110,7 @@ pub fn wait_for_links(hubs: &[Hub]) -> bool {
 }
 
 impl Hub {
-    /// Returns the address of its control port.
+    /// Returns the address of the hub's control port.
     pub fn address(&self) -> &str {
         &self.control.hub
     }
@@ -209,7 +209,7 @@ impl Hub {
         }
     }
 
-    /// Reports that this member has lost its links, and asks for new ones. The hub answers after it has released the old
+    /// Reports that this member has lost its links, and asks for new links. The hub answers after it has released the old
     /// links.
     ///
     /// # Errors

@@ -101,8 +101,8 @@ pub fn describe(
 }
 
 /// Waits until workers can join at each of these hubs, and asks the hubs. If a hub stops, or a connection ends before the
-/// answer, the hub may be about to restart: waits and asks again. Then also waits while the rank is taken. A hub whose
-/// answer was lost has admitted this member. That hub keeps the rank until it notices that nobody connects.
+/// answer, the hub may be about to restart. So this function waits and asks again, also while the rank is taken. A hub whose
+/// answer was lost has admitted this member, and keeps the rank until it notices that nobody connects.
 ///
 /// # Errors
 /// Returns the errors of [`wait_for`] and of the request. Returns the error of a connection that ended only at the deadline,
@@ -249,17 +249,17 @@ impl Join<'_> {
     }
 }
 
-/// Returns the deadline for links to these hubs, if the links may take `limit` without the time for the hubs' memory.
+/// Returns the deadline for the links to these hubs: `limit` from now, plus the time that the hubs need to make their memory.
 pub fn deadline(hubs: &[LetIn], limit: Duration) -> Instant {
     let for_memory = hubs.iter().map(|hub| hub.for_memory).max().unwrap_or_default();
     Instant::now() + limit + for_memory
 }
 
 /// Returns the longest time in which a hub reads its share of a job's checkpoint and makes its memory. The hub reads the state
-/// and keeps a copy, so the state counts twice. It also makes two windows for each member.
+/// and keeps a copy, so the state counts twice. The hub also makes two windows for each member.
 ///
-/// If the members are hubs, only the hubs at the top of all levels read the state. One top hub may read all of it, so the whole
-/// state counts.
+/// If the members are hubs, only the hubs at the top of all levels read the state. One top hub may read the whole state, so the
+/// whole state counts.
 fn time_for_memory(terms: &JobTerms) -> Duration {
     let elements: f64 = terms.keys.iter().map(|key| key.elements().unwrap_or(0) as f64).sum();
     let hubs = f64::from(terms.hubs.max(1));
@@ -405,8 +405,8 @@ impl LetIn {
         LetIn { control, share: *share, reply, token, heartbeat, for_memory: *for_memory, farewell: None }
     }
 
-    /// Notifies the hub that this member has no data path to it: the hub may not notice this itself. Other members then no
-    /// longer wait for this member. A member that reconnects does not notify the hub, because the member keeps trying.
+    /// Notifies the hub that this member has no data path to it: the hub perhaps does not notice this itself. Other members
+    /// then no longer wait for this member. A member that reconnects does not notify the hub, because the member keeps trying.
     pub(crate) fn does_not_come(&self, why: &MemberError) {
         let is_new = self.token == self.reply.token;
         if is_new {
@@ -416,8 +416,8 @@ impl LetIn {
         }
     }
 
-    /// Turns this value into a hub of the member, after the links are made. `cores` are the hub's cores in the placement.
-    /// Every change of the news wakes `waker`.
+    /// Turns this value into a hub of the member, after the links are made. `cores` are the hub's cores in the placement. Every
+    /// change of the news wakes the member's port, by `waker`.
     pub fn keep(mut self, cores: Range<usize>, waker: Waker) -> Hub {
         self.heartbeat.wake(waker);
         self.farewell = None;

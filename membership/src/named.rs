@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use pbox_core::control::{check_address, host_of, ip_of};
 
-/// The limit on concurrent lookups in this process. A lookup keeps its thread even if nobody waits for its result any more.
+/// The limit on concurrent lookups in this process. A lookup keeps its thread even after all callers have stopped waiting for
+/// its result.
 const AT_ONCE: usize = 256;
 /// The time limit of a wait for a name server.
 pub const LOOKUP_LIMIT: Duration = Duration::from_secs(5);

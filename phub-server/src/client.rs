@@ -68,7 +68,7 @@ impl Address {
                 Arc::clone(&self.lookups).acquire_owned().await.map_err(|error| error.to_string())?;
             let (done, found) = oneshot::channel();
             look_up_with(&self.name, &self.named, move |result| {
-                // The permit is held until the thread ends, even if no caller waits any more.
+                // The permit is held until the thread ends, even if the caller has stopped waiting.
                 drop(permit);
                 drop(done.send(result));
             });

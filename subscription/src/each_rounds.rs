@@ -1,4 +1,4 @@
-//! The rounds of a job before which versions are wanted: the multiples of a number.
+//! The rounds of a job before which a reader wants versions of the weights: the multiples of a number.
 //!
 //! A hub makes one copy of the state at a time. While a reader waits for a future round, the next copy is reserved for
 //! this reader, and other readers wait. So a publisher asks for a round only when the job is near it.
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use pbox_core::Round;
 
-/// The limit of the expected time until a wanted round: within this time, a hub is asked for the round. A hub
-/// looks at its jobs' rounds every few seconds.
+/// A hub is asked for a wanted round only if the job is expected to reach the round within this time. A hub looks at its jobs'
+/// rounds every few seconds.
 const NEAR: Duration = Duration::from_secs(4);
 
 /// The highest value of [`EachRounds::lead`]: half of the distance that a hub accepts.
@@ -22,7 +22,7 @@ pub struct EachRounds {
     each: NonZeroU32,
     /// The lowest round that is wanted.
     from: Round,
-    /// The multiple that is due: before it, the reader has the weights of all earlier multiples, or was told that they have
+    /// The next multiple for the reader. For all earlier multiples, the reader has the weights, or was notified that they have
     /// passed. `None` before the job is seen.
     due: Option<Round>,
     /// The round in which a hub has last seen the job.
@@ -31,14 +31,14 @@ pub struct EachRounds {
     known: Option<(Round, Instant)>,
     /// A round that was known some seconds before, for the measurement of the speed.
     former: Option<(Round, Instant)>,
-    /// Rounds a second.
+    /// The speed of the job, in rounds per second.
     pace: f64,
-    /// The least distance of the next wanted round from the job's round, after the job has passed a wanted round. The
-    /// distance doubles each time.
+    /// The minimum distance from the job's round to the next wanted round, after the job has passed a wanted round. The
+    /// distance doubles each time the job passes such a round.
     lead: u32,
 }
 
-/// Multiples that have passed, or are too near, so that the reader does not get the weights before them.
+/// Multiples that have passed or are too near. The reader does not get the weights before these rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passed {
     /// The first multiple.
@@ -65,9 +65,9 @@ impl fmt::Display for Passed {
 pub(crate) enum Next {
     /// Ask for the weights before this round, which is near.
     Ask(Round),
-    /// Look again later: this round is not near.
+    /// Call again later: this round is not near.
     Later(Round),
-    /// Name the multiples that have passed since the last look, and look again.
+    /// Report the multiples that have passed since the last call, and call again.
     Passed(Passed),
 }
 
@@ -78,7 +78,7 @@ impl EachRounds {
         EachRounds { each, from, due: None, seen: None, known: None, former: None, pace: 0.0, lead }
     }
 
-    /// Returns the next thing to do. The hub has seen the job in round `seen`. `None` counts as near, so that the hub is asked,
+    /// Returns the next thing to do. The hub has seen the job in round `seen`. If `seen` is `None`, the hub is asked at once,
     /// and answers that the job is missing.
     pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> Next {
         let Some(seen) = seen else { return Next::Ask(self.multiple(self.from)) };
@@ -100,7 +100,7 @@ impl EachRounds {
         }
     }
 
-    /// Makes a multiple the one that is due. Returns the multiples that this leaves out.
+    /// Makes `before` the next multiple for the reader. Returns the multiples that are left out.
     fn move_to(&mut self, before: Round, front: Round) -> Option<Passed> {
         let first = self.due.replace(before).filter(|due| *due < before)?;
         Some(Passed { first, last: Round(before.0 - self.each.get()), front })
@@ -123,7 +123,7 @@ impl EachRounds {
         self.move_to(self.multiple(self.from), front).unwrap_or(alone)
     }
 
-    /// Forgets the job's progress: a job that comes back may be in an earlier round. If it comes back in a later round, the
+    /// Forgets the job's progress: a job that returns may be in an earlier round. If the job returns in a later round, the
     /// multiples in between have passed.
     pub(crate) fn forget(&mut self) {
         *self = EachRounds { due: self.due, ..EachRounds::new(self.each) };

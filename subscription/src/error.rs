@@ -19,7 +19,7 @@ pub enum NoWeights {
     /// The hub has no such job.
     #[error("{0}")]
     NoJob(String),
-    /// The hub, or the job that it had, was away for too long: for how long, and the last reason, in words.
+    /// The hub, or its job, was away for too long. The text says for how long, and gives the last reason.
     #[error("{0}")]
     Lost(String),
     /// No weights will come.
@@ -175,7 +175,7 @@ pub enum SubscriptionError {
     /// The system gave no thread.
     #[error("cannot start the thread that reads the weights: {0}")]
     Thread(io::Error),
-    /// The thread that read the weights is gone.
+    /// The thread that read the weights has ended.
     #[error("the thread that read the weights is gone; subscribe anew")]
     Gone,
 }

@@ -102,7 +102,7 @@ pub enum NamesError {
     Precision { key: String, name: String, seen: String },
 }
 
-/// An entry for a key that is cut, as it is written.
+/// An entry for a key that is cut, in the form of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SplitLine {
@@ -117,7 +117,7 @@ struct ShapedLine {
     dtype: Option<Value>,
 }
 
-/// An entry for a tensor of several keys, as it is written.
+/// An entry for a tensor of several keys, in the form of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct JoinLine {

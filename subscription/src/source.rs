@@ -26,11 +26,12 @@ pub struct SourceSettings {
     pub hubs: String,
     /// The name of the job.
     pub job: String,
-    /// The secret or token to show to the hubs. `None` for the one in the environment or in this user's file, if there is one.
+    /// The secret or token to show to the hubs. `None` for the secret or token in the environment or in this user's file, if
+    /// there is one.
     pub credential: Option<Credential>,
     /// The element type of weights for which `names` has no type.
     pub precision: Precision,
-    /// Whether the averages of the weights are wanted, which a job with `ema` keeps.
+    /// Whether the caller wants the averages of the weights, which a job with `ema` keeps.
     pub averages: bool,
     /// The keys that get another name or another element type, or that are cut or joined.
     pub names: Names,
@@ -63,7 +64,7 @@ pub struct Source {
     patience: Patience,
 }
 
-/// The result of a fetch of the weights before a wanted round, which the job may not have reached yet.
+/// The result of a fetch of the weights before a wanted round, which the job has perhaps not reached yet.
 #[derive(Debug)]
 pub enum Fetched {
     /// The job's weights before one round.
@@ -177,8 +178,8 @@ impl Patience {
     fn judge<T>(&mut self, result: Result<T, NoWeights>, now: Instant) -> Result<T, NoWeights> {
         let why = match result {
             Err(NoWeights::Away(ref why)) => why.clone(),
-            // A hub that came back has no job, or no weights, until its workers have joined again. This time
-            // counts as away, too.
+            // A hub that has returned has no job, or no weights, until its workers have joined again. This time counts as
+            // away, too.
             Err(NoWeights::NoJob(ref why) | NoWeights::NotYet(ref why))
                 if self.had_job && self.since.is_some() =>
             {

@@ -4,9 +4,9 @@
 //!   next_version() --way--> thread: Way::step --way, step--> next_version(): return it, try again, or end
 //! ```
 //!
-//! The calling thread waits, and every 50 ms asks its caller whether the wait is over. A try for which nobody
-//! waits any more continues on its thread, and the next call gets its result. Only one thread at a time has the
-//! `Way` to the weights. This module must not depend on the source of the weights.
+//! The calling thread waits, and every 50 ms asks its caller whether the wait is over. If the caller stops waiting, the try
+//! continues on its thread, and the next call gets the result of this try. Only one thread at a time has the `Way` to the
+//! weights. This module must not depend on the source of the weights.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -46,11 +46,11 @@ pub struct Version {
 pub enum Wanted {
     /// The newest one at each call.
     Newest {
-        /// The shortest time from the begin of one version to the begin of the next.
+        /// The shortest time from the start of one version's try to the start of the next try.
         every: Duration,
     },
-    /// Multiples of a number. From hubs, the weights before each round that is a multiple. From a directory, each version whose
-    /// number is a multiple, beginning with the oldest in the directory.
+    /// The versions at the multiples of a number. From hubs: the weights before each round that is a multiple. From a
+    /// directory: each version whose number is a multiple, beginning with the oldest in the directory.
     Each(NonZeroU32),
 }
 
@@ -234,7 +234,7 @@ impl State {
         }
     }
 
-    /// Begins a try if none is running. Returns its result if it arrives soon.
+    /// Begins a try if no try is running. Returns the result of the try if it arrives soon.
     fn look(&mut self) -> Result<Option<(Step, Instant)>, SubscriptionError> {
         if let Work::Idle(_) = self.work {
             self.begin()?;
@@ -259,7 +259,7 @@ impl State {
         let (result, coming) = channel();
         let thread = std::thread::Builder::new().name("phub-follow".into()).spawn(move || {
             let step = way.step();
-            // If the subscription is gone, no caller waits for the result.
+            // If the subscription was dropped, no caller waits for the result.
             let _ = result.send((way, step));
         });
         thread.map_err(SubscriptionError::Thread)?;

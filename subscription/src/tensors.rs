@@ -123,8 +123,8 @@ fn check_names(job: &str, groups: &[Group<'_>]) -> Result<(), SourceError> {
     Ok(())
 }
 
-/// Checks that pieces of these shapes, one after another, are the whole. A piece has rows of the whole, or of one element of its
-/// first dimensions, as an expert is.
+/// Checks that pieces of these shapes, joined in order, give the whole tensor. A piece consists of rows of the whole tensor. If a
+/// piece has fewer dimensions, it consists of rows of one part of the whole, such as one expert.
 ///
 /// # Errors
 /// Returns the number of the piece that does not fit, and the reason.

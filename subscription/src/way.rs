@@ -23,8 +23,8 @@ pub(crate) struct OfHubs {
     source: Source,
     /// The wanted rounds, and their distance. `None` if the newest weights are wanted.
     rounds: Option<(EachRounds, NonZeroU32)>,
-    /// The version that was last returned, and the digest of its weights. A job that comes back from a checkpoint, or is
-    /// made anew, may have other weights in a round that the reader has seen.
+    /// The version that was last returned, and the digest of its weights. In a round that the reader has seen, other weights are
+    /// possible. The job may continue from a checkpoint, or be a new job of the same name.
     last: Option<(Origin, String)>,
     /// Whether the job has been seen at its hub, and the hub has always answered since. If the job is
     /// then missing, it has ended.
@@ -46,11 +46,11 @@ pub(crate) struct OfDirectory {
 #[derive(Debug)]
 pub(crate) enum Step {
     Version(Version),
-    /// No newer version: a description of the last one.
+    /// There is no newer version. The text describes the last version.
     Same(String),
-    /// No version now, and the reason.
+    /// There is no version now. The text is the reason.
     Later(String),
-    /// No version, and the reason. The next try is due at once.
+    /// There is no version. The text is the reason. The next try is due at once.
     Again(String),
     End,
     Fault(SubscriptionError),
@@ -106,8 +106,8 @@ impl OfHubs {
             }
             Err(NoWeights::NoJob(_)) if self.is_known => Step::End,
             Err(NoWeights::Away(why)) => {
-                // A missing job is not the job's end then: a hub that comes back has no job until the workers
-                // have joined again.
+                // From now on, a missing job does not mean that the job has ended: a hub that returns has no job until its
+                // workers have joined again.
                 self.is_known = false;
                 Step::Later(why)
             }
@@ -125,8 +125,8 @@ impl OfHubs {
 }
 
 impl OfDirectory {
-    /// Returns the newest version. If the directory was emptied and filled again, its numbers begin anew, and the reader forgets
-    /// the versions that it has seen.
+    /// Returns the newest version. If the directory was emptied and filled again, the numbers of its versions begin again. The
+    /// reader then forgets the versions that it has seen.
     fn newest(&mut self) -> Result<Option<VersionId>, VersionError> {
         let mut newest = self.reader.newest()?;
         if newest < self.last {

@@ -60,8 +60,8 @@ impl Draft {
         create(&path, write).map_err(VersionError::disk(&path, "writing a file of a version"))
     }
 
-    /// Renames the directory to its final name. From then on readers see it. Returns an error in `Ok` if this name was not
-    /// synced to disk.
+    /// Renames the directory to its final name. From then on readers see it. If the name was not synced to disk, returns
+    /// `Ok` with an error.
     pub fn show(mut self, dir: &Path, id: VersionId) -> Result<Option<VersionError>, VersionError> {
         let to = of_version(dir, id);
         let shown = sync(&self.path).and_then(|()| fs::rename(&self.path, &to));

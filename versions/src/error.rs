@@ -82,7 +82,8 @@ impl VersionError {
         move |error| VersionError::Disk { path, doing, error }
     }
 
-    /// Whether a retry may succeed: a publisher may not have written the files yet, or may have removed them meanwhile.
+    /// Whether a retry may succeed: perhaps a publisher has not written the files yet, or has removed the files
+    /// meanwhile.
     pub fn may_pass(&self) -> bool {
         match self {
             VersionError::Disk { error, .. } => error.kind() == io::ErrorKind::NotFound,

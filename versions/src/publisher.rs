@@ -208,7 +208,7 @@ impl Publisher {
     }
 
     /// Returns why the newest version could not be read when the directory was opened. In that case, the next version is
-    /// whole.
+    /// whole: it has all values.
     pub fn unreadable(&self) -> Option<&VersionError> {
         self.unreadable.as_ref()
     }

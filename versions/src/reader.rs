@@ -22,7 +22,7 @@ use crate::weights::{Tensor, Weights};
 #[derive(Debug)]
 pub struct Reader {
     dir: PathBuf,
-    /// The reader's version, and its index when the reader read it.
+    /// The version that the reader has, and the version's index at the time of reading.
     own: Option<(At, Index)>,
 }
 
@@ -61,8 +61,8 @@ pub fn list(dir: &Path) -> Result<Vec<Listed>, VersionError> {
 }
 
 /// Returns an error for each version of a directory that has no index: the version is being written, or its publisher ended
-/// early. Publishers of other programs write the index last, in the directory that readers see. A file with the name of a version
-/// has none, either.
+/// early. The publishers of other programs write into the directory that readers see, and write the index last. A file that has
+/// the name of a version also counts as a version without an index.
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
@@ -194,7 +194,7 @@ impl Reader {
         Ok(at)
     }
 
-    /// Changes the weights of the base of `about` to the weights of its version.
+    /// Changes `weights`, which are those of the base of a delta, to the weights of the delta's version.
     fn step(&self, index: &Index, about: &About, weights: &mut Weights) -> Result<(), VersionError> {
         let dir = of_version(&self.dir, about.id);
         if about.base.is_none() {

@@ -158,7 +158,7 @@ impl<E: Element> Expected<E> {
         self
     }
 
-    /// Returns the numbers of a step for the oracle.
+    /// Returns the hyperparameters of a step, for the oracle.
     fn numbers(&self, round: Round) -> oracle::Step {
         let optimizer = if self.ablate.optimize { Optimizer::Average } else { self.optimizer };
         let gradients = self.workers * self.machines.unwrap_or(1);

@@ -25,7 +25,8 @@ impl Hub {
     /// Looks up a name for a worker at the address `owner`. Reserves the name for the worker if it is free.
     ///
     /// # Errors
-    /// Returns an error if the hub or this address may not have one more job, or if the hub admits no worker.
+    /// Returns an error if the limit on the jobs of the hub or of this address is reached, or if the hub admits no
+    /// worker.
     pub(crate) fn find_or_reserve(&mut self, name: &str, owner: Option<IpAddr>) -> Result<Found, Refused> {
         if self.names.is_reserved(name) {
             return Ok(Found::Reserved);

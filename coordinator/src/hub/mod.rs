@@ -142,7 +142,7 @@ impl Hub {
         &self.end
     }
 
-    /// Returns the counts of its events.
+    /// Returns the counts of the hub's events.
     pub fn counts(&self) -> CountsReply {
         self.counts
     }

@@ -25,14 +25,15 @@ use crate::refused::Refused;
 pub struct Memory {
     /// The memory that the process may still use, in bytes.
     pub room: u64,
-    /// A description of the room and of its limit.
+    /// A text about this memory and its limit.
     pub words: String,
     /// The bytes that have become resident since the process had no job.
     pub used: u64,
 }
 
 impl Memory {
-    /// Takes the room of the process and the bytes that have become resident since the process had no job.
+    /// Creates the description from the room of the process. `used` are the bytes that have become resident since the
+    /// process had no job.
     pub fn new(room: &MemoryRoom, used: u64) -> Self {
         Memory { room: room.bytes, words: room.to_string(), used }
     }
@@ -97,10 +98,10 @@ impl Hub {
         of_jobs.chain(of_making).fold(self.joins_bytes, u64::saturating_add)
     }
 
-    /// Checks that this much more memory may be promised. On machines that do not report their room, the check passes.
+    /// Checks that `needed` more bytes may be promised. Passes if the memory that the process may still use is not known.
     ///
     /// # Errors
-    /// Returns an error if there is no room.
+    /// Returns an error if there is not enough memory.
     pub fn check_room(&self, needed: u64, memory: Option<Memory>) -> Result<(), NoRoom> {
         let Some(Memory { room, words, used }) = memory else { return Ok(()) };
         let waiting = self.promised().saturating_sub(used);

@@ -21,10 +21,10 @@ use super::Hub;
 /// disk takes this long.
 pub const SAVED_WITHIN: Duration = Duration::from_secs(3600);
 /// The longest time that a job's last cut waits for the round in flight. There is a limit, because perhaps no worker
-/// pushes any more.
+/// still pushes.
 pub const ROUND_AT_STOP: Duration = Duration::from_secs(10);
 
-/// A step of a stop, which the driver takes.
+/// A step of a stop, which the driver carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopStep {
     /// End a job at a cut, and save it there. The driver reports whether the job is saved.
@@ -52,7 +52,7 @@ pub(super) struct Stop {
 enum Stage {
     #[default]
     Runs,
-    /// Jobs are being saved, and some have not answered yet.
+    /// Jobs are being saved. For some of them, the result has not been reported yet.
     Saves {
         since: Instant,
         reason: String,
@@ -106,7 +106,7 @@ impl Stopping<'_> {
         steps
     }
 
-    /// Notes that a job is saved, or cannot be saved. After the last job's answer, all jobs fail.
+    /// Notes that a job is saved, or cannot be saved. After the report about the last job, all jobs fail.
     pub fn answered(&mut self, job: JobId, is_saved: bool) -> Vec<StopStep> {
         let stop = &mut self.hub.end.stop;
         if is_saved {
@@ -137,7 +137,7 @@ impl Stopping<'_> {
         vec![StopStep::Fail(living.collect(), reason)]
     }
 
-    /// Ends each wait of the stop that has lasted longer than [`SAVED_WITHIN`].
+    /// Ends the wait for checkpoints or for last states, if it has lasted longer than [`SAVED_WITHIN`].
     pub fn time_passes(&mut self) -> Vec<StopStep> {
         let Stopping { hub, now } = self;
         let is_late = |since: Instant| *now - since > SAVED_WITHIN;

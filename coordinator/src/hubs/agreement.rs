@@ -9,15 +9,15 @@ use pbox_core::Round;
 use pbox_core::control::WholeRounds;
 use serde::{Deserialize, Serialize};
 
-/// The number of complete rounds whose files are kept. If a file turns out to be damaged, the job continues from the round
-/// before.
+/// The number of complete rounds whose files are kept. If a file turns out to be damaged, the job continues from the
+/// previous complete round.
 const GENERATIONS: usize = 2;
-/// The limit on a hub's files of rounds that other hubs may not have written yet. If the disk of one hub hangs, the disks
-/// of the other hubs must not fill up.
+/// The limit on a hub's files of rounds that some other hub has perhaps not written yet. If the disk of one hub hangs, the
+/// disks of the other hubs must not fill up.
 const UNDECIDED: usize = 4;
 
-/// The limit on the rounds that this hub remembers of another hub's files, several times as many as [`GENERATIONS`]
-/// and [`UNDECIDED`].
+/// The limit on the number of rounds that this hub remembers of another hub's files. The limit is several times
+/// [`GENERATIONS`] and [`UNDECIDED`].
 const MOST_FILES: usize = 64;
 
 /// The cuts of hub 0, as another hub of the job sees them.
@@ -107,7 +107,7 @@ impl Files {
         Files { rounds: rounds.into_iter().map(|(hub, rounds)| (hub, latest(rounds))).collect() }
     }
 
-    /// Notes the rounds that a hub has.
+    /// Notes the rounds of a hub's files.
     pub fn report(&mut self, hub: u32, rounds: Vec<Round>) {
         self.rounds.insert(hub, latest(rounds));
     }

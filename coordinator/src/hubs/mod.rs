@@ -97,8 +97,8 @@ struct Numbered {
 }
 
 impl Hubs {
-    /// Creates the hubs of a job that begins. `files` has, for each hub that owns chunks, the rounds of its files. At
-    /// another hub than hub 0, `files` has only this hub's own rounds.
+    /// Creates the hubs of a job that begins. `files` has, for each hub that owns chunks, the rounds of its files. At hubs
+    /// other than hub 0, `files` has only the hub's own rounds.
     pub(crate) fn new(
         (share, names): (Share, Vec<String>),
         pieces: Vec<Piece>,
@@ -108,8 +108,8 @@ impl Hubs {
     ) -> Self {
         let own = files.of_hubs().find(|(hub, _)| *hub == share.hub);
         let rounds = own.map(|(_, rounds)| rounds.to_vec()).unwrap_or_default();
-        // At another hub, the last of its own rounds is complete at all hubs. Hub 0 begins a job only with such a
-        // round, and the hub's files of later rounds no longer count.
+        // At hubs other than hub 0, the last of the hub's own rounds is complete at all hubs. Hub 0 begins a job only with
+        // such a round, and the hub's files of later rounds no longer count.
         let whole = files.whole();
         let (arrivals, held) = (Arrivals::default(), Follower::default());
         let (numbered, front) = (Numbered::default(), None);
@@ -137,7 +137,8 @@ impl Hubs {
         }
     }
 
-    /// Returns the other hubs that own chunks, and so have files. Only hub 0 knows them; at another hub the list is empty.
+    /// Returns the other hubs that own chunks, and so have files. Only hub 0 knows these hubs; at all other hubs the list
+    /// is empty.
     pub(crate) fn others_with_files(&self) -> Vec<u32> {
         let hubs = self.files.of_hubs().map(|(hub, _)| hub);
         hubs.filter(|&hub| self.leads() && hub != self.share.hub).collect()

@@ -206,8 +206,8 @@ impl fmt::Debug for Ended {
     }
 }
 
-/// A report that time has passed. Failed jobs that are too old or too many are forgotten, and waits of a stop end at their
-/// limits.
+/// A report that time has passed. Failed jobs that are too old or too many are forgotten, and the waits of the hub's stop end
+/// at their time limits.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sweep;
 

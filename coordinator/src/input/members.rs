@@ -59,7 +59,8 @@ impl Request for CountJoin {
     }
 }
 
-/// A report that the client of a join hung up before it had the answer. Nobody knows the token, so the member will not come.
+/// A report that the client of a join hung up before it had the answer. Nobody knows the token, so the member will never
+/// connect.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UndoJoin {
@@ -197,7 +198,7 @@ impl Request for Heard {
     }
 }
 
-/// A report that a member has lost its links and asks for new ones.
+/// A report that a member has lost its links and asks for new links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskForLinks {
@@ -218,8 +219,8 @@ impl Request for AskForLinks {
     }
 }
 
-/// A request for a connection of a member that has asked for new links. The answer is whether the member may connect,
-/// because all cores have dropped the old links.
+/// A request for a connection of a member that has asked for new links. The answer is whether the member may connect now.
+/// It may connect once all cores have dropped the old links.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GrantLinks {

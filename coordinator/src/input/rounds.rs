@@ -12,13 +12,13 @@ use crate::hub::{Hub, JobEnded};
 use crate::job::{Change, Effect, forget_numbers};
 use crate::progress::Progress;
 
-/// A report of one check (a look) of a job's rounds on all its cores.
+/// A report of a look: one check of a job's rounds on all its cores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Judge {
     /// The job.
     pub job: JobId,
-    /// The look at all cores.
+    /// The result of the check of all cores.
     pub look: Look,
     /// The workers that delay the job's rounds at the hubs above.
     pub above: Vec<Late>,
@@ -106,7 +106,7 @@ impl Request for ForgetNumbers {
     }
 }
 
-/// A report of the digest of a member's weights. If weights differ, the answer is the difference. Otherwise it says
+/// A report of the digest of a member's weights. If weights differ, the answer is the difference. Otherwise the answer is
 /// whether all members are known to have the same weights.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -10,8 +10,8 @@ use super::Request;
 use crate::hub::{Hub, JobEnded};
 use crate::job::{AskedId, CutAt, Effect, Job, Saving, Use, WantId};
 
-/// An offer of a state by rank 0, with the number of steps of each key. The answer is whether the job has no state of its
-/// own, and so waits for the offered one. If the offer comes too late, the answer is the reason.
+/// An offer of a state by rank 0, with the number of steps of each key. The answer is whether the job waits for the
+/// offered state, because it has no state of its own. If the offer comes too late, the answer is the reason.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
@@ -29,13 +29,13 @@ impl Request for Offer {
     }
 }
 
-/// A report that the state before a round is wanted and has this length, or that no state is wanted.
+/// A report whether the offered state is wanted. If so, the report has the state's round and its length in bytes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
     /// The job.
     pub job: JobId,
-    /// The round.
+    /// The round: the state has the weights before this round.
     pub before: Round,
     /// The length in bytes, if the state is wanted.
     pub bytes: Option<u64>,
@@ -52,8 +52,8 @@ impl Request for Wanted {
     }
 }
 
-/// A report that the first bytes of the state arrive. If the job waits for the state, the answer is its round and its
-/// length in bytes.
+/// A report that the first bytes of the offered state have arrived. If the job waits for the state, the answer is the
+/// state's round and its length in bytes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Comes {
@@ -69,7 +69,7 @@ impl Request for Comes {
     }
 }
 
-/// A report that the state is complete, at this hub or at the hubs above.
+/// A report that the offered state has arrived completely, at this hub or at the hubs above.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginWith {
@@ -181,7 +181,7 @@ impl Request for WantState {
 pub struct AskForWritten {
     /// The job.
     pub job: JobId,
-    /// The round before which the part has the state. Round 0 stands for the part that is being written now.
+    /// The round: the part has the state before this round. Round 0 stands for the part that is being written now.
     pub before: Round,
     /// The rounds of complete checkpoints.
     pub whole: WholeRounds,
@@ -206,7 +206,7 @@ impl Request for AskForWritten {
 pub struct BeginFile {
     /// The job.
     pub job: JobId,
-    /// The round before which the file has the state.
+    /// The round: the file has the state before this round.
     pub before: Round,
 }
 
@@ -227,7 +227,7 @@ pub struct EndFile {
     pub job: JobId,
     /// The snapshot.
     pub occasion: Occasion,
-    /// The round before which the file has the state.
+    /// The round: the file has the state before this round.
     pub before: Round,
     /// The file, or the reason why there is none.
     pub written: Result<CheckpointReply, String>,

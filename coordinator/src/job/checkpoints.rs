@@ -24,7 +24,7 @@ use super::parts::Followed;
 use super::wants::{Use, WantId, Wants};
 use crate::hubs::{Hubs, may_write};
 
-/// The number of parts of checkpoints whose state is remembered.
+/// The number of checkpoints for which this hub remembers the state of its own part.
 const PARTS: usize = 8;
 /// The limit on the kept reports of each core about rounds without a snapshot. Older reports are not needed, because no core
 /// is this many rounds behind another core.
@@ -43,7 +43,8 @@ pub struct Checkpoints {
     parts: BTreeMap<Round, PartState>,
     /// The requests for the job's state.
     pub(super) wants: Wants,
-    /// The snapshots that are or will be written. Each may serve a request for the state, until the request's time is over.
+    /// The snapshots that are being written, or will be written. A snapshot may serve a request for the state, until the
+    /// request's time is over.
     pub(super) writing: Vec<(Occasion, Option<(WantId, Instant)>)>,
     /// The parts of other hubs that hub 0 follows, and hub 0's questions about this hub's part.
     pub(super) followed: Followed,
@@ -62,7 +63,7 @@ struct Collecting {
     before: Round,
     /// The number of cores that have answered.
     answers: usize,
-    /// The reason why a core has no part; `None` if no core has lacked its part so far.
+    /// The reason why a core has no part; `None` while no core has reported that it has no part.
     refused: Option<String>,
     /// The cores that have no part, and whose memory for parts is still in use.
     lacks: BTreeSet<usize>,
@@ -111,7 +112,7 @@ impl Checkpoints {
         }
     }
 
-    /// Whether another client may share the state for which this request of a client waits.
+    /// Whether a further client may share the state that the client of this request waits for.
     pub fn may_share(&self, want: WantId) -> bool {
         self.wants.may_share(want)
     }
@@ -185,8 +186,8 @@ impl Checkpoints {
                 .collect();
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
-            // Cores that have already passed the round send no other answer about the round. They count as answers
-            // without a part.
+            // Cores that have already passed the round send no other answer about the round. Each of these cores counts as
+            // an answer without a part.
             let has_passed =
                 |of_core: &&VecDeque<_>| of_core.iter().any(|rounds| is_due_in(occasion, rounds));
             let answers = passed.values().filter(has_passed).count();
@@ -226,7 +227,7 @@ impl Checkpoints {
         Some(Over { occasion, before, refused, lacks, want })
     }
 
-    /// Notes that a core's memory for parts is free again.
+    /// Notes that a core's memory for its parts of snapshots is free again.
     pub(super) fn freed(&mut self, core: usize) {
         self.collecting.iter_mut().for_each(|one| _ = one.lacks.remove(&core));
     }

@@ -3,7 +3,7 @@
 //! | event | from | effects |
 //! | --- | --- | --- |
 //! | a core has a member's link | that core | the arrival |
-//! | a core has removed a member, or dropped lost links | that core | requests that wait for the job check its state again |
+//! | a core has removed a member, or dropped lost links | that core | requests that wait for a change of the job check its state again |
 //! | a member's link has ended | a core | all cores drop the member's links, or the member is lost |
 //! | a member's heartbeat has ended | the control port | the member is lost, if it has no links |
 //! | time passes | the sweep | silent members, and dead ones without links, are lost; waits for hub 0 and for states end at their limits |
@@ -14,8 +14,8 @@
 //! | a client has read the state | the driver | the next client gets the state |
 //! | a step of saving the last state is done | the driver | the next step, see [`last`](super::last) |
 //!
-//! Requests of members have their own methods, which return answers. A look at the rounds, and a loss that another party
-//! has noticed, have their own methods, too.
+//! Requests of members have their own methods, which return answers. A check of the rounds, and a loss that another party has
+//! noticed, have their own methods, too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,7 +65,7 @@ pub enum Event {
         core: usize,
         /// The reason for the snapshot.
         occasion: Occasion,
-        /// The round before which the part has the state.
+        /// The round: the part has the state before this round.
         before: Round,
         /// The last round of a range, if the core has no part for any due snapshot of the range.
         through: Option<Round>,
@@ -83,7 +83,7 @@ pub enum Event {
         /// The rounds of the hub's files, and the state of its part.
         said: Result<(Vec<Round>, PartState), String>,
     },
-    /// A client has read the state that it wanted, or gives up.
+    /// A client has read the state that it asked for, or has given up.
     Read(WantId),
     /// A step of saving the last state is done.
     Last(LastStepped),
@@ -92,7 +92,7 @@ pub enum Event {
 /// An effect of an event, which the owner of the job carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The driver must take a step of a cut.
+    /// The driver must carry out a step of a cut.
     Cut(CutId, Step),
     /// The job is paused at this hub for a cut of hub 0. The round is the furthest chunk's round; `None` without chunks.
     CutHeld(CutId, Option<Round>),
@@ -149,9 +149,9 @@ pub enum Effect {
     NotWhole(Round, String),
     /// A request for the state ends: with a file, or with the reason why there is none.
     Wanted(WantId, Result<CheckpointReply, NoState>),
-    /// Requests that wait for the job check its state again.
+    /// Requests that wait for a change of the job must check its state again.
     Wake,
-    /// The driver must take a step of saving the last state.
+    /// The driver must carry out a step of saving the last state.
     Last(LastStep),
     /// The answer to other hubs that have asked whether this hub still has the failed job.
     Holds(FailedReply),
@@ -225,7 +225,8 @@ impl Job {
             Event::HungUp(rank) => {
                 let why = self.members.get_mut(rank).and_then(|member| member.hangs_up(now));
                 if self.members.get(rank).is_some_and(Member::has_not_connected) && !self.life.failed() {
-                    // A living member's next heartbeat may have come before this report. The news makes it send one more.
+                    // A living member's next heartbeat may have arrived before this report. The news makes a living member send
+                    // another heartbeat.
                     self.news.tell(&self.life, |_| {});
                 }
                 why.map_or_else(Vec::new, |why| self.lose(rank, Cause::Link, &why))

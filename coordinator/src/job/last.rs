@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::{Blame, Effect, Job};
 use crate::hubs::Hubs;
 
-/// A step of saving a last state. The driver takes the step, and reports the result.
+/// A step of saving a last state. The driver carries out the step, and reports the result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LastStep {
     /// Hold the job on all cores.
@@ -74,7 +74,7 @@ pub(super) struct Last {
     failed: FailedRequest,
     /// A description of the job's end, for people.
     ended: String,
-    /// The round of the last complete checkpoint. At another hub than hub 0, the round of this hub's last part.
+    /// The round of the last complete checkpoint. At hubs other than hub 0, the round of this hub's last part.
     saved: Round,
 }
 
@@ -86,13 +86,14 @@ pub(crate) struct LastState(Option<Last>);
 #[derive(Debug)]
 enum WaitsFor {
     Hold,
-    /// The answers of the other hubs, at hub 0.
+    /// The answers of the other hubs, for which hub 0 waits.
     Others,
-    /// The parts of the other hubs, at hub 0. If hub 0 has no part to write after them, the final result is already known.
+    /// The parts of the other hubs, for which hub 0 waits. If hub 0 writes no part of its own afterwards, the final result is
+    /// already known.
     Parts(LastRequest, Option<Saved>),
-    /// The answer of hub 0, at another hub.
+    /// The answer of hub 0, for which each other hub waits.
     Lead,
-    /// The request of hub 0 to write a part, at another hub. The time is the beginning of the wait.
+    /// The request of hub 0 to write a part, for which each other hub waits. The time is the beginning of the wait.
     Order(Instant),
     /// The write of this hub's own part. The number is the length of the other hubs' parts, in bytes.
     Write(u64),
@@ -141,8 +142,8 @@ impl LastState {
         }
     }
 
-    /// Begins to write, at another hub, the state that hub 0 has chosen. Returns nothing if this hub does not wait for the
-    /// request of hub 0.
+    /// Begins to write the state that hub 0 has chosen. Called at hubs other than hub 0. Returns nothing if this hub does not
+    /// wait for the request of hub 0.
     pub(crate) fn asked_for_part(&mut self, hubs: &Hubs, request: LastRequest) -> Option<Vec<Effect>> {
         let last = self.0.take_if(|last| matches!(last.waits_for, WaitsFor::Order(_)))?;
         Some(match check_before(request.before, last.own) {
@@ -191,7 +192,7 @@ impl LastState {
         }
     }
 
-    /// Ends, at another hub, the wait for hub 0's request, if it has taken too long.
+    /// Ends the wait for hub 0's request, if the wait has taken too long. Called at hubs other than hub 0.
     pub(super) fn overdue(&mut self, hubs: &Hubs, limit: Duration, now: Instant) -> Vec<Effect> {
         // Hub 0 asks all hubs for their rounds first. Hub 0 waits for each hub at most `limit`.
         let limit = 3 * limit;
@@ -206,8 +207,8 @@ impl LastState {
         vec![Effect::Last(step)]
     }
 
-    /// Decides, as hub 0, which state all hubs save: the state before the highest round of any chunk. This state must be
-    /// newer than the last checkpoint.
+    /// Decides at hub 0 which state all hubs save: the state before the highest round of any chunk. This state must be newer
+    /// than the last checkpoint.
     fn others_hold(
         &mut self,
         hubs: &Hubs,
@@ -215,7 +216,7 @@ impl LastState {
         replies: Vec<Result<FailedReply, String>>,
     ) -> Vec<Effect> {
         let holds = |reply: &Result<FailedReply, String>| reply.as_ref().is_ok_and(|reply| reply.saves);
-        // Hub 0 asks only the hubs that still have the job. So hub 0 does not wait again for a hub that is gone.
+        // Hub 0 asks only the hubs that still have the job. So hub 0 does not wait again for a hub that has ended.
         let there = (1..).zip(&replies).filter(|(_, reply)| holds(reply)).map(|(hub, _)| hub).collect();
         let rounds = last.of_all(hubs, replies);
         let (mut before, mut ended) = (Round(0), last.ended.clone());
@@ -231,7 +232,7 @@ impl LastState {
         }
         let (secret, whole) = (hubs.secret.show(), hubs.whole.clone());
         let request = LastRequest { secret, before, ended, whole };
-        // Before a hub stops, it has all hubs write a checkpoint. So a hub may be gone by now, with everything saved.
+        // A hub makes all hubs write a checkpoint before it stops. So a hub may have ended by now, after everything was saved.
         let is_over = rounds.err().map(|why| last.unsaved(why));
         match hubs.share.is_whole() {
             true => self.others_have_written(hubs, last, request, (is_over, Vec::new())),
@@ -293,8 +294,8 @@ impl Last {
         last
     }
 
-    /// Returns, as an error, the reason why the state is not saved. Returns no error if the last checkpoint has the whole
-    /// state.
+    /// Returns the reason why the state is not saved, as an error. If the last checkpoint already has this state, returns no
+    /// error.
     fn unsaved(&self, why: String) -> Saved {
         match self.own.is_none_or(|own| own.highest <= self.saved) {
             true => Ok(None),

@@ -89,7 +89,7 @@ pub struct Job {
     pub numbers: NumbersByRound,
     /// The hubs of the job.
     pub hubs: Hubs,
-    /// The progress at the last look at the cores.
+    /// The progress at the last check of the cores.
     pub progress: Progress,
     /// The comparison of the members' weights.
     pub digests: Digests,

@@ -15,7 +15,7 @@ use crate::asker::Asker;
 /// answer a heartbeat of the hub even without news; with many hubs below, after a longer time.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
-/// The number of members up to which a hub may answer each heartbeat once in [`TOLD_EVERY`].
+/// The largest number of members for which a hub can answer each heartbeat once in every [`TOLD_EVERY`].
 pub(crate) const MANY: u32 = 64;
 
 /// The news of a job. Each change that members must know raises the version.
@@ -24,7 +24,7 @@ pub struct News {
     told: HeartbeatReply,
     /// The number of the job's workers.
     workers: u32,
-    /// The version with which the job began to gather, to run or to fail.
+    /// The version in which the job last changed its state: it began to wait for members, began to run, or failed.
     turned: u64,
     /// The number of all changes, including changes without a new version.
     edition: u64,
@@ -56,14 +56,14 @@ impl News {
         self.told.version > version
     }
 
-    /// Whether the job has begun or failed after this version. Members are told this news at once.
+    /// Whether the job has begun or failed after this version. Members are notified of these changes at once.
     pub fn has_turned_after(&self, version: u64) -> bool {
         self.turned > version
     }
 
-    /// Returns how long the hub collects more news before it answers a heartbeat: at most `TOLD_EVERY`, so that a living member
-    /// shows in time that it lives. If the hub told each join to all members at once, 1024 joins would need half a million
-    /// answers.
+    /// Returns how long the hub collects more news before it answers a heartbeat. The time is at most `TOLD_EVERY`, so that a
+    /// living member sends its next heartbeat in time. If the hub announced each join to all members at once, 1024 joins would
+    /// need half a million answers.
     pub fn collects_for(&self) -> Duration {
         match self.told.state {
             JobState::Gathering { .. } => TOLD_EVERY * self.workers.min(MANY) / MANY,
@@ -98,7 +98,7 @@ impl News {
         }
     }
 
-    /// Notes which workers delay the rounds. Returns whether they are other workers than before.
+    /// Notes which workers delay the rounds. Returns whether these workers have changed.
     pub(super) fn held_up_by(&mut self, late: Vec<Late>) -> bool {
         let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
         let is_news = who(&late) != who(&self.told.held_up_by);

@@ -15,7 +15,7 @@ const MOST: usize = 1 << 22;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Change {
-    /// The learning rate, and no other number.
+    /// The learning rate. All other hyperparameters stay.
     Rate(f32),
     /// All hyperparameters. Multipliers that are left out do not change.
     All(Numbers),

@@ -65,7 +65,7 @@ impl JobSpec {
     }
 
     /// Returns the party to blame if the job fails because it lost a member. A hub below that disappears without a message
-    /// may return, so it is blamed as a hub.
+    /// may return, so the failure counts as the loss of a hub.
     pub(crate) fn blame(&self, cause: Cause) -> Blame {
         match cause {
             Cause::HubLost => Blame::Hub,

@@ -447,13 +447,13 @@ fn a_worker_that_leaves_a_job_that_gathers_gives_it_up() {
     assert_eq!(job.leave(1, LeftAt::all(Round(0))), Leave::Nothing);
 }
 
-/// Returns a look at a job in which nothing moves: a chunk in round 7 waits for rank 1.
+/// Returns the result of a check of a job in which nothing moves: a chunk in round 7 waits for rank 1.
 fn waiting() -> Look {
     let owes = Waits { owes: 1, round: Some(Round(7)), is_waiting: false };
     Look { round: Round(7), done: 15, workers: [(1, owes)].into(), ..Look::default() }
 }
 
-/// Returns the effects of several looks at a job, each at this number of seconds.
+/// Returns the effects of several checks of a job, each at this number of seconds.
 fn judge(job: &mut Job, looks: &[(u64, &Look)], limit: Option<u64>, above: &[Late]) -> Vec<Vec<Effect>> {
     let (begun, limit) = (Instant::now(), limit.map(Duration::from_secs));
     let limits = LateLimits { warning: Duration::from_secs(10), limit };

@@ -30,8 +30,8 @@ use super::cut::{CutAt, CutId, NotBefore, NotCut, Purpose};
 use super::parts::Then;
 use super::{Effect, Job};
 
-/// The limit on the time of a want. The time may come from a replayed record, which may have any duration. Adding a
-/// very long duration to a clock's time would overflow.
+/// The limit on the time of a request for the state. The time may come from a replayed record, which may have any duration.
+/// Adding a very long duration to a clock's time would overflow.
 pub(super) const LONGEST: Duration = Duration::from_secs(86_400 * 365);
 
 /// The number of a want (a request for the state) at this hub.
@@ -54,14 +54,14 @@ pub enum Parts {
     Write,
     /// The parts are given to the client that wants them.
     Give(WantId),
-    /// The parts are discarded, because one part is missing for this reason. No want of this hub waits for them.
+    /// The parts are discarded, because one part is missing for this reason. No request of this hub waits for these parts.
     Skip(String),
-    /// The parts are discarded, because one part is missing and the want continues to wait, or because the want's time is
-    /// over.
+    /// The parts are discarded, because one part is missing and the request continues to wait, or because the request's time
+    /// is over.
     Drop,
 }
 
-/// The reason why a want fails.
+/// The reason why a request for the state fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoState {
     /// No round of the job is over.
@@ -85,16 +85,16 @@ impl From<NotCut> for NoState {
     }
 }
 
-/// The wants of a job.
+/// The requests for a job's state.
 #[derive(Debug, Default)]
 pub(super) struct Wants {
     last: u64,
     waiting: Vec<Want>,
-    /// The want of the clients that now read the state.
+    /// The request of the clients that now read the state.
     reading: Option<WantId>,
 }
 
-/// A want (a request for the state) that does not have its state yet.
+/// A want: a request for the state, without an answer so far.
 #[derive(Debug)]
 pub(super) struct Want {
     id: WantId,
@@ -105,7 +105,7 @@ pub(super) struct Want {
     waits_for: WaitsFor,
 }
 
-/// The event for which a want waits.
+/// The event for which a request for the state waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum WaitsFor {
     Turn,
@@ -113,12 +113,12 @@ enum WaitsFor {
     Cut(CutId),
     /// All cores give their parts of the state before this round.
     Cores(Round),
-    /// Memory on these cores, which had none for their part of the state. The text has the reason.
+    /// Free memory on these cores, which had no memory for their part of the state. The text has the reason.
     Memory(BTreeSet<usize>, String),
 }
 
 impl Wants {
-    /// Whether another client may share the state for which the client of this want waits. Sharing is allowed before the
+    /// Whether another client may share the state for which the client of this request waits. Sharing is allowed before the
     /// cut is taken, and always if both clients name the same round. So no client gets a state that is older than its request.
     pub fn may_share(&self, id: WantId) -> bool {
         let is_ahead = |want: &Want| match want.waits_for {
@@ -137,14 +137,15 @@ impl Wants {
         Some(self.waiting.remove(place))
     }
 
-    /// Returns the want for which a cut was made, and the want's use. The cores now take the snapshot.
+    /// Returns the want (request for the state) for which a cut was made, and the purpose of the state. Called when the cores
+    /// take the snapshot.
     pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<(WantId, Use)> {
         let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
         want.waits_for = WaitsFor::Cores(before);
         Some((want.id, want.purpose))
     }
 
-    /// Answers the want for which a failed cut was made.
+    /// Answers the request for the state whose cut has failed. The answer is the failure.
     pub fn cut_failed(&mut self, cut: CutId, why: &NotCut) -> Option<Effect> {
         let id = self.waiting.iter().find(|want| want.waits_for == WaitsFor::Cut(cut))?.id;
         self.take(id).map(|want| want.ends(why.clone().into()))
@@ -156,8 +157,8 @@ impl Want {
         Effect::Wanted(self.id, Err(why))
     }
 
-    /// Returns why the want fails when its time is over, or `None` if it continues to wait. `writes`: this hub is writing a
-    /// file.
+    /// Returns why the request fails when its time is over, or `None` if the request continues to wait. `writes`: this hub is
+    /// writing a file.
     fn overdue(&self, writes: bool) -> Option<String> {
         match &self.waits_for {
             WaitsFor::Turn => Some("another client reads the job's state; try again later".to_owned()),
@@ -168,7 +169,7 @@ impl Want {
     }
 }
 
-/// The wants and states of a job, during an event.
+/// A job and the time of an event, for the methods that handle requests for the state.
 pub(crate) struct Saving<'job> {
     pub job: &'job mut Job,
     pub now: Instant,
@@ -179,7 +180,8 @@ impl Saving<'_> {
         &mut self.job.checkpoints.wants
     }
 
-    /// Notes a want: a snapshot at a cut, within a time limit. A client's time begins again when its turn comes.
+    /// Notes a request for the state: a snapshot at a cut, within a time limit. A client's time begins again when its turn
+    /// comes.
     pub fn want(&mut self, purpose: Use, at: CutAt, limit: Duration) -> (WantId, Vec<Effect>) {
         let limit = limit.min(LONGEST);
         let until = self.now + limit;
@@ -231,7 +233,7 @@ impl Saving<'_> {
         }
     }
 
-    /// Asks for the cut of a want.
+    /// Asks for a cut that serves this request for the state.
     pub(super) fn cut(&mut self, id: WantId) -> Vec<Effect> {
         let Some(at) = self.wants().get(id).map(|want| want.at) else { return Vec::new() };
         let (cut, effects) = self.job.cut(Purpose::Snapshot(at), self.now);
@@ -268,7 +270,7 @@ impl Saving<'_> {
         [Effect::Snapshot(occasion, before, parts)].into_iter().chain(next).collect()
     }
 
-    /// Makes a want wait until these cores have their memory again. If no core lacks its memory, tries again at once.
+    /// Makes a request wait until these cores have their memory again. If no core lacks its memory, tries again at once.
     fn lacks_memory(&mut self, id: WantId, cores: BTreeSet<usize>, why: String) -> Vec<Effect> {
         match self.wants().get(id) {
             Some(want) if !cores.is_empty() => {
@@ -279,7 +281,7 @@ impl Saving<'_> {
         }
     }
 
-    /// Notes that a core has the memory of its part again. Tries again for each want that waited only for this core.
+    /// Notes that a core has the memory of its part again. Tries again for each request that waited only for this core.
     pub fn freed(&mut self, core: usize) -> Vec<Effect> {
         self.job.checkpoints.freed(core);
         let mut freed = Vec::new();
@@ -294,7 +296,7 @@ impl Saving<'_> {
         freed.into_iter().flat_map(|id| self.tries(id)).collect()
     }
 
-    /// Notes that a file is written or has failed. Files that wait for memory get their whole time again.
+    /// Notes that a file is written or has failed. For files that wait for memory, the time limit begins again.
     pub(super) fn file_ended(&mut self) {
         let now = self.now;
         let waits =
@@ -302,7 +304,7 @@ impl Saving<'_> {
         self.wants().waiting.iter_mut().filter(waits).for_each(|want| want.until = now + want.limit);
     }
 
-    /// Answers the wants whose time is over with an error.
+    /// Answers the requests whose time is over, with an error.
     pub fn time_passes(&mut self) -> Vec<Effect> {
         let (now, writes) = (self.now, !self.job.checkpoints.writing.is_empty());
         let is_late = |want: &mut Want| want.until <= now && want.overdue(writes).is_some();

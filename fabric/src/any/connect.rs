@@ -27,8 +27,8 @@ impl Group {
         Group { tcp, ..self }
     }
 
-    /// Returns the reason why nobody can connect by shared memory: this process may not make shareable
-    /// memory. Returns `None` if peers can connect.
+    /// Returns the reason why nobody can connect by shared memory: this process is not allowed to make
+    /// shareable memory. Returns `None` if peers can connect.
     pub fn unshared(&self) -> Option<String> {
         self.shm.unshared()
     }

@@ -39,7 +39,8 @@ impl Endpoint {
     }
 
     /// Whether the owner may post a span, write other bytes to the span at once, and post it again. Shared memory
-    /// forbids that, because it copies no bytes; TCP with checksums does, because the checksum would be wrong.
+    /// forbids that, because it copies no bytes. TCP with checksums forbids that, because the checksum would be
+    /// wrong.
     pub fn carries_drafts(&self) -> bool {
         match self {
             Endpoint::Shm(_) => false,

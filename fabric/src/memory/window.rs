@@ -83,8 +83,8 @@ pub struct SendWindow {
 enum Memory {
     /// The bytes are in a memfd that this process has mapped.
     Memfd(Arc<Mapping>, OwnedFd),
-    /// The bytes are in private memory of this process. The error is the reason why the process may not make
-    /// a memfd.
+    /// The bytes are in private memory of this process. The error is the reason why the process cannot make a
+    /// memfd.
     Own(Arc<Mapping>, Errno),
     /// The bytes are in a dma-buf, which only NICs can access.
     DmaBuf(DmaBuf),
@@ -92,8 +92,8 @@ enum Memory {
 
 impl SendWindow {
     /// Creates a zeroed window of `bytes` bytes, in a sealed memfd. The memfd has no name in any file system,
-    /// and is freed when its last holder ends. If this process may not make a memfd, as in some containers,
-    /// the memory is private.
+    /// and is freed when its last holder ends. If this process is not allowed to make a memfd, as in some
+    /// containers, the memory is private.
     pub fn new(bytes: usize) -> Result<Self, WindowError> {
         let window = Self::sparse(bytes)?;
         window.mapping().collapse_on_one_node();

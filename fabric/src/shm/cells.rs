@@ -44,8 +44,8 @@ impl Words {
         Ok(Arc::new(Words { mapping, fd: Ok(fd) }))
     }
 
-    /// Allocates fresh words. The words are private if this process may not make a memfd, as in some
-    /// containers.
+    /// Allocates fresh words. The words are private if this process is not allowed to make a memfd, as in
+    /// some containers.
     pub fn new_or_own(what: &'static str, bytes: usize) -> Result<Arc<Self>, MapError> {
         match memfd_create("phub-words", MemfdFlags::CLOEXEC) {
             Err(errno @ (Errno::PERM | Errno::ACCESS | Errno::NOSYS)) => {
@@ -101,7 +101,7 @@ impl Bell {
         ports * APART
     }
 
-    /// Creates the bell of port `index`. Panics if there are fewer words.
+    /// Creates the bell of port `index`. Panics if `words` ends before this port's word.
     pub fn new(words: &Arc<Words>, index: usize) -> Self {
         Bell { _words: Arc::clone(words), asleep: words.word(index * APART) }
     }

@@ -216,7 +216,7 @@ impl Hello {
     }
 
     /// Takes the descriptors of the hello. The caller must know the token. No other thread may wait for the calling thread,
-    /// which a received descriptor may block.
+    /// because closing a received descriptor may block.
     pub fn gather(mut self) -> Result<Self, ConnectError> {
         let taken = self.take();
         taken.inspect_err(|why| refuse(self.socket.as_fd(), why)).map_err(ConnectError::Nonsense)?;

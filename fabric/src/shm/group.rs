@@ -33,8 +33,8 @@ impl Group {
         self.bells.fd()
     }
 
-    /// Returns the reason why no peer can connect: this process may not make shareable memory. Returns `None`
-    /// if peers can connect.
+    /// Returns the reason why no peer can connect: this process is not allowed to make shareable memory.
+    /// Returns `None` if peers can connect.
     pub fn unshared(&self) -> Option<String> {
         self.bells().err()
     }

@@ -165,7 +165,8 @@ pub(super) fn peek(socket: BorrowedFd, timeout: Duration) -> io::Result<Vec<u8>>
 pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
     let (bytes, count, fds, cut) = take_message(socket, RecvFlags::empty()).map_err(silent_for(timeout))?;
-    // Descriptors are missing although the buffer had room for them: this process may not open more.
+    // Descriptors are missing although the buffer had room for them: this process is not allowed to open more
+    // descriptors.
     if cut && fds.len() < MAX_FDS {
         return Err(io::Error::other(
             "the receiving process may not open the descriptors that arrived: raise its number of open files (ulimit -n)",

@@ -140,8 +140,8 @@ pub enum Waker {
 }
 
 impl Waker {
-    /// Wakes the peer. A failed call needs no retry: the peer is gone, or its queue is full of wake-ups. The
-    /// call never blocks the hub.
+    /// Wakes the peer. A failed call needs no retry: the peer has ended, or its queue is full of wake-ups.
+    /// The call never blocks the hub.
     pub fn wake(&self) {
         match self {
             Waker::Event(event) => {

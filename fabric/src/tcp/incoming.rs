@@ -21,8 +21,8 @@ use crate::port::FrameRule;
 
 /// The size of the buffer for small frames. Copying a small frame once costs less than a system call.
 const BUFFER: usize = 16 << 10;
-/// The smallest size of a large frame. A read of a large frame takes no more than the next header with it. A read of a
-/// smaller frame takes as many further bytes as the buffer holds.
+/// The smallest size of a large frame. With the rest of a large frame, a read takes at most the next header. With the
+/// rest of a smaller frame, a read takes as many further bytes as the buffer holds.
 const LARGE: usize = 8 << 10;
 
 /// The result of a read from the socket.
@@ -102,7 +102,7 @@ impl Incoming {
         self.rule = Some(rule);
     }
 
-    /// Tells the rule that this end has posted, if the post was without bytes.
+    /// Tells the rule about a post of this end, if the post has no bytes.
     pub fn note_post(&mut self, span: Span, imm: Imm) {
         if let Some(rule) = self.rule.as_mut().filter(|_| span.bytes == 0) {
             rule.posted_empty(imm);

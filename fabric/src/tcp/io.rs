@@ -20,7 +20,8 @@ use crate::memory::{RecvWindow, SendWindow};
 pub(super) const UNSENT_BYTES: u32 = 256 << 10;
 /// The most frames of one call. Each frame is a header and a span.
 pub(super) const FRAMES: usize = PIECES / 2;
-/// The most pieces of one call. The kernel accepts up to 1024, but a socket's buffer is full long before.
+/// The most pieces of one call. The kernel accepts up to 1024, but a socket's buffer is full with fewer
+/// pieces.
 const PIECES: usize = 64;
 
 /// The pieces that one call sends, in order.
@@ -120,7 +121,7 @@ pub(super) fn sum_of_arrival(window: &RecvWindow, span: Span) -> u64 {
     checksum(unsafe { std::slice::from_raw_parts(start, span.bytes) })
 }
 
-/// Returns the bytes of a window that has no links any more.
+/// Returns the bytes of a window that has no links left.
 pub(super) fn contents(window: Arc<RecvWindow>) -> Vec<u8> {
     let window = Arc::into_inner(window).expect("no link holds the window");
     let whole = Span { offset: 0, bytes: window.bytes() };

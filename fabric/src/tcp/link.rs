@@ -19,7 +19,7 @@ use crate::links::{Attached, LinkState};
 use crate::memory::{RecvWindow, SendWindow};
 use crate::port::{CloseReason, Crossed, FrameRule};
 
-/// The time in which posts made before a detach may still be sent.
+/// The time limit for sending the posts that were made before a detach.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
 /// The lowest limit for the unsent bytes that the kernel may hold. With a lower limit, the link would be idle
@@ -121,7 +121,7 @@ impl Attached<Link> {
         self.is_open() && !self.link.broken
     }
 
-    /// Whether a read from the link may show something.
+    /// Whether a read from the link may find a frame or the link's end.
     pub fn is_promising(&self) -> bool {
         if self.is_open() { self.link.incoming.is_promising() } else { self.is_closing() }
     }
@@ -157,15 +157,15 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Keeps a link that was just detached until its posts are sent. Returns `None` if the link cannot send
-    /// any more.
+    /// Keeps a link that was just detached until its posts are sent. Returns `None` if the link can no longer
+    /// send.
     pub fn new(attached: Attached<Link>) -> Option<Self> {
         let until = Instant::now() + LINGER;
         attached.takes_posts().then(|| Lingering { link: attached.link, until, said: false })
     }
 
-    /// Sends more. Returns true when the link can be closed: the peer's stream has ended, or the time is
-    /// over. A close with unread bytes would make the kernels of both ends discard the bytes in flight.
+    /// Sends more bytes. Returns true when the link can be closed: the peer's stream has ended, or the time
+    /// is over. A close with unread bytes would make the kernels of both ends discard the bytes in flight.
     pub fn advance(&mut self) -> bool {
         self.link.outgoing.writable = true; // the port no longer reads the link's events
         self.link.pump();

@@ -118,7 +118,7 @@ impl Port {
         self.lingering.retain_mut(|lingering| !lingering.advance());
     }
 
-    /// Makes a readable `fd` also end [`sleep`](Self::sleep) from now on.
+    /// Adds `fd` to the descriptors that end a [`sleep`](Self::sleep) when they are readable.
     pub(crate) fn sleep_beside(&self, fd: BorrowedFd) -> std::io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), epoll::EventFlags::IN)?;
         Ok(())

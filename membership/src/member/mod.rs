@@ -27,9 +27,9 @@
 //! | `Away` | the pause is over | `Rejoining` | join again |
 //! | all states with a lost hub | the step failed for good, or for too long | `Over` | give up |
 //!
-//! Every other event changes nothing, because the current step fails by itself if its hub is gone. A member that leaves
-//! needs no state: its program drops the state machine. No I/O, no clock, no threads: time is an argument. Must not
-//! depend on errors, hubs' addresses, or the content of links.
+//! Every other event changes nothing, because the current step fails by itself if its hub has ended. A member that leaves needs
+//! no state: its program drops the state machine. No I/O, no clock, no threads: time is an argument. Must not depend on errors,
+//! hubs' addresses, or the content of links.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -78,7 +78,7 @@ pub enum Event {
     Granted,
     /// The old links are dropped.
     Dropped {
-        /// The number of answers that arrived over these links and earlier ones. A part of an answer counts, too.
+        /// The number of answers that arrived over these links and all earlier links. A part of an answer counts, too.
         came: u64,
         /// Whether an answer is missing.
         is_awaited: bool,
@@ -124,8 +124,8 @@ pub enum Step {
     CatchUp,
     /// Ask the hub of this number for new links.
     Ask(usize),
-    /// Drop the links. The hubs have already granted new links. So no hub takes the end of the old links on shared memory
-    /// for the member's death.
+    /// Drop the links. The hubs have already granted new links. So no hub concludes from the end of the old links on shared
+    /// memory that the member died.
     DropLinks,
     /// Make links to all hubs, and send again all pushes that have no answer.
     MakeLinks,
@@ -261,8 +261,8 @@ impl Member {
     fn lose(&mut self, made: Option<Instant>, event: Event, now: Instant) -> Option<Step> {
         match event {
             Event::LinkEnded { may_relink } if may_relink && !self.limits.links.is_zero() => {
-                // If the links lasted long enough, the time without an answer starts anew. The answer may be missing
-                // because another member is evaluating its model.
+                // If the links lasted long enough, the time without an answer starts again. The answer may be missing because
+                // another member is evaluating its model.
                 if made.is_some_and(|made| is_over(made, self.limits.links, now)) {
                     self.unanswered = None;
                 }

@@ -150,7 +150,7 @@ pub enum PartState {
 pub struct WholeRounds {
     /// The latest of these rounds, ascending; at most two.
     pub rounds: Vec<Round>,
-    /// The round up to which no hub will write a part any more.
+    /// The last round that is decided: up to this round, no hub will write a further part.
     pub decided: Option<Round>,
 }
 

@@ -40,7 +40,7 @@ impl Versions {
         (self.lowest < self.highest).then_some(self.lowest)
     }
 
-    /// Whether this version is among them.
+    /// Whether this version is in the range.
     pub fn contains(self, version: u32) -> bool {
         (self.lowest..=self.highest).contains(&version)
     }

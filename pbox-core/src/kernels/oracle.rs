@@ -162,8 +162,8 @@ pub fn clip_scale(norm: f32, most: f32) -> f32 {
     if scale > 1.0 { 1.0 } else { scale }
 }
 
-/// Returns the factor for a round's gradient, from `norm`, the norm of the round before. The factor would scale a norm above
-/// `most` down to `most`. It is 1 if `norm` is 0 or not finite, because such a norm says nothing about this gradient.
+/// Returns the factor for a round's gradient, from `norm`, the norm of the previous round. The factor would scale a norm
+/// above `most` down to `most`. It is 1 if `norm` is 0 or not finite, because such a norm says nothing about this gradient.
 pub fn clip_scale_after(norm: f32, most: f32) -> f32 {
     if norm > 0.0 && norm.is_finite() { clip_scale(norm, most) } else { 1.0 }
 }

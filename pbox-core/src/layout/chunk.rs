@@ -160,7 +160,7 @@ impl Immediate {
         Imm((self.content as u32) << 30 | u32::from(self.round_bits) << 24 | self.chunk.0)
     }
 
-    /// Decodes an immediate from the fabric. Every value can be decoded, but the chunk may not exist.
+    /// Decodes an immediate from the fabric. Every value can be decoded, but perhaps the chunk does not exist.
     pub fn decode(imm: Imm) -> Self {
         let content = match imm.0 >> 30 {
             0 => Content::Gradient,

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! The *significant set* is the part `beta` of all parameters with the largest significance `|w| + c |g|`. The paper calls
-//! it the core. It is the same for all workers. The *explorer* is the part `alpha - beta` of all parameters, drawn anew by
-//! each worker in each round from the other parameters. A worker pushes only the significant set and its explorer. The hub
-//! answers with the weights of the same parameters.
+//! it the core. It is the same for all workers. The *explorer* is the part `alpha - beta` of all parameters, which each
+//! worker draws in each round from the other parameters. A worker pushes only the significant set and its explorer. The
+//! hub answers with the weights of the same parameters.
 
 mod board;
 mod explorer;

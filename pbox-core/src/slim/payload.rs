@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A push has the signature of the set that it was made with. An answer has the signature of the set for the next push. The
-//! answer brings the set itself if the set is new, or if the worker may not have it. With a seeded explorer, `count` of a push
-//! is the number of explored elements, and no places follow.
+//! answer brings the set itself if the set is new, or if the worker perhaps does not have the set. With a seeded explorer,
+//! `count` of a push is the number of explored elements, and no places follow.
 
 use zerocopy::IntoBytes;
 

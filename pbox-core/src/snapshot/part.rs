@@ -28,8 +28,8 @@ pub struct SnapshotPart {
     pub values: Slab,
     /// The number of steps that each chunk has made.
     pub steps: Vec<u32>,
-    /// The squares of these chunks' mean gradients in the round before. Only in a job whose next steps depend on the norm
-    /// of that round.
+    /// The sum of the squares of these chunks' mean gradients in the previous round. Only in a job whose next steps depend on
+    /// the norm of that round.
     pub squares: Option<ExactSum>,
     /// The running mean of the norms of accepted rounds, in a job that skips spikes.
     pub norm_mean: Option<NormMean>,
@@ -200,8 +200,8 @@ impl Snapshot {
         &self.numbers
     }
 
-    /// Returns the squares of the hub's mean gradients of the round before, in a job whose next steps depend on their norm.
-    /// `None` if a core does not know its part: a job may have failed when only some of its chunks had ended the round.
+    /// Returns the sum of squares of the hub's mean gradients in the previous round, in a job whose next steps depend on their
+    /// norm. `None` if a core does not know its part: a job may have failed when only some of its chunks had ended the round.
     pub fn last_squares(&self) -> Option<ExactSum> {
         let mut parts = self.parts.iter().filter(|part| !part.chunks.is_empty()).map(|part| part.squares);
         let join = |mut sum: ExactSum, part: Option<ExactSum>| {

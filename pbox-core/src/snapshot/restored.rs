@@ -17,7 +17,7 @@ pub struct Restored {
     keys: Vec<RestoredKey>,
     /// The number of steps of each key, if the state has the numbers. Otherwise empty.
     steps: Vec<Option<u32>>,
-    /// The squares of the mean gradients of the round before, if the state has them.
+    /// The sum of squares of the mean gradients in the previous round, if the state has this sum.
     last_squares: Option<ExactSum>,
     /// The running mean of the norms of accepted rounds, if the state has it.
     norm_mean: NormMean,
@@ -62,12 +62,12 @@ impl Restored {
         Restored { steps, ..self }
     }
 
-    /// Adds the squares of the mean gradients of the round before, over the hub's share.
+    /// Adds the sum of squares of the mean gradients in the previous round, over the hub's share.
     pub fn with_last_squares(self, last_squares: Option<ExactSum>) -> Self {
         Restored { last_squares, ..self }
     }
 
-    /// Returns the squares of the mean gradients of the round before, if the state has them.
+    /// Returns the sum of squares of the mean gradients in the previous round, if the state has this sum.
     pub fn last_squares(&self) -> Option<ExactSum> {
         self.last_squares
     }

@@ -4,8 +4,8 @@
 //! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to the worker. Does not depend on
 //! links or weights.
 //!
-//! A worker pushes its keys whole, and gets one answer for a push. So the chunks of a part that may be sent to a worker are
-//! all of one round: the worker's own. Neither other workers that join or leave nor the worker's lead change this.
+//! A worker pushes its keys whole, and gets one answer for a push. So all chunks of a part that may be sent to a worker
+//! belong to one round: the worker's own round. Workers that join or leave, and the worker's lead, do not change this round.
 //!
 //! ```text
 //!   layerwise:  ready, ready, ready: whole -> all chunks
@@ -26,8 +26,8 @@ pub(super) struct LayerParts {
     /// The number of each chunk's part, by the chunk's index in the shard.
     part_of: Vec<u32>,
     workers: usize,
-    /// The number of chunks that may be sent to a worker and are not sent, by part, then by rank. If a part must be
-    /// pulled, the number stays at the number of its chunks until the worker pulls it.
+    /// The number of chunks that may be sent to a worker and are not sent yet, by part, then by rank. If a part must be
+    /// pulled, the number stays at the part's number of chunks until the worker pulls the part.
     ready: Vec<u32>,
     /// Whether the worker lost its links while some chunks of the part were ready and none was sent, in the order of
     /// `ready`. These chunks count again when the worker pushes them again.
@@ -111,8 +111,8 @@ impl LayerParts {
         }
     }
 
-    /// Takes worker `rank`'s pull of the part whose first chunk is at index `place`. If the worker may get all chunks of the
-    /// part, returns their indices.
+    /// Handles worker `rank`'s pull of the part whose first chunk is at index `place`. If the worker may get all chunks of
+    /// the part, returns their indices.
     pub fn pull(&mut self, place: usize, rank: u32) -> Option<Range<usize>> {
         let part = self.part_of[place] as usize;
         let Range { start, end } = self.parts[part];
@@ -124,7 +124,7 @@ impl LayerParts {
         Some(start as usize..end as usize)
     }
 
-    /// Forgets worker `rank`, which is gone.
+    /// Forgets worker `rank`, which has left or was lost.
     pub fn forget(&mut self, rank: u32) {
         for of_worker in (rank as usize..self.ready.len()).step_by(self.workers) {
             (self.ready[of_worker], self.counts_again[of_worker]) = (0, false);

@@ -12,20 +12,20 @@ use super::shard::ShardOf;
 use crate::layout::Round;
 use crate::weights::Mode;
 
-/// The result of a look at a job on one or several cores.
+/// The result of a check of a job on one or several cores.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
     /// The round of the first chunk, if rounds are moving. Otherwise the highest round of any chunk.
     pub round: Round,
-    /// Whether rounds have finished since the last look. If so, this look checked nothing else.
+    /// Whether rounds have finished since the last check. If so, this check looked at nothing else.
     pub is_moving: bool,
-    /// The sum of the rounds and pushes of all chunks. If two looks have the same value, nothing happened in between.
+    /// The sum of the rounds and pushes of all chunks. If two checks have the same sum, nothing happened in between.
     pub done: u64,
     /// The workers that wait for other workers, or for which other workers wait, by rank.
     pub workers: BTreeMap<u32, Waits>,
 }
 
-/// One worker's part in the waits.
+/// The role of one worker in the waits: whether other workers wait for it, and whether it waits itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// The number of chunks that other workers have pushed, and that wait for this worker's push.
@@ -37,8 +37,8 @@ pub struct Waits {
 }
 
 impl Look {
-    /// Looks at a shard. `before` is the round of its first chunk at the last look. While this round moves, a look costs
-    /// nothing. Otherwise it costs some microseconds per thousand chunks.
+    /// Checks a shard. `before` is the round of its first chunk at the last check. While this round moves, a check costs
+    /// nothing. Otherwise a check costs some microseconds per thousand chunks.
     pub(super) fn at<P: Pace, M: Mode>(shard: &ShardOf<P, M>, before: &mut Option<Round>) -> Self {
         let mut look = Look::default();
         let chunks = shard.keys().len();
@@ -68,7 +68,7 @@ impl Look {
         look
     }
 
-    /// Combines the looks at two cores, or at two shards.
+    /// Combines the results of the checks of two cores, or of two shards.
     pub fn with(mut self, other: Look) -> Self {
         self.round = self.round.max(other.round);
         self.is_moving |= other.is_moving;

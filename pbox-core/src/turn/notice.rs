@@ -19,13 +19,13 @@ pub struct Tally {
     pub arrivals: u64,
     /// The number of chunks that were summed and stepped. A chunk counts once a round, or with SSP and ASP once a push.
     pub chunks: u64,
-    /// Bytes of these chunks.
+    /// The bytes of the chunks that were summed and stepped.
     pub chunk_bytes: u64,
     /// Posts that had to wait, because their link had no room or its credit was used up.
     pub held_back: u64,
 }
 
-/// The answers of the hubs above that had arrived when a job lost its links to them.
+/// Counts of answers from the hubs above, taken when a job lost its links to these hubs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AnswersAbove {
     /// The number of answers since round 0, one for each chunk and round.
@@ -68,14 +68,15 @@ pub enum Notice {
         /// The reason, in words.
         reason: String,
     },
-    /// A part of a snapshot is taken, or cannot be taken.
+    /// The core has taken its part of a snapshot, or cannot take the part.
     Snapshot {
         /// The job.
         job: JobId,
         /// The result of the snapshot.
         taken: Taken,
     },
-    /// All workers that took part in some rounds of a chunk are gone, and the job skips these rounds of the chunk.
+    /// All workers that took part in some rounds of a chunk have left or were lost. The job skips these rounds of the
+    /// chunk.
     Skipped {
         /// The job.
         job: JobId,

@@ -45,7 +45,7 @@ impl Answer {
     }
 }
 
-/// The result of the work on an arrival, without its posts.
+/// The result of the work on an arrival: its steps, but not its posts.
 pub(super) struct Done {
     /// The steps that were made.
     pub steps: u32,
@@ -71,11 +71,11 @@ pub(super) struct Replies {
     schedule_above: Option<Schedule>,
     /// Whether the sums of a group are sent to a hub above in one post.
     groups_above: bool,
-    /// One entry for each link number.
+    /// The links, by their numbers in this shard.
     links: Vec<Option<LinkId>>,
     /// The queue of each link, by number. A queue without capacity belongs to a link without a limit of credit.
     queues: Vec<SendQueue<Answer>>,
-    /// Answers in all queues.
+    /// The number of answers in all queues.
     waiting: usize,
     /// The layer parts, with schedules by layer.
     parts: Option<LayerParts>,
@@ -116,7 +116,7 @@ impl Replies {
         }
     }
 
-    /// Sets the link of a number that has none.
+    /// Sets the link of a number that has no link yet.
     pub fn attach(&mut self, rank: u32, link: LinkId) {
         self.links[rank as usize] = Some(link);
     }
@@ -130,7 +130,7 @@ impl Replies {
         }
     }
 
-    /// Sends the hub's parts of the gradient norm to a worker from now on, because the worker takes part.
+    /// Notes that a worker takes part. From now on, the hub's parts of the gradient norm are sent to this worker.
     pub fn listen(&mut self, rank: u32) {
         self.listens[rank as usize] = true;
     }
@@ -157,7 +157,7 @@ impl Replies {
         self.parts.as_mut().filter(|_| rank < workers)
     }
 
-    /// Removes the link of a worker that is gone.
+    /// Removes the link of a worker that has left or was lost.
     pub fn detach(&mut self, rank: u32) -> Option<LinkId> {
         let queue = &mut self.queues[rank as usize];
         self.waiting -= queue.len();
@@ -165,7 +165,7 @@ impl Replies {
         self.links[rank as usize].take()
     }
 
-    /// Forgets a worker that is gone.
+    /// Forgets a worker that has left or was lost.
     pub fn forget(&mut self, rank: u32) {
         self.listens[rank as usize] = false;
         self.priorities[rank as usize] = None;
@@ -198,7 +198,7 @@ impl Replies {
         self.queues[rank as usize] = SendQueue::new(chunks);
     }
 
-    /// Takes the workers whose violation of the protocol showed when they were answered.
+    /// Returns the workers whose violation of the protocol showed when they were answered. Returns each violation once.
     pub fn take_broken(&mut self) -> Vec<(u32, Violation)> {
         std::mem::take(&mut self.broken)
     }
@@ -263,7 +263,7 @@ impl Replies {
     }
 }
 
-/// A shard with what it needs to step its chunks and to send its answers.
+/// A shard, with everything that is needed to step its chunks and to send its answers.
 pub(super) struct AtWork<'a, P: Port, O: Onlooker, T, M: Mode> {
     pub port: Seen<'a, P, O>,
     pub kernels: &'a Kernels,
@@ -272,7 +272,7 @@ pub(super) struct AtWork<'a, P: Port, O: Onlooker, T, M: Mode> {
 }
 
 impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
-    /// Gives a worker's post to the shard, and sends the answers that follow. Returns the work, if there was any.
+    /// Gives a worker's post to the shard, and sends the answers that result from the post. Returns the work, if there was any.
     ///
     /// # Errors
     /// Returns an error if the worker broke the protocol.
@@ -295,8 +295,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Returns that the core has a task, if an arrival finished no chunk but completed the core's part of the
-    /// gradient norm.
+    /// Returns a result with a task for the core, if an arrival finished no chunk but completed the core's part of the gradient
+    /// norm.
     #[inline]
     fn gathered(&self) -> Option<Done> {
         (M::Gather::WAITS && self.shard.has_task()).then_some(Done { has_task: true, ..Done::POSTED })
@@ -332,8 +332,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 Some(_) => {
                     Ok(self.shard.settle_at(self.kernels, place).map_or(Arrived::Noted, Arrived::Finished))
                 }
-                // The group must be taken chunk by chunk: it breaks the protocol in some chunk, its pushes are of several rounds
-                // or are no gradients, or each push is a separate step.
+                // The group must be handled chunk by chunk: it breaks the protocol in some chunk, its pushes are of several
+                // rounds or are no gradients, or each push is a separate step.
                 None => self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }),
             };
             match arrived {
@@ -351,7 +351,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                     }
                 }
                 Ok(Arrived::Unread(round)) => self.replies.post_control(&mut self.port, rank, chunk, round),
-                // No push of the group was taken.
+                // No push of the group was counted.
                 Err(violation) if chunk == first => return Err(violation),
                 Err(violation) => {
                     self.replies.broken.push((rank, violation));
@@ -439,8 +439,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Done::POSTED
     }
 
-    /// Answers a worker with a chunk that it may have, for a round. The answer is sent at once, or together with its layer
-    /// part, or when the worker pulls the part.
+    /// Answers a worker for a chunk and a round. The worker may have this answer now. The answer is sent at once, or together
+    /// with its layer part, or when the worker pulls the part.
     #[inline]
     pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
         match self.replies.parts(rank).map(|parts| parts.ready(place, rank)) {
@@ -517,7 +517,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Takes a hub's part of the gradient norm, if the post is a [line](Immediate::line) with this part.
+    /// Handles a hub's part of the gradient norm, if the post is a [line](Immediate::line) with this part.
     #[cold]
     fn take_line(
         &mut self,
@@ -539,9 +539,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED }))
     }
 
-    /// Sends the hub's part of a round's gradient norm to all workers, once the part is complete. The workers pass
-    /// the part on to the other hubs, so it leaves before the result of the round is known. Below other hubs, the
-    /// part goes up. Returns whether there was a part to send.
+    /// Sends the hub's part of a round's gradient norm to all workers, once the part is complete. The workers pass the part on
+    /// to the other hubs, so the part is sent before the result of the round is known. At a hub below other hubs, the part is
+    /// sent to the hubs above. Returns whether there was a part to send.
     #[cold]
     pub fn tell(&mut self) -> bool {
         let line = self.shard.stages.gather.untold();

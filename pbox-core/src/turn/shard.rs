@@ -41,7 +41,7 @@ pub(crate) struct ShardOf<P, M: Mode> {
     pub(super) terms: Arc<JobTerms>,
     pub(super) pace: P,
     pub(super) stages: Staged<M>,
-    /// The first round in which no chunk is stepped: 0 while the shard is held.
+    /// The first round in which chunks are not stepped: 0 while the shard is held.
     pub(super) until: Round,
     /// The value of `until` while the shard is not held. It is 0 if a worker was lost before all workers had the first
     /// weights.
@@ -51,7 +51,8 @@ pub(crate) struct ShardOf<P, M: Mode> {
     places: Vec<Option<u32>>,
     /// The key of the chunk at each place.
     keys: Vec<KeyId>,
-    /// The index of each group that makes one step, by number of the group. `None` for other groups.
+    /// The index of each group that is stepped as one, by the group's number. `None` for groups whose chunks are stepped one by
+    /// one.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
     /// The reason why the job cannot continue, until the core [takes](Self::take_failure) it.
@@ -91,14 +92,14 @@ pub(crate) enum Arrived {
     Noted,
     /// The push has finished the chunk.
     Finished(Finished),
-    /// Workers may get the weights of this round ahead, for the chunk at this index.
+    /// Workers may get weights before their pushes, for the chunk at this index and for this round.
     Ahead(usize, Round),
     /// The push cannot be decoded, and does not count. The worker must push the chunk again for this round.
     Unread(Round),
 }
 
 impl ShardOf<Arrivals, Bare> {
-    /// Makes one step of each group that [can](Staged::join) be stepped as one.
+    /// Makes the shard step each group as one, if that is [possible](Staged::join) for the group.
     pub fn joining(mut self) -> Self {
         let layout = self.wire.layout();
         let groups = Vec::from_iter((0..layout.groups().len()).map(|number| layout.group_id(number)));
@@ -167,7 +168,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Takes a snapshot of the state before round `before`, which no chunk may be past. A chunk that has reached this round is
-    /// copied now. Other chunks are copied when they reach it.
+    /// copied now. Any other chunk is copied when it reaches the round.
     pub fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
         P::take_back(self);
         if !self.snapshots.begin(occasion, before) {
@@ -232,8 +233,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.taken()
     }
 
-    /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
-    /// is lost. Returns memory that is not needed.
+    /// Takes back the memory of a snapshot's part after the part was written or discarded. `values` is `None` if the memory is
+    /// lost. Returns memory that is not needed.
     pub fn give_back(&mut self, values: Option<Slab>) -> Option<Slab> {
         self.snapshots.give_back(values)
     }
@@ -267,7 +268,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (last - first == chunks.len() - 1).then_some(first..last + 1)
     }
 
-    /// Returns the index of a group that makes one step.
+    /// Returns the index of a group that is stepped as one.
     fn joined(&self, id: ChunkId) -> Option<usize> {
         let number = id.index().checked_sub(self.places.len())?;
         Some(self.joined.get(number).copied().flatten()? as usize)
@@ -300,7 +301,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.add_worker(rank, gradients, lines, own, discarded)
     }
 
-    /// Takes a line with a hub's part of the gradient norm. A worker has passed the line on, or a hub above has sent it.
+    /// Handles a line, a message with a hub's part of the gradient norm. A worker has passed the line on, or a hub above has
+    /// sent it.
     ///
     /// # Errors
     /// Returns an error if the line breaks the protocol.
@@ -334,7 +336,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.admit(rank, from);
     }
 
-    /// Continues without worker `rank`. Its pushes that are not stepped do not count. Call `settle` afterwards.
+    /// Continues without worker `rank`. The worker's pushes that no step has used do not count. Call `settle` afterwards.
     ///
     /// # Errors
     /// Returns an error if the broadcast of the weights is not complete, because perhaps no other worker has the weights.
@@ -359,8 +361,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Notes that worker `rank` has lost its links, and will make new ones. Its pushes that are not stepped do not count until
-    /// the worker repeats them. It still takes part.
+    /// Notes that worker `rank` has lost its links, and will make new links. The worker's pushes that no step has used do not
+    /// count until the worker repeats them. The worker still takes part.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         P::take_back(self);
         if M::Gather::WAITS {
@@ -399,8 +401,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.end_at(lines);
     }
 
-    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. If this hub's part of the gradient norm
-    /// is complete for a round, `highest` is at least the [next round](Gather::open).
+    /// Returns the rounds in flight; `None` if the core owns no chunk of the job. If this hub's part of a round's gradient norm
+    /// is complete, `highest` is at least the [next round](Gather::open).
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
         Some(Front { lowest: rounds().min()?, highest: rounds().max()?.max(self.stages.gather.open()) })
@@ -412,8 +414,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// Finishes the next chunk at these places that can finish. Does the work that waited for the end of a hold, for
-    /// a change of workers, or for other cores. Also returns the place to continue from.
+    /// Finishes the first chunk at these places that can finish now. Does the work that waited for the end of a hold, for a
+    /// change of workers, or for other cores. Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, places: Range<usize>) -> Option<(Finished, usize)> {
         if self.is_held() {
             return None;
@@ -424,7 +426,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
 
     /// Changes the optimizer's hyperparameters from a round on.
     pub fn set_numbers(&mut self, from: Round, changed: Numbers) {
-        // Neither a round in flight nor a later round needs older numbers.
+        // Neither a round in flight nor a later round needs older hyperparameters.
         let oldest = self.front().map_or(from, |front| front.lowest.min(from));
         let numbers = self.stages.numbers();
         numbers.change(from, changed);
@@ -441,7 +443,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Takes worker `rank`'s push of a chunk. If the push completes a step, the step is made.
+    /// Handles worker `rank`'s push of a chunk. If the step then has all its pushes, makes the step.
     #[inline]
     pub fn arrive(
         &mut self,
@@ -483,7 +485,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             .map_or(Arrived::Noted, Arrived::Finished))
     }
 
-    /// Takes the bytes of an answer from a hub above.
+    /// Handles the bytes of an answer from a hub above.
     #[inline]
     fn take_answer(
         &mut self,
@@ -511,7 +513,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Takes a push that is no gradient. Refuses a content that the job does not allow now.
+    /// Handles a push that is no gradient. Refuses a content that the job does not allow now.
     #[cold]
     fn arrive_other(
         &mut self,
@@ -547,7 +549,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Violation::Content { key, round, content, why }
     }
 
-    /// Fails the job because of a chunk's pushes: no chunk is stepped any more, and no worker gets an answer. `why` gets the
+    /// Fails the job because of a chunk's pushes: from now on, no chunk is stepped and no worker gets an answer. `why` gets the
     /// name of the chunk's key.
     #[cold]
     pub(super) fn fail(&mut self, place: usize, why: impl FnOnce(&Self, &str) -> String) -> Finished {
@@ -557,7 +559,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Finished { ranks: 0..0, ..self.finished(place, self.pace.round(place), 0) }
     }
 
-    /// Takes the reason why the job cannot continue: returns it once.
+    /// Returns the reason why the job cannot continue, only the first time.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }
@@ -614,7 +616,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         M::Gather::WAITS
     }
 
-    /// Takes the places of chunks whose steps waited for other cores, and can be made now. During a hold these steps wait.
+    /// Returns the places of a set of chunks whose steps waited for other cores, and can be made now. Returns each set once.
+    /// During a hold these steps wait.
     pub fn take_heard(&mut self) -> Option<Range<usize>> {
         self.stages.gather.take_heard()
     }
@@ -626,8 +629,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Finished { place, round, bytes, steps, skipped: 0, ranks: 0..self.terms.workers }
     }
 
-    /// Answers worker `rank` with a chunk, for a round whose weights it may have. Returns the span to post, and its
-    /// content.
+    /// Prepares a chunk's answer to worker `rank`, for a round whose weights the worker may have. Returns the span to post, and
+    /// its content.
     #[inline]
     pub fn answer(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> (Span, Content) {
         self.pace.note_answer(place, rank);

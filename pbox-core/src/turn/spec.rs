@@ -34,7 +34,7 @@ pub struct ShardSpec {
     pub snapshot_every: Option<NonZeroU32>,
     /// The hubs above, which make the steps, if this hub is below other hubs.
     pub(super) above: Option<AboveSpec>,
-    /// The board on which the hub's cores meet to select the significant set, in a job with Slim-DP.
+    /// The board: the memory with which the hub's cores select the significant set together, in a job with Slim-DP.
     pub(super) board: Option<Arc<Board>>,
     /// The scopes in which steps wait for each other, in the order of the chunks: the whole model, or each key. Empty if a
     /// step waits only for the pushes of its own chunk.
@@ -57,10 +57,10 @@ pub(super) struct AboveSpec {
     pub passes: PassSpec,
 }
 
-/// The form of sums that go up.
+/// The form of the sums that are sent to the hubs above.
 #[derive(Debug)]
 pub(super) enum SumForm {
-    /// Bare sums, from the window that the step writes.
+    /// Sums as plain values, posted from the window into which the step writes.
     Bare {
         /// The cache line with each chunk's [count](counted::line), in the window of sums, in the order of the chunks.
         counts: Spans,

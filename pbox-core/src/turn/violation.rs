@@ -32,7 +32,7 @@ pub enum Violation {
         /// The round of the push that has no answer.
         round: Round,
     },
-    /// The worker pushed a chunk for another round than its next one.
+    /// The worker pushed a chunk for a round that is not the worker's next round.
     OtherRound {
         /// The chunk.
         chunk: ChunkId,

@@ -19,7 +19,7 @@ const ROUNDS: usize = 200;
 const NUMBERS: usize = 1 << 16;
 /// The fewest rounds of a window.
 const FEWEST: usize = 16;
-/// The most chunks that one look checks for a wait. The next look continues with the chunk after the last one.
+/// The most chunks that one call of `Watch::look` checks for a wait. The next call continues with the following chunk.
 const CHUNKS: usize = 64;
 
 /// The time for which one or several cores waited for each worker of a job, over its last rounds.
@@ -39,13 +39,13 @@ pub struct Watched {
 #[derive(Debug)]
 pub(super) struct Watch {
     workers: usize,
-    /// The index of the chunk that the last look checked.
+    /// The index of the chunk that was checked last.
     place: usize,
-    /// The round of that chunk at the last look.
+    /// The round of that chunk at the last check.
     round: Round,
-    /// The workers that owed their push at the last look, by rank.
+    /// The workers that owed a push at the last check, by rank.
     owes: Vec<u32>,
-    /// The workers that owe their push now.
+    /// The workers that still owe a push now.
     still: Vec<u32>,
     /// The time up to which waits have been counted, in microseconds.
     since: u64,
@@ -110,7 +110,7 @@ impl Watch {
         std::mem::swap(&mut self.owes, &mut self.still);
     }
 
-    /// Counts the time until `now` for each worker that owed a push at the last look.
+    /// Counts the time until `now` for each worker that owed a push at the last check.
     pub fn passed(&mut self, now: u64) {
         let waited = now.saturating_sub(self.since).min(u32::MAX.into()) as u32;
         self.since = self.since.max(now);
@@ -128,7 +128,7 @@ impl Watch {
         }
     }
 
-    /// Returns the round of the chunk that the last look checked.
+    /// Returns the round of the chunk that was checked last.
     pub fn round(&self) -> Round {
         self.round
     }

@@ -66,8 +66,9 @@ impl Chunk {
 
     /// Joins neighbouring chunks into one chunk of this id, if one step of it has the same result as a step of each
     /// neighbour. The neighbours' values must lie side by side in every window and in the kept values, with one type and
-    /// one learning rate. Several kept values per element would lie chunk by chunk, so at most one is possible. A step must
-    /// not depend on the number of steps, because the neighbours may have made different numbers of steps.
+    /// one learning rate. With several kept values per element, the values would lie chunk by chunk, so an element may have
+    /// at most one. A step must not depend on the number of steps, because the neighbours may have made different numbers
+    /// of steps.
     pub fn joined(tensors: &Tensors, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {
         let (first, last) = (chunks.first()?, chunks.last()?);
         let follows = |pair: &[Chunk]| {

@@ -10,7 +10,7 @@ use crate::layout::{Content, Round};
 use crate::wire::counted;
 use crate::wire::frame::FrameError;
 
-/// The reader of sums: the kernel adds them in place, in the order of the hubs.
+/// The reader of sums: the kernel adds the sums of the hubs in place, in the order of the hubs.
 #[derive(Debug)]
 pub(crate) struct CountedSlots {
     /// The number of slots that are read: all, or 1 if the job leaves out the sum.

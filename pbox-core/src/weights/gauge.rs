@@ -9,7 +9,8 @@ use crate::kernels::{Element, Kernels, Magnitude, Slots};
 use crate::layout::Round;
 use crate::whole::Told;
 
-/// The interval of measured rounds. The first is round 1, because round 0 has weights and no gradients.
+/// The number of rounds from one measured round to the next. The first is round 1, because round 0 has weights and no
+/// gradients.
 ///
 /// A measurement reads the slots a second time, right before the step. The step then finds the slots in the cache.
 const EVERY: u32 = 64;

@@ -17,9 +17,9 @@
 //!   below, link coded     bare slots       memory for one sum               a frame up; the window, decoded
 //! ```
 //!
-//! "As there" is the reply of the mode that the column before names. A mode is a row of this table: a [`Mode`] with one type
-//! for each stage. It is chosen when the shard is made, so that no stage checks for another mode. Owned by the core, and laid
-//! out by place: the order of the chunks in the shard.
+//! "As there" means: the reply of the mode that the previous column names. A mode is a row of this table: a [`Mode`] with one
+//! type for each stage. It is chosen when the shard is made, so that no stage checks for another mode. Owned by the core, and
+//! laid out by place: the order of the chunks in the shard.
 
 #[allow(unsafe_code)]
 mod bare;
@@ -198,7 +198,7 @@ pub(crate) trait Reply<R, W> {
     /// written again. The worker must have been [added](Self::add_worker) again.
     fn take_over(&mut self, _rank: u32, _former: &Spans) {}
 
-    /// Removes a worker that is gone. Returns the window for its weights, if it had one of its own.
+    /// Removes a worker that has left or was lost. Returns the worker's own weights window, if it had one.
     fn remove_worker(&mut self, _rank: u32) -> Option<Spans> {
         None
     }

@@ -155,7 +155,7 @@ pub(crate) struct SlimReply {
     selector: Selector,
     /// The payload bytes of the last answer, by chunk, then by rank.
     answers: Vec<Vec<u32>>,
-    /// A chunk's weights in the type of its key.
+    /// Room for a chunk's weights in the type of its key.
     rounded: Vec<u64>,
     /// The weights of the chunk that the selection looks at.
     scratch: Vec<f32>,

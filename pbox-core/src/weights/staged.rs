@@ -26,7 +26,7 @@ use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
 pub(crate) struct Staged<M: Mode> {
-    /// The shard's chunks, and after them the groups that make one step. A place is an index in this list.
+    /// The shard's chunks, and after them the groups that are stepped as one. A place is an index in this list.
     chunks: Vec<Chunk>,
     /// The number of the shard's chunks, without groups.
     single: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Staged<M: Mode> {
 }
 
 impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
-    /// Adds a group of neighbouring chunks behind the single chunks, if one step can [do them all](Chunk::joined).
+    /// Adds a group of neighbouring chunks after the single chunks, if the group can be [stepped as one](Chunk::joined).
     /// Returns the group's place. `places` are the places of the chunks.
     pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
         let joined = Chunk::joined(&self.steps.tensors, id, &self.chunks[places.clone()])?;
@@ -151,7 +151,7 @@ impl<M: Mode> Staged<M> {
         self.read.check(chunk, place, content, unsafe { self.gradients.push(rank, chunk.push) })
     }
 
-    /// Takes an answer of a hub above from the link of this number, as [`Reply::take_answer`] does.
+    /// Handles an answer of a hub above, from the link of this number, as [`Reply::take_answer`] does.
     #[inline]
     pub fn take_answer(
         &mut self,
@@ -263,8 +263,8 @@ impl<M: Mode> Staged<M> {
         reply.prepare(stepped, read, weights);
     }
 
-    /// Replaces weights, as [`put`](Self::put) does, but prepares no answers: the job is over, and workers may still read
-    /// the answers of the round before.
+    /// Replaces weights, as [`put`](Self::put) does, but prepares no answers: the job is over, and workers may still read the
+    /// answers of the previous round.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -372,8 +372,8 @@ impl<M: Mode> Staged<M> {
         })
     }
 
-    /// Steps a chunk of a job that is over, and prepares no answers: workers may still read the answers of the round
-    /// before. Returns the number of workers in the sum.
+    /// Steps a chunk of a job that is over, and prepares no answers: workers may still read the answers of the previous
+    /// round. Returns the number of workers in the sum.
     ///
     /// # Safety
     /// See [`step`](Self::step).
@@ -525,8 +525,8 @@ impl<M: Mode> Staged<M> {
         self.steps.counts.of(place)
     }
 
-    /// Takes a line with a hub's part of the norm, which a worker has passed on or a hub above has sent. The line is
-    /// at `span` in the window of the link's peer.
+    /// Handles a line, a message with a hub's part of the norm. A worker has passed the line on, or a hub above has sent it.
+    /// The line is at `span` in the window of the link's peer.
     pub fn take_line(&mut self, link: u32, line: Immediate, span: Span) -> Result<(), Refused> {
         // SAFETY: the other end has posted this line. If it writes nevertheless, the result is read as words, and every
         // word is checked.

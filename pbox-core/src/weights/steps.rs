@@ -80,8 +80,8 @@ impl Steps {
         self.tensors.optimizer().keeps_weights()
     }
 
-    /// Sums the slots, which are pushes of this many workers, steps the weights of the chunk at index `place`, and
-    /// counts the step.
+    /// Sums the slots, which are the pushes of `workers` workers. Steps the weights of the chunk at index `place`, and counts the
+    /// step.
     #[inline]
     pub fn run<E: Element>(
         &mut self,
@@ -100,7 +100,8 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Does the same as [`run`](Self::run), on the mean of this many workers and with the result of the round.
+    /// Works like [`run`](Self::run), but with a mean that the caller has computed over `workers` workers. `found` is the result
+    /// of the round's norm.
     pub fn run_on_mean<E: Element>(
         &mut self,
         kernels: &Kernels,
@@ -124,8 +125,8 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Returns the chunk's squares for the norms of its key, before the chunk's step on the mean of this many workers.
-    /// Changes nothing.
+    /// Returns the sums of squares that a chunk adds to the norms of its key. Call this before the chunk's step on the mean,
+    /// which is over `workers` workers. Changes nothing.
     pub fn squares<E: Element>(
         &self,
         kernels: &Kernels,
@@ -186,8 +187,8 @@ impl Steps {
         kernels.run(&rule, &step, slots, weights, former.trial(kept));
     }
 
-    /// Returns the rule and the numbers of a chunk's step with this number. `None` if the step leaves the weights
-    /// unchanged.
+    /// Returns the rule and the hyperparameters of a chunk's step. `number` is the number of the step. `None` if the step leaves
+    /// the weights unchanged.
     #[inline]
     fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
         let numbers = self.numbers.at(round);

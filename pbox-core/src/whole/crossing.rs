@@ -16,7 +16,7 @@ use std::task::Waker;
 
 use crate::layout::Round;
 
-/// The last rounds whose parts have arrived, of one job at one hub below other hubs.
+/// The last rounds whose parts have arrived, for one job at one hub below other hubs.
 #[derive(Debug)]
 pub struct Crossing {
     /// For each top hub, the last two rounds for which its part has arrived.
@@ -54,7 +54,8 @@ impl Crossing {
         others.filter_map(|(_, waker)| waker.get()).for_each(Waker::wake_by_ref);
     }
 
-    /// Returns the last two rounds of a top hub. The lines of these rounds may be posted.
+    /// Returns the last two rounds for which a top hub's part has arrived. The lines (messages) of these rounds may be
+    /// posted.
     pub fn said(&self, hub: usize) -> LastTwo {
         let word = self.hubs[hub].load(Ordering::Acquire);
         [word >> 32, word & u64::from(u32::MAX)].map(|round| Some(Round(round.checked_sub(1)? as u32)))

@@ -1,5 +1,5 @@
-//! The exact sum of squares. The order of additions does not matter, so its bits do not depend on which core or hub adds
-//! first.
+//! The exact sum of squares. The order of additions does not matter, so the bits of the sum do not depend on which core or
+//! hub adds first.
 //!
 //! ```text
 //!   bit 0 of word 0 is 2^-298, the square of the smallest f32       bit 63 of word 9 is 2^341

@@ -41,7 +41,7 @@ pub struct WholeGradient {
     finds: Finds,
     /// Whether the result of a round is for the steps of the next round.
     of_former: bool,
-    /// The mean of the norms before the last round with a result, then the mean after that round.
+    /// Two means of norms: the first without the last round that has a result, the second with this round.
     means: [SharedMean; 2],
     /// The memory of each core that owns chunks.
     cores: Vec<OfCore>,
@@ -49,13 +49,13 @@ pub struct WholeGradient {
     first: usize,
     /// Whether no other hub has a part.
     is_alone: bool,
-    /// The round, and the number of cores that have given their sums for it. The hub's part is complete when all cores have
-    /// given their sums.
+    /// A round, and the number of cores that have given their sums for this round. The hub's part is complete when all cores
+    /// have given their sums.
     given: AtomicU64,
     /// The last round with a result, and its scale.
     found: AtomicU64,
-    /// The squares of the last round with a result, if the last core finds the result. They are kept here because other
-    /// cores may be in the next round before core `first` sends the part.
+    /// The sum of squares of the last round with a result, if the last core finds the result. The sum is kept here, because
+    /// other cores may be in the next round before core `first` sends the hub's part.
     found_sum: [AtomicU64; ExactSum::WORDS],
 }
 

@@ -9,7 +9,7 @@ use crate::layout::Round;
 /// The parts of the last two rounds.
 #[derive(Clone, Debug, Default)]
 pub struct Parts {
-    /// The parts by hub, and by the lowest bit of the round.
+    /// The parts of two rounds of each hub: by hub, then by the lowest bit of the round.
     of_hubs: Vec<[Option<Told>; 2]>,
 }
 

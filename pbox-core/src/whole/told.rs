@@ -14,7 +14,7 @@ use crate::layout::Round;
 pub struct Told {
     /// The round.
     pub round: Round,
-    /// The number of rounds that the job has skipped. In a part, this round is not counted; in the sum, it is.
+    /// The number of rounds that the job has skipped. A hub's part does not count this round. The sum of all parts does.
     pub skipped: u64,
     /// The mean of the norms before this round, in a job that skips spikes.
     pub mean: NormMean,
@@ -31,7 +31,7 @@ impl Told {
     /// The length of a line, in bytes.
     pub const BYTES: usize = Self::WORDS * size_of::<u64>();
 
-    /// Writes a line.
+    /// Writes the part as a line (a message).
     pub fn write(&self, line: &mut [u64]) {
         (line[0], line[1]) = (self.round.0.into(), self.skipped);
         line[2..][..ExactSum::WORDS].copy_from_slice(&self.sum.to_words());

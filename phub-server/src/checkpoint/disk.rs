@@ -1,8 +1,8 @@
 //! Changes of files and directories: every write, rename and removal of the checkpoints goes through this file.
 //!
 //! In tests each change is noted in the [`journal`](super::crash::journal), which may make the change fail.
-//! After a simulated loss of power nothing changes any more. The shipped program contains no part of the
-//! journal.
+//! After a simulated loss of power, all further changes are ignored. The shipped program contains no part of
+//! the journal.
 //!
 //! Called from any thread that may wait for a disk. Must not depend on what is in a file.
 

@@ -1,7 +1,7 @@
 //! Checkpoints of a job over several hubs: the parts of this hub, one file for each round.
 //!
-//! A round is *whole* when every hub of the job has its part of the round. A single hub cannot know whether a
-//! round is whole. So a hub keeps each part until it is notified that the part is not needed any more.
+//! A round is *whole* when every hub of the job has its part of the round. A single hub cannot know whether a round is whole.
+//! So a hub keeps each part until it is notified that the part is no longer needed.
 //!
 //! Shared by the threads that save and load. Must not depend on other hubs.
 

@@ -129,7 +129,7 @@ impl CheckpointStore {
         CheckpointError::Directory { dir: self.dir.clone(), doing, error }
     }
 
-    /// Returns the path of a job's checkpoint, which may not exist yet.
+    /// Returns the path of a job's checkpoint, which perhaps does not exist yet.
     pub fn path(&self, job: &str) -> Result<PathBuf, CheckpointError> {
         check_job_name(job)?;
         Ok(self.dir.join(format!("{job}.safetensors")))

@@ -14,7 +14,7 @@ use toml::{Table, Value};
 
 /// The flag that names a configuration file.
 const CONFIG: &str = "--config";
-/// A longer file is not a configuration.
+/// The length limit of a configuration file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// A configuration file, with only the settings that neither the command line nor the environment has.

@@ -50,7 +50,7 @@ impl Registry {
             Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
             Report::CorePanicked { cpu } => {
                 drop(inner);
-                // No thread owns the chunks of this core any more, so the hub stops.
+                // The chunks of this core have lost their thread, so the hub stops.
                 let reason = format!(
                     "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
                 );

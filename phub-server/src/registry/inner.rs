@@ -88,7 +88,7 @@ impl Inner {
         self.jobs.remove(&id)
     }
 
-    /// Publishes news that have changed, and drops entries of jobs that no longer exist.
+    /// Publishes news that has changed, and drops entries of jobs that no longer exist.
     pub fn publish(&mut self) {
         let Inner { hub, jobs, .. } = self;
         jobs.retain(|&id, job| hub.job(id).map(|state| job.publish(state)).is_some());

@@ -1,6 +1,6 @@
 //! This hub's own data of a job: memory, cores, files and connections. The coordinator has all other data of the job.
 //!
-//! The registry owns it, under its lock, and publishes the news.
+//! The registry owns this data, under its lock, and publishes the news.
 
 #[cfg(test)]
 mod tests;
@@ -22,7 +22,7 @@ use crate::registry::rounds::waits::{WaitForCuts, WaitForLast};
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
 pub(crate) struct Cores {
-    /// The numbers, in the order of the placement.
+    /// The numbers of the cores, in the order of the placement.
     pub numbers: Vec<usize>,
     /// The placement of the hub's chunks on these cores.
     pub placement: Placement,
@@ -95,7 +95,7 @@ impl Job {
         }
     }
 
-    /// Publishes the news, if they have changed.
+    /// Publishes the news, if it has changed.
     pub fn publish(&mut self, state: &coordinator::Job) {
         if self.told.borrow().edition() != state.news.edition() {
             self.told.send_if_modified(|told| {
@@ -106,13 +106,13 @@ impl Job {
         }
     }
 
-    /// Drops the parts that only a running job has. Requests that wait for a cut end.
+    /// Drops the parts that only a running job has. This ends the requests that wait for a cut.
     pub fn fail(&mut self) {
         (self.weights, self.wait_for_cuts) = (None, WaitForCuts::default());
         self.checkpoints.end();
     }
 
-    /// Takes out the wire format of a failed job. Only the news of such a job are still needed.
+    /// Removes the wire format of a failed job, and returns it. Only the news of a failed job is still needed.
     pub fn forget_wire(&mut self) -> Option<Wire> {
         let is_known = !self.wire.layout().keys().is_empty();
         is_known.then(|| std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none()))))

@@ -284,8 +284,8 @@ impl Registry {
         }
     }
 
-    /// Returns the cores of a job that is being made: all, or as many as it asks for. Cores with the fewest bytes of other jobs
-    /// come first. A core whose NIC is lost, or has no link, is left out.
+    /// Returns the cores of a job that is being made: all cores, or the number that the job asks for. Cores with the fewest
+    /// bytes of other jobs come first. A core whose NIC is lost, or has no link, is left out.
     fn choose_cores(&self, name: &str, layout: &Layout, terms: &JobTerms) -> Vec<usize> {
         let lanes: Vec<&Lane> = self.cores.iter().map(|core| &core.lane).collect();
         let of_use = lanes::of_use(&lanes, self.up.group.rdma());

@@ -235,8 +235,8 @@ impl Registry {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command()));
     }
 
-    /// Returns the time for which the hub holds a heartbeat while there are no news. A living worker then
-    /// sends its next heartbeat well within the limit.
+    /// Returns the time for which the hub holds a heartbeat while there is no news. A living worker then sends its next
+    /// heartbeat well within the limit.
     pub fn heartbeat_hold(&self) -> Duration {
         self.heartbeat_limit / 3
     }

@@ -13,7 +13,8 @@ use super::{Because, Refusal, Registry};
 const DEAF: Duration = Duration::from_secs(3);
 
 impl Registry {
-    /// Stops a job for `by`, after a checkpoint if this hub writes checkpoints. The job's workers are notified.
+    /// Stops a job, after a checkpoint if this hub writes checkpoints. `by` names who stops the job. The job's
+    /// workers are notified.
     pub async fn stop_job(self: &Arc<Self>, name: &str, by: &str) -> Result<StopReply, Refusal> {
         let (id, saves) = {
             let mut inner = self.lock();

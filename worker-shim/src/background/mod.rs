@@ -39,7 +39,7 @@ const ASK: Duration = Duration::from_millis(100);
 /// The reason why a call of a background session failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackgroundError {
-    /// The session's own error. If it has ended the session, every later call returns it.
+    /// An error of the session. If the error has ended the session, every later call returns the same error.
     #[error(transparent)]
     Session(Arc<SessionError>),
     /// The caller was interrupted while it waited.
@@ -95,8 +95,8 @@ pub struct Memory {
     parked: Mutex<Option<Windows>>,
 }
 
-/// A session on a thread of its own. Dropping it ends the thread and leaves the job. If keys are still in
-/// flight after a second, the worker ends without leaving, and counts as lost for the other workers.
+/// A session on a thread of its own. Dropping the handle ends the thread and leaves the job. If keys are still in flight
+/// after one second, the worker ends without leaving. The other workers then count this worker as lost.
 #[derive(Debug)]
 pub struct Background {
     shared: Arc<Shared>,
@@ -117,8 +117,8 @@ struct Joined {
 }
 
 impl Background {
-    /// Joins a job like [`Session::join`]. Here and below, `interrupted` is called ten times a second; when
-    /// it returns true, the call ends.
+    /// Joins a job like [`Session::join`]. In this call and in the calls below, `interrupted` is called ten times a second.
+    /// When `interrupted` returns true, the call ends.
     pub fn join(
         config: SessionConfig,
         interrupted: &mut dyn FnMut() -> bool,
@@ -200,8 +200,8 @@ impl Background {
         (0..self.keys().len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
     }
 
-    /// Waits until the key's answer has arrived, like one step of [`wait_all`](Self::wait_all). For a caller
-    /// that does not use the key's weights next.
+    /// Waits until the key's answer has arrived, like one step of [`wait_all`](Self::wait_all). Meant for a caller that does
+    /// not use the key's weights next.
     pub fn settle(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?.settle(key, interrupted)
     }
@@ -245,7 +245,7 @@ impl Background {
         let (tell, told) = sync_channel(1);
         self.shared()?.call(Box::new(move |session| {
             let answer = f(session);
-            // If the caller was interrupted, nobody receives the answer, and that is no error.
+            // If the caller was interrupted, nobody receives the answer. This is no error.
             Box::new(move || drop(tell.send(answer)))
         }))?;
         match receive(&told, interrupted) {

@@ -36,7 +36,7 @@ pub(super) struct Notes {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct SincePush {
-    /// Whether the caller has asked for the key since its last push, or has not pushed it yet.
+    /// Whether the caller has asked for the key since the key's last push. Also true before the first push.
     is_asked: bool,
     is_used: bool,
 }

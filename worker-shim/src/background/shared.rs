@@ -25,7 +25,7 @@ pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>
 /// The ways in which a session ends. A later variant overrides an earlier variant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ending {
-    /// The session leaves when no key is in flight any more.
+    /// The session leaves as soon as no key is in flight.
     Leave,
     /// The session ends soon. It leaves if no key is in flight; otherwise it ends without leaving.
     Drop,
@@ -160,8 +160,7 @@ impl Shared {
         self.publish(session, &Vec::from_iter(session.keys()));
     }
 
-    /// Publishes the states of these keys, which have changed. In a model of many keys, other keys then cost
-    /// no time.
+    /// Publishes the states of the `changed` keys. In a model of many keys, the unchanged keys then cost no time.
     pub fn publish(&self, session: &Session, changed: &[KeyId]) {
         let mut state = self.lock();
         let State { open, left_alone, notes, next_round, .. } = &mut *state;
@@ -362,8 +361,8 @@ impl Shared {
         self.lock().next_round
     }
 
-    /// Tells the thread to end. A drop overrides an earlier leave, and a failure overrides both. Otherwise the
-    /// first call decides.
+    /// Tells the thread to end. A drop overrides an earlier leave, and a failure overrides a leave and a drop.
+    /// Otherwise the first call decides.
     pub fn end(&self, ending: Ending) {
         let mut state = self.lock();
         if !matches!(state.ending, Some(Ending::Fail(_))) {
@@ -421,8 +420,8 @@ impl Shared {
         Ok((state, open))
     }
 
-    /// Waits until something has changed. Some time after `asked` it checks whether the caller was interrupted, also if
-    /// other keys arrive all the time.
+    /// Waits until something has changed. Some time after `asked`, also checks whether the caller was interrupted, even
+    /// if other keys arrive all the time.
     fn sleep<'a>(
         &'a self,
         state: MutexGuard<'a, State>,

@@ -119,8 +119,8 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
     }
 }
 
-/// Carries out the callers' notes in order: a use of a key before a push belongs to the round before. Returns
-/// the keys that were pushed.
+/// Carries out the callers' notes in order: if a key is used before a push, the use belongs to the previous
+/// round. Returns the keys that were pushed.
 fn carry_out(session: &mut Session, notes: &[Note]) -> Result<Vec<KeyId>, SessionError> {
     let mut pushed = Vec::new();
     for &note in notes {

@@ -37,7 +37,7 @@ pub(super) struct Ahead {
     chunks: Vec<Left>,
 }
 
-/// The progress of sending a chunk, in the round of its key's next push, or of the push in flight.
+/// The progress of sending a chunk: for the push in flight or, if there is none, for its key's next push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     /// Nothing is sent.
@@ -99,7 +99,8 @@ pub(super) fn post_other(
 }
 
 impl<P: Port> Exchange<P> {
-    /// Allows sending ahead over the links to these cores. `are_answered`: the hub may answer bytes ahead.
+    /// Allows gradients to be sent before their pushes, over the links to these cores. `are_answered`: the hub may answer
+    /// bytes ahead.
     pub fn let_ahead(&mut self, over: Vec<bool>, are_answered: bool) {
         self.ahead.are_answered = are_answered;
         self.ahead.over = if over.contains(&true) { over } else { Vec::new() };
@@ -168,9 +169,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Queues the slices of a key that was sent ahead, except slices that are queued already. If all bytes of
-    /// a slice are at the hub, its push overtakes all other posts. So its answer can arrive while other bytes
-    /// leave.
+    /// Queues the slices of a key that was sent ahead, except slices that are queued already. If all bytes of a slice are at
+    /// the hub, the slice's push overtakes all other posts. So its answer can arrive while other bytes are being sent.
     #[cold]
     pub(super) fn queue_rest(&mut self, key: KeyId) {
         let KeyState { round, content, .. } = self.keys[key.index()];

@@ -37,7 +37,7 @@ pub(crate) struct Coder {
     /// The span to post, by chunk. `None` from the arrival of an answer until the next gradient is encoded.
     encoded: Vec<Option<Span>>,
     method: Method,
-    /// Values of one chunk in f32, for keys of another type.
+    /// Room for the values of one chunk in f32, for keys of another type.
     scratch: Vec<f32>,
     not_finite: u64,
 }
@@ -110,7 +110,7 @@ impl Coder {
         &mut self.gradients
     }
 
-    /// Sets all gradients to zero in a job with Slim-DP, whose callers add to the values that the last push left.
+    /// Sets all gradients to zero in a job with Slim-DP, where callers add to the values that the last push left.
     pub fn discard_changes(&mut self) {
         if self.keeps_own_weights() {
             self.gradients.as_mut_slice().fill(0.0);
@@ -127,9 +127,9 @@ impl Coder {
         self.framing.frames(chunk).span
     }
 
-    /// Returns the frame to post for a chunk whose values are at `span` of the model. A chunk is encoded once
-    /// per push, even if a link refuses the first attempts to post it. Encoding twice would be wrong: an
-    /// encoder remembers what it left out.
+    /// Returns the frame to post for a chunk whose values are at `span` of the model. A chunk is encoded once per push,
+    /// even if a link refuses the first attempts to post it. Encoding twice would be wrong, because the encoder remembers
+    /// the values that a frame leaves out.
     pub fn encode(&mut self, chunk: ChunkId, (round, content): (Round, Content), span: Span) -> Span {
         if let Some(posted) = self.encoded[chunk.index()] {
             return posted;
@@ -152,7 +152,7 @@ impl Coder {
         posted
     }
 
-    /// Notes that the hub has answered a chunk without a frame. The next gradient is then encoded anew.
+    /// Notes that the hub has answered a chunk without a frame. The next push then encodes the gradient again.
     pub fn is_answered(&mut self, chunk: ChunkId) {
         self.encoded[chunk.index()] = None;
     }
@@ -192,7 +192,7 @@ impl Coder {
         pusher.forget_significant(chunk)
     }
 
-    /// Whether the worker itself writes weights, too.
+    /// Whether the worker writes weights itself, in addition to the hub.
     pub fn keeps_own_weights(&self) -> bool {
         matches!(self.method, Method::Slim(_))
     }

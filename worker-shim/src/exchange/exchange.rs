@@ -39,7 +39,7 @@ pub(super) struct KeyState {
     /// Whether chunks were sent, or queued to be sent, ahead of their push: the push in flight, or the next
     /// one.
     pub ahead: bool,
-    /// Whether none of the answers to the push in flight, or to the last push, has changed the weights.
+    /// Whether the weights are unchanged by all answers to the push in flight or, if there is none, to the last push.
     pub left_alone: bool,
 }
 
@@ -189,8 +189,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Drops the lost links. The caller makes [new ones](Self::relink) at `port` later. Pushes in flight stay
-    /// in flight.
+    /// Drops the lost links. The caller makes [new links](Self::relink) at `port` later. Pushes in flight stay in flight.
     pub fn cut(&mut self, port: P) {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
@@ -424,8 +423,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the end of a link, if a link has ended. If one link fails, the other links end, too, and report
-    /// only that their peer is gone. So any other reason takes precedence.
+    /// Returns the end of a link, if a link has ended. If one link fails, the other links end, too, and report only that
+    /// their peer has ended. So any other reason takes precedence.
     fn closed(&mut self) -> Option<ExchangeError> {
         let mut closed = self.port.closed()?;
         while let Some(other) = self.port.closed() {

@@ -90,7 +90,7 @@ impl Groups {
         (*open == 1).then_some(*core as usize)
     }
 
-    /// Notes that a key of a group has its answer. Returns whether no key of the group is in flight any more.
+    /// Notes that a key of a group has its answer. Returns whether this was the group's last key in flight.
     pub fn close(&mut self, group: u32) -> bool {
         let open = &mut self.of[group as usize].open;
         *open -= 1;
@@ -99,8 +99,8 @@ impl Groups {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Takes the first key of a group, which waits here. The group leaves in one post if the caller puts all its keys
-    /// one after another, for the same round and content.
+    /// Begins a group with its first key, which waits here. The group leaves in one post if the caller puts all its keys one
+    /// after another, for the same round and content.
     pub(super) fn begin_group(&mut self, key: KeyId, number: u32, asked: Content) {
         self.queue_members();
         let KeyState { round, content, .. } = self.keys[key.index()];
@@ -111,8 +111,8 @@ impl<P: Port> Exchange<P> {
         members.push(key);
     }
 
-    /// Takes a key that will be sent with the keys before it. Returns false if the key has another group, round or content. For
-    /// speed, uses only the tables that it changes. If the group is then [whole](Groups::whole), the caller
+    /// Adds a key to the group of the keys before it. Returns false if the key has another group, round or content. For speed,
+    /// uses only the tables that it changes. If the group is then [whole](Groups::whole), the caller
     /// [queues](Self::queue_group) it.
     #[inline]
     pub(super) fn put_beside(&mut self, key: KeyId, content: Content) -> bool {

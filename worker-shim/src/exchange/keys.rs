@@ -3,8 +3,8 @@
 //!
 //! Part of the exchange, on the worker's thread. Reading the weights window is unsafe (docs/unsafe.md).
 //!
-//! A worker that joins a job with weights begins as if it had pushed the round before its first round. Every
-//! key is in flight until its weights have arrived.
+//! A worker that joins a job with weights begins as if it had already pushed the round before its first round. Every key is in
+//! flight until its weights have arrived.
 
 use fabric::{Port, Until};
 use pbox_core::{ChunkId, Content, Element, Key, KeyId, Layout, Round, Schedule};
@@ -25,8 +25,8 @@ pub struct Traffic {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Notes that this worker takes part from round `first` on. If `first` is not 0, the worker counts as
-    /// having pushed the round before. Every key is then in flight until its weights have arrived.
+    /// Notes that this worker takes part from round `first` on. If `first` is not 0, the worker counts as having pushed the
+    /// previous round. Every key is then in flight until its weights have arrived.
     ///
     /// # Errors
     /// Returns an error if answers have arrived that this worker does not await.

@@ -144,7 +144,8 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Pulls a slice. After a loss of links, the hub must first send its notice again. Its arrival then pulls the slice.
+    /// Pulls a slice. After a loss of links, the hub must first send its notice again. The arrival of that notice then pulls
+    /// the slice.
     fn pull_slice(&mut self, slice: u32) {
         let chunks = self.slices.chunks(slice);
         let first = chunks[0];

@@ -32,8 +32,8 @@ pub enum WeightsMode {
     /// The weights window itself. The weights change when the answers of the next round arrive.
     #[default]
     Shared,
-    /// A private buffer, into which answers are copied from the window. For callers whose weights must lie in
-    /// memory that no other process writes.
+    /// A private buffer, into which answers are copied from the window. Meant for callers whose weights must lie in memory that
+    /// no other process writes.
     Private,
 }
 

@@ -96,8 +96,8 @@ type Idle = (f64, usize);
 ///   idle(k, l) = min over j of max(idle(k - 1, j), k * start_up + transfer(0..l) - forward(0..j))
 /// ```
 ///
-/// and the makespan is that time plus the whole forward pass. The second term falls as `j` grows. So `j` goes
-/// down from `l - 1`, and stops when that term alone is too long.
+/// and the makespan is that time plus the whole forward pass. The second term falls as `j` grows. So `j` goes down
+/// from `l - 1`, and the search stops when the second term alone is too long.
 fn optimum(profile: &Profile) -> Vec<Range<usize>> {
     let layers = profile.layers.len();
     let sums = Sums::new(profile);

@@ -1,8 +1,8 @@
 //! The state of a worker's batches: the batch that is pulled next, and the parts that are missing from each
 //! batch.
 //!
-//! Owned by the owner of the exchange through which the batches are pulled. Counts notices and whole keys.
-//! Has no clock, and does not decide which batches are good.
+//! Owned by the owner of the exchange through which the batches are pulled. Counts notices and complete keys. Has no clock,
+//! and does not decide which batches are good.
 //!
 //! ```text
 //!   a batch:  waits --all its slices have notices, the previous batch has arrived--> due --> pulled --> released
@@ -80,7 +80,7 @@ impl Batches {
         batches
     }
 
-    /// Sets the batches from now on, as ranges of layers. Together they are all layers in order.
+    /// Sets the batches from now on, as ranges of layers. Together the ranges contain all layers, in order.
     ///
     /// # Panics
     /// Panics within a round.
@@ -156,7 +156,7 @@ impl Batches {
         exchange.pull(&self.batches[self.at].keys)
     }
 
-    /// Returns the numbers of due and of released batches.
+    /// Returns how many batches have been due, and how many have been released.
     pub fn counts(&self) -> Counts {
         self.counts
     }

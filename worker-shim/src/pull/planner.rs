@@ -12,11 +12,10 @@
 //!            +---- off by DRIFT for some rounds in a row ---------------------------------+
 //! ```
 //!
-//! The *pull* of a batch is the time from `due` to `there`. One pull of all layers takes less time than a
-//! pull for each layer. The *start-up* is that difference, divided by the number of pulls that are saved. So
-//! it is known even if all layers are alike. The *forward* time of a layer goes from the caller's wait for
-//! the layer's weights to the wait for the next layer's weights. The last layer's forward time counts as 0:
-//! it hides no pull, so no plan depends on it.
+//! The *pull* of a batch is the time from `due` to `there`. One pull of all layers takes less time than a pull for each
+//! layer. The *start-up* is that difference, divided by the number of pulls that are saved. So the start-up is known even if
+//! all layers are alike. The *forward* time of a layer goes from the caller's wait for the layer's weights to the wait for
+//! the next layer's weights. The last layer's forward time counts as 0: it hides no pull, so no plan depends on it.
 
 use std::fmt;
 use std::ops::Range;
@@ -45,7 +44,7 @@ pub struct PullPlan {
     pub profile: Option<Profile>,
     /// The batches: ranges of layers.
     pub batches: Vec<Range<usize>>,
-    /// The predicted time from the first pull to the begin of the last layer, in seconds.
+    /// The predicted time from the first pull to the beginning of the last layer, in seconds.
     pub predicted_s: Option<f64>,
     /// The measured time, as the mean of the rounds that used the plan. `None` before the first such round.
     pub measured_s: Option<f64>,
@@ -182,9 +181,9 @@ impl Planner {
         self.events.there.len() >= self.batches.len()
     }
 
-    /// Ends the round. Returns the batches of the next round if they change. A round is not evaluated if the
-    /// caller did not ask for one of the layers. `is_quiet` is false if the round overlaps the next one; such
-    /// a round is not evaluated either.
+    /// Ends the round. Returns the batches of the next round if they change. A round is not evaluated if the caller did not
+    /// ask for one of the layers. `is_quiet` is false if the round overlaps the next round. An overlapping round is not
+    /// evaluated either.
     pub fn end_of_round(&mut self, is_quiet: bool) -> Option<&[Range<usize>]> {
         let events = std::mem::replace(&mut self.events, Events::new(self.layers, self.layer_of.len()));
         let lap = events.lap(self.batches.len()).filter(|_| is_quiet)?;

@@ -38,7 +38,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Creates the timeline of these batches, which are all layers in order.
+    /// Creates the timeline of these batches, which together contain all layers, in order.
     pub fn new(profile: &Profile, batches: &[Range<usize>]) -> Self {
         let mut timeline = Timeline::default();
         let (mut there, mut computed) = (0.0, 0.0);

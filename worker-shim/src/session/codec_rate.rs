@@ -1,5 +1,5 @@
-//! The rate at which this worker encodes gradients, beside the speed of its link: a codec that is slower than the link makes
-//! rounds longer. Each join with a codec measures the rate, and logs both.
+//! The rate at which this worker encodes gradients, compared with the speed of its link. A codec that is slower than the
+//! link makes rounds longer. Each join with a codec measures the rate, and logs the rate and the speed.
 
 use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -26,7 +26,7 @@ struct Link {
     gbps: f64,
 }
 
-/// The rate at which a codec encodes here, beside the speed of the NIC.
+/// The rate at which a codec encodes here, and the speed of the NIC.
 struct Rates {
     codec: Codec,
     encoded_gbps: f64,
@@ -71,7 +71,7 @@ pub(super) fn say(config: &SessionConfig, ways: &[Way]) {
     }
 }
 
-/// Returns the gradients that one thread encodes here, in 10^9 bits of f32 a second.
+/// Returns the rate at which one thread encodes gradients here, in 10^9 bits of f32 per second.
 fn encoded_gbps(codec: Codec, elements: usize) -> f64 {
     let kernels = Kernels::detect();
     let values: Vec<f32> =
@@ -91,7 +91,7 @@ fn encoded_gbps(codec: Codec, elements: usize) -> f64 {
     f64::from(rounds) * (32 * elements) as f64 / begun.elapsed().as_secs_f64() / 1e9
 }
 
-/// Returns the NIC over which this machine reaches the first of these hubs, if the NIC tells its speed.
+/// Returns the NIC over which this machine reaches the first of these hubs, if the NIC reports its speed.
 fn link_to(hubs: &str) -> Option<Link> {
     let hub = hubs.split(',').next()?.to_socket_addrs().ok()?.next()?;
     let any = match hub {

@@ -18,7 +18,7 @@ use crate::pull::{Pull, PullError};
 const CHECKSUM: &str = "PHUB_CHECKSUM";
 const TCP_CONGESTION: &str = "PHUB_TCP_CONGESTION";
 
-/// The longest time that a setting may have: ten years. A deadline after a longer time may not exist.
+/// The longest time that a setting may have: ten years. A clock perhaps cannot represent a later deadline.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Settings of a [`Session`](crate::Session).
@@ -79,8 +79,8 @@ pub struct SessionConfig {
     /// the session's end. The rank is added before the extension: `run.json` becomes `run.rank3.json`.
     /// Default: the value of `PHUB_TRACE`, otherwise no timeline.
     pub trace: Option<PathBuf>,
-    /// The way in which the calling thread waits. Default: it spins if the machine has more than two cores for each
-    /// worker on it.
+    /// The way in which the calling thread waits. Default: the thread spins if the machine has more than two cores for
+    /// each worker on it.
     pub idle: IdlePolicy,
 }
 
@@ -109,7 +109,7 @@ fn seconds_above_0(value: f64) -> Result<Duration, String> {
     time.ok_or_else(|| format!("expected seconds, more than 0 and at most {}", LONGEST.as_secs()))
 }
 
-/// Reads the text of a value that has a parser with words of its own.
+/// Reads a value whose parser gives an error text for the user.
 fn read<T: FromStr<Err: Display>>(value: &str) -> Result<T, String> {
     value.parse().map_err(|error: T::Err| error.to_string())
 }
@@ -126,7 +126,7 @@ fn on_or_off(value: &str) -> Result<bool, String> {
     value.parse().map_err(|_| "expected true or false".into())
 }
 
-/// Reads the text of a value that a session may be without.
+/// Reads a value that a session need not have. The text `none` stands for no value.
 fn unless_none<T>(value: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, String> {
     if value == "none" { Ok(None) } else { read(value).map(Some) }
 }
@@ -149,8 +149,8 @@ impl SessionConfig {
         congestion_of_environment().map_or_else(|why| refused(TCP_CONGESTION, why.to_string()), |_| Ok(()))
     }
 
-    /// Changes a setting that has a default, by its name and a text as on a command line. For callers in
-    /// other languages. Time limits are in seconds.
+    /// Changes a setting that has a default, by its name and a text as on a command line. Meant for callers in other
+    /// languages. Time limits are in seconds.
     ///
     /// # Errors
     /// Returns an error if there is no such setting, or if the text is not a valid value.

@@ -13,7 +13,7 @@ use crate::exchange::ExchangeError;
 /// A job with SSP, ASP or Slim-DP takes gradients only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pushed {
-    /// The gradient. Bytes that have left [ahead](Session::send_ahead) are not sent again.
+    /// The gradient. Bytes that were sent [ahead](Session::send_ahead) are not sent again.
     Gradient,
     /// The gradient, which differs from the bytes that were sent ahead.
     Rewritten,
@@ -53,7 +53,7 @@ impl Session {
         sent.and(self.flush())
     }
 
-    /// Whether it saves time to [send a key ahead](Self::send_ahead), over the current links.
+    /// Whether sending a key's bytes [before its push](Self::send_ahead) saves time, over the current links.
     pub fn leaves_ahead(&self, key: KeyId) -> bool {
         !self.steps_alone() && self.exchange.leaves_ahead(key)
     }

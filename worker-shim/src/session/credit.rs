@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use pbox_core::Credit;
 
-    /// The best credit is found and kept, whichever it is, even if every third round is disturbed.
+    /// Whichever credit is best, the search finds and keeps it, even if every third round is disturbed.
     #[test]
     fn the_search_ends_with_the_best_trial() {
         for best in TRIALS {

@@ -11,7 +11,7 @@ use super::error::SessionError;
 use super::session::{LOOK, Session};
 
 impl Session {
-    /// Drives the exchange until `until`. For a caller that has nothing else to do, for example while a GPU
+    /// Drives the exchange until `until`. Meant for a caller that has nothing else to do, for example while a GPU
     /// computes. Posts the pushes that had to wait, handles arrivals, and sleeps in between. Because of the
     /// kernel's timer slack the call returns some 50 us after `until`, on a busy core later, and never much before.
     ///
@@ -44,7 +44,7 @@ impl Session {
             return Ok(true);
         }
         if awaited.is_empty() {
-            // No caller waits for an answer. The core is needed more for the callers' computing.
+            // No caller waits for an answer, so this thread leaves the cpu to the callers' computing.
             self.nap(self.config.idle.nap.max(LOOK));
         } else {
             let until = if let &[(key, _)] = awaited { self.exchange.until(Some(key)) } else { Until::Any };

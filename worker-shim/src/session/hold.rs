@@ -9,15 +9,15 @@
 //!        --> weights of the checkpoint's round --> skip pushes of rounds that other workers have finished
 //! ```
 //!
-//! The hub counts rounds. After its restart it counts on from the round of its checkpoint. A session's own count goes on,
-//! because it includes the lost rounds. In this count, `reached` is the first round for which no worker has an answer. After
-//! the recovery, `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of earlier
-//! rounds are not repeated, because some worker has continued with their answers. So at the end all workers have pushed each
-//! key the same number of times.
+//! The hub counts rounds. After a restart, the hub continues to count from the round of its checkpoint. A session continues its
+//! own count, which includes the lost rounds. In this count, `reached` is the first round for which no worker has an answer.
+//! After the recovery, `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of
+//! earlier rounds are not repeated, because some worker has continued with their answers. So at the end all workers have pushed
+//! each key the same number of times.
 //!
-//! Workers that step alone have no common round. Each has its own `reached`, and keeps the lead over the
-//! slowest worker that it had before. So each of them loses the same number of rounds. Machines that step
-//! alone behave like workers that step alone; the workers of one machine step together.
+//! Workers that step alone have no common round. Each has its own `reached`, and keeps the lead over the slowest worker that it
+//! had before the loss. So all these workers lose the same number of rounds. Machines that step alone behave like workers that
+//! step alone; the workers of one machine step together.
 
 #![allow(clippy::result_large_err)] // large errors are rare: one for each loss
 
@@ -150,8 +150,8 @@ impl Session {
         }
     }
 
-    /// Notifies the job's other hubs of the loss. They end the job, and notify the other workers of the reason. The hubs
-    /// must know it before this worker's links end: the end of its links would look like the end of the worker.
+    /// Notifies the job's other hubs of the loss. They end the job, and notify the other workers of the reason. The hubs must
+    /// know of the loss before this worker's links end. Otherwise the end of the links would look like the end of the worker.
     fn tell_other_hubs(&self, lost: &MemberError) {
         if self.hubs.len() == 1 {
             return;
@@ -242,8 +242,8 @@ impl Session {
         Ok(self.begin(deadline)?)
     }
 
-    /// Takes the hub's weights, and continues with the rounds that the weights do not include. `own` is the
-    /// highest round that this worker has reached.
+    /// Receives the hub's weights, and continues with the rounds that the weights do not include. `own` is the highest round
+    /// that this worker has reached.
     fn catch_up(&mut self, stood: &[Stood], own: Round) -> Result<(), Again<SessionError>> {
         self.wait_all()?;
         // A checkpoint may include a round for which no worker has an answer.
@@ -284,8 +284,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a round of the hub in this session's count, which includes the rounds that were lost before. Another
-    /// worker's count may be higher, if this worker has missed a return of the hub.
+    /// Converts a round of the hub into this session's count, which includes the rounds that were lost before. Another worker's
+    /// count may be higher, if this worker has missed a return of the hub.
     pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }

@@ -143,8 +143,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until this worker takes part. Returns its first round. A worker that gives up first notifies the hubs
-    /// whose job is alive, so that the worker can join again.
+    /// Waits until this worker takes part. Returns its first round. Before a worker gives up, it notifies the hubs whose
+    /// job is alive, so that the worker can join again.
     fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
         let gathered = self.gather_until(deadline);
         if let Err(error) = &gathered {
@@ -179,7 +179,7 @@ impl Session {
                     workers: self.config.terms.workers,
                 });
             }
-            // If a hub was killed, its links end, and this call returns the error. News wake the port, too.
+            // If a hub was killed, its links end, and this call returns the error. News also wakes the port.
             self.take_in(None)?;
             self.exchange.port().wait(Until::Any, left.min(LOOK));
         }

@@ -10,8 +10,8 @@ use super::session::Session;
 
 impl Session {
     /// Changes the order in which the schedule p3 sends keys from now on (P3, section 4). The order is for this worker's
-    /// pushes and the hubs' answers. For a caller that learns only while it computes which keys it needs first. Keys that are
-    /// not named come last. Workers may choose different orders. With another schedule, nothing changes.
+    /// pushes and the hubs' answers. Meant for a caller that learns the order in which it needs keys only while it computes.
+    /// Keys that are not named come last. Workers may choose different orders. With another schedule, nothing changes.
     ///
     /// # Errors
     /// Returns an error if a key does not exist, or if the job has ended.

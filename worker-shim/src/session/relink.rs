@@ -98,7 +98,7 @@ impl Session {
                 Step::Wait(until) => self.pause(until),
                 Step::Explain(over) => {
                     if let Some(over) = over {
-                        // The other workers wait for this worker, which gives up. So they are notified of the
+                        // The other workers wait for this worker, which gives up. So the other workers are notified of the
                         // reason.
                         let over = (over != Over::CallerGaveUp).then(|| over.to_string());
                         let why = why.into_iter().chain(over).collect::<Vec<_>>().join("; ");

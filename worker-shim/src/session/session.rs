@@ -150,8 +150,8 @@ impl Session {
         Ok(self.exchange.gradient_mut(key)?)
     }
 
-    /// Returns a key's weights to read and its gradient to write, together, as a backward pass needs them.
-    /// The backward pass must not need the weights any more when it pushes the key.
+    /// Returns a key's weights to read and its gradient to write, together, as a backward pass needs them. When the backward
+    /// pass pushes the key, it must be finished with the key's weights.
     ///
     /// # Errors
     /// Returns the errors of [`gradient_mut`](Self::gradient_mut).
@@ -382,8 +382,8 @@ impl Session {
         self.pulling.as_ref().and_then(|pulling| pulling.planner.plan())
     }
 
-    /// Changes the layers, if weights are pulled in batches. For a caller that learns the order of its layers
-    /// only while it computes. The times are measured again.
+    /// Changes the layers, if weights are pulled in batches. Meant for a caller that learns the order of its layers only
+    /// while it computes. The times are measured again.
     ///
     /// # Errors
     /// Returns an error while a key is in flight, and if weights are not pulled in batches. Returns an error if the layers do

@@ -31,7 +31,7 @@ impl std::fmt::Debug for State {
 }
 
 impl State {
-    /// Offers the state to the hubs. Returns whether they want it.
+    /// Offers the state to the hubs. Returns whether the hubs want the state.
     pub(super) fn offer(&self, hubs: &mut [LetIn]) -> Result<bool, SessionError> {
         let wanted =
             membership::all_of(hubs.iter_mut().map(|hub| hub.offer(self.before, self.steps.clone())))?;

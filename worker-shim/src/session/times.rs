@@ -38,8 +38,8 @@ pub struct Times {
     /// The time in calls that waited for the hub, or for a lost hub to return. If the first check of a wait
     /// finds the answer, the wait is not timed, and counts as computing.
     pub waiting: Duration,
-    /// The part of `waiting` in which the thread slept. In the rest of `waiting` it polls for the answer, and
-    /// decodes it.
+    /// The part of `waiting` in which the thread slept. In the rest of `waiting`, the thread polls for the
+    /// answer, and decodes the answer.
     pub asleep: Duration,
     /// The bytes of gradients and weights that were sent and received.
     pub traffic: Traffic,

@@ -321,7 +321,7 @@ impl Driven {
         }
     }
 
-    /// Takes the steps of a stop.
+    /// Carries out the steps of a stop.
     fn stops(&mut self, steps: Vec<StopStep>) {
         for step in steps {
             match step {

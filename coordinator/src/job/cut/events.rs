@@ -1,5 +1,5 @@
-//! The events of a cut, which is a pause between two rounds. They are its request, the results of its steps, its
-//! release by hub 0, and a timeout.
+//! The events of a cut: its request, the results of its steps, its release by hub 0, and a timeout. A cut is a pause between
+//! two rounds.
 
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,8 @@ impl Job {
             return Err(StaleCut { asked, last: asked }.into());
         };
         let (id, is_held) = (cut.id, cut.waits_for == WaitsFor::Lead);
-        // If hub 0 releases the job before this hub has paused it, the release must ask for no snapshot, no end and no new
-        // worker.
+        // The release may arrive before this hub has paused the job. Such a release must ask for no snapshot, no end and no
+        // new worker.
         let may = if is_held {
             self.hubs.check_release(&request)
         } else if request.asks_for_nothing() {
@@ -94,8 +94,8 @@ impl Job {
             (WaitsFor::Lines, Stepped::Lines(lines)) => moved.take_snapshot(lines),
             (WaitsFor::End, Stepped::Ends) => moved.end_with_snapshot(),
             (WaitsFor::OthersRelease, Stepped::OthersReleased(released)) => {
-                // A hub that did not answer the request to pause may not answer the release either. If so, the missing answer
-                // to the release does not fail the job.
+                // A hub that did not answer the request to pause perhaps does not answer the release either. In this case,
+                // the missing answer to the release does not fail the job.
                 cut.unreleased = released.err().filter(|_| !matches!(cut.failed, Some(NotCut::Hub(_))));
                 moved.release_here()
             }
@@ -117,7 +117,7 @@ impl Cuts {
         (now - cut.since > limit).then_some(Effect::HeldTooLong(limit))
     }
 
-    /// Begins the wait for hub 0 again, because this hub itself was suspended.
+    /// Restarts the timeout of the wait for hub 0's release, because this hub itself was suspended.
     pub(crate) fn stood_still(&mut self, now: Instant) {
         self.now.iter_mut().for_each(|cut| cut.since = now);
     }

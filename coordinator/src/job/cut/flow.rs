@@ -34,7 +34,7 @@ impl Cut {
         Some(ReleaseRequest { secret, cut: number, from: self.before, admitted, snapshot, ends })
     }
 
-    /// Returns the ranks that take part from the cut on.
+    /// Returns the ranks that the cut admits. They take part from the cut on.
     fn admitted(&self, members: &Ranks) -> Arc<[u32]> {
         let workers = match (&self.purpose, &self.release) {
             (Purpose::Admit(workers), _) if self.failed.is_none() => workers,
@@ -121,7 +121,7 @@ pub(super) struct Moved<'job> {
 }
 
 impl Moved<'_> {
-    /// Keeps the cut unchanged, waiting for the same result.
+    /// Leaves the cut unchanged: it continues to wait for the same result.
     pub fn stays(self) -> Vec<Effect> {
         self.goes_on_with(Vec::new())
     }
@@ -131,7 +131,7 @@ impl Moved<'_> {
         effects
     }
 
-    /// Takes a step. The cut then waits for the result.
+    /// Begins a step. The cut then waits for the result of the step.
     pub fn waits(mut self, waits_for: WaitsFor, step: Step) -> Vec<Effect> {
         self.cut.waits_for = waits_for;
         let effects = vec![Effect::Cut(self.cut.id, step)];
@@ -213,7 +213,7 @@ impl Moved<'_> {
         }
     }
 
-    /// Lets the cores take the snapshot, if the cut is for one. Then releases the job.
+    /// Lets the cores take the snapshot, if the cut is for a snapshot. Then releases the job.
     pub fn end_with_snapshot(mut self) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (&mut self, Vec::new());
         if cut.snapshot().0 {
@@ -242,7 +242,7 @@ impl Moved<'_> {
         self.waits(WaitsFor::Release, Step::Release { from, admitted, ahead })
     }
 
-    /// Ends the cut, and begins the next one that waits.
+    /// Ends the cut, and begins the next waiting cut.
     pub fn over(self, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (self, Vec::new());
         if let Some(why) = cut.unreleased {

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hubs::StaleCut;
 
-/// The limit on the round before which a client may ask for the state, counted from the round of the furthest chunk.
+/// The most rounds between the furthest chunk's round and the round before which a client may ask for the state.
 const AHEAD: u32 = 1024;
 
 /// The number of a cut at this hub.
@@ -42,7 +42,7 @@ pub struct CutId(u64);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Purpose {
-    /// Workers take part from the cut on. Each is given by its number at all hubs, because another worker may have its
+    /// Workers take part from the cut on. Each worker is given by its number at all hubs, because another worker may have its
     /// rank when the cut takes place.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
@@ -67,7 +67,7 @@ pub enum CutAt {
     LastRound,
 }
 
-/// A step of a cut, which the driver takes. The driver reports the result of each step except `TakeSnapshot`.
+/// A step of a cut, which the driver carries out. The driver reports the result of each step except `TakeSnapshot`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Join the job at the hubs above.
@@ -78,7 +78,7 @@ pub enum Step {
     Hold,
     /// Ask the other hubs to pause the job.
     HoldOthers(HoldRequest),
-    /// Ask all cores for each worker's line: the first round for which no chunk has a stepped push of the worker.
+    /// Ask all cores for each worker's line: the first round in which no chunk has stepped the worker's push.
     Lines,
     /// Let no chunk pass this round. If workers step alone (SSP, ASP), the limit is not this round: each worker has its
     /// own limit in the list.
@@ -110,7 +110,7 @@ pub enum Stepped {
     Held(Option<Round>),
     /// The other hubs have paused the job. Each reports the round of its furthest chunk.
     OthersHeld(Result<Vec<Option<Round>>, String>),
-    /// The line of each worker.
+    /// The line of each worker, see [`Step::Lines`].
     Lines(Arc<[Option<Round>]>),
     /// No chunk can pass the end.
     Ends,
@@ -213,21 +213,21 @@ struct Cut {
     id: CutId,
     purpose: Purpose,
     waits_for: WaitsFor,
-    /// Whether the job begins with this cut.
+    /// Whether this is the cut with which the job begins.
     begins: bool,
     /// The round of the furthest chunk.
     front: Option<Round>,
-    /// Hub 0's number of the cut, once the other hubs are asked to pause the job.
+    /// Hub 0's number of the cut. `None` until the other hubs are asked to pause the job.
     others: Option<u64>,
     /// The round before which the job is cut, once it is decided.
     before: Round,
-    /// The time at which the wait for hub 0's release began, at another hub than hub 0.
+    /// The time at which this hub began to wait for hub 0's release. Used only at hubs other than hub 0.
     since: Instant,
-    /// The release by hub 0, once it has arrived, at another hub than hub 0.
+    /// The release by hub 0, once it has arrived. Used only at hubs other than hub 0.
     release: Option<ReleaseRequest>,
     /// The reason why the cut failed, if it did. The job is then released unchanged.
     failed: Option<NotCut>,
-    /// The reason why the job may stay paused at another hub, if the release there failed.
+    /// The reason why the job is perhaps still paused at another hub: the release of that hub failed.
     unreleased: Option<String>,
 }
 

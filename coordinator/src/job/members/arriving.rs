@@ -1,4 +1,4 @@
-//! Members that arrive: they connect, and the cores get their links. The job begins when everything that it needs is there.
+//! Members that arrive: they connect, and the cores get their links. The job begins once no rank is missing.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -27,15 +27,15 @@ pub struct LateLimits {
 }
 
 impl LateLimits {
-    /// Returns the pause between two looks.
+    /// Returns the pause between two checks of the rounds.
     pub fn pause(&self) -> Duration {
         (self.warning / 6).clamp(Duration::from_millis(250), Duration::from_secs(5))
     }
 }
 
 impl Job {
-    /// Judges a look at all cores of the job. `above` has the workers that delay the job's rounds at the hubs above. Returns the
-    /// effects.
+    /// Judges the result of a check of all the job's cores. `above` has the workers that delay the job's rounds at the hubs
+    /// above. Returns the effects.
     pub(crate) fn judge(
         &mut self,
         look: &Look,
@@ -90,11 +90,11 @@ fn waits_for_ever(look: &Look, members: &Ranks, spec: &JobSpec) -> Option<String
     ))
 }
 
-/// Returns the late workers of a look. Nothing has changed for `time`.
+/// Returns the late workers, according to a check of the cores. Nothing has changed for `time`.
 fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Late> {
     let late = Vec::from_iter(look.late());
-    // If all these workers also wait, they wait for each other. The workers that owe the lowest round have stopped the others,
-    // so only the workers that owe the lowest round are late.
+    // If all these workers also wait, they wait for each other. The workers that owe a push of the lowest round have stopped all
+    // other workers. So only the workers that owe this push are late.
     let all_wait = late.iter().all(|(_, waits)| waits.is_waiting);
     let lowest = late.iter().filter_map(|(_, waits)| waits.round).min();
     let late = late.into_iter().filter(|(_, waits)| !all_wait || waits.round == lowest);

@@ -69,7 +69,7 @@ impl Job {
         self.cuts.end(&self.hubs, &self.members)
     }
 
-    /// Takes the model of a failed job, so that it can be freed: only the job's news is still needed.
+    /// Removes the model of a failed job, and returns it so that it can be freed. Only the job's news is still needed.
     pub(crate) fn forget_model(&mut self) -> Option<Model> {
         if self.spec.terms.keys.is_empty() {
             return None;

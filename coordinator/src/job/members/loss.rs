@@ -7,8 +7,9 @@
 //! | continues, and another member takes part | cores remove the member, other hubs are notified, and its tokens give the reason |
 //! | has failed | nothing happens |
 //!
-//! A member that has left closes its links, and does not count as lost. A member whose client hung up before it had the answer
-//! to its join is lost only if its job runs, or has no other member. Otherwise the job gathers on, as if nobody had joined.
+//! A member that has left closes its links, and does not count as lost. A member whose client hung up before the answer to its
+//! join is lost only if its job runs or has no other member. Otherwise the job continues to wait for members, as if nobody had
+//! joined.
 
 use crate::job::{Cause, Effect, Job};
 
@@ -53,8 +54,8 @@ impl Job {
     }
 }
 
-/// Takes a join back whose client has no answer. Returns the effects, in order. A job that has not begun frees the rank at
-/// once, because no core and no other hub knows the member.
+/// Cancels a join whose client hung up before it had the answer. Returns the effects, in order. If the job has not begun, the
+/// rank is free at once, because no core and no other hub knows the member.
 pub(crate) fn undo_join(job: &mut Job, rank: u32) -> Vec<Effect> {
     let has_others = job.members.present().any(|(other, _)| other != rank);
     match job.life.gathering_mut().filter(|_| has_others) {

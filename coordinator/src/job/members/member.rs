@@ -30,8 +30,8 @@ use crate::asker::Asker;
 use crate::links::{MemberLink, by_nic};
 use crate::tokens::Token;
 
-/// The time within which a living worker without links sends a heartbeat, after the hub's news or after the end of the heartbeat
-/// before.
+/// The time within which a living worker without links sends a heartbeat. The time begins at the hub's news, or at the end of
+/// the previous heartbeat.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
 /// The longest time from the end of a dying worker's links to the end of its heartbeat request. The hub sends no news
 /// within this time, because news would answer the heartbeat.
@@ -154,8 +154,8 @@ impl Member {
         matches!(self.standing, Standing::Joined { .. })
     }
 
-    /// Whether the member died before it connected: it has sent no heartbeat since the last one ended without an answer. A hub
-    /// that was suspended counts the time from its return.
+    /// Whether the member died before it connected: a heartbeat ended without an answer, and the member has sent no heartbeat
+    /// since. If the hub was suspended, the time counts from the end of the suspension.
     pub(crate) fn is_dead_before_links(&self, now: Instant) -> bool {
         let is_due = |hung_up: Instant| now - hung_up.max(self.heard) > LIVES_WITHIN;
         self.has_not_connected() && self.hung_up.is_some_and(is_due)
@@ -289,7 +289,7 @@ impl Standing {
         matches!(self, Standing::Unlinked(_) | Standing::TakesPart { relinked_by: Some(_) })
     }
 
-    /// Whether the cores are dropping the lost links, or the member has no token for new links yet.
+    /// Whether a member that has lost its links cannot connect yet: cores are dropping the links, or the member has no token.
     pub fn is_dropping(&self) -> bool {
         matches!(self, Standing::Unlinked(Unlinked { relink: Relink::Dropping { .. }, .. }))
     }

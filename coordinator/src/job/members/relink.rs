@@ -43,7 +43,7 @@ impl Member {
 }
 
 impl Job {
-    /// Notes that a worker has lost its links and asks for new ones. Returns the effect, if there is one.
+    /// Notes that a worker has lost its links and asks for new links. Returns the effect, if there is one.
     ///
     /// # Errors
     /// Returns an error if the worker cannot reconnect.
@@ -69,7 +69,7 @@ impl Job {
             );
             return Err(Refused::new(RefusalCode::NoRelink, why));
         }
-        // If the cores are already dropping the links, nothing is left to do. The worker may not know this.
+        // If the cores are already dropping the links, nothing is left to do. Perhaps the worker does not know this.
         let is_dropping = self.members.get(rank).is_some_and(|member| member.standing.is_dropping());
         let why = format!("{who} is gone: {why}");
         Ok((!is_dropping).then(|| self.members.unlink(rank, &why, now)))

@@ -124,7 +124,7 @@ impl Wanted {
         self.job.handle(event, self.now)
     }
 
-    /// Takes the steps of a cut before a round, as the driver does. Returns the snapshot.
+    /// Carries out the steps of a cut before a round, as the driver does. Returns the snapshot.
     fn cut(&mut self, mut effects: Vec<Effect>, before: u32) -> Occasion {
         let mut occasion = None;
         while let Some((cut, step)) = effects.iter().find_map(|effect| match effect {
@@ -432,8 +432,8 @@ fn a_reader_whose_snapshot_gave_way_tries_again_and_hears_if_the_round_has_passe
     assert!(effects.contains(&Effect::Wanted(id, Err(NoState::Before(passed)))), "{effects:?}");
 }
 
-/// The time limit of a want is at most a year. A replayed record may have any duration, and a clock's time plus a very
-/// long duration would overflow.
+/// The time limit of a request for the state is at most a year. A replayed record may have any duration, and a clock's
+/// time plus a very long duration would overflow.
 #[test]
 fn a_time_is_never_longer_than_a_year() {
     let mut wanted = Wanted::new(1);

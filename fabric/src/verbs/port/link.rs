@@ -338,7 +338,7 @@ impl Link {
         if self.waiting.is_empty() { Ok(()) } else { self.hand_over_waiting(tally) }
     }
 
-    /// Limits the bytes of posts that are not known to have completed.
+    /// Limits the bytes of posts whose completion has not been reported yet.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.credit.limit_to(bytes);
     }

@@ -502,8 +502,8 @@ impl Step {
         Step { rescale, learning_rate, weight_decay, momentum, gain, trust, adam }
     }
 
-    /// Returns the numbers of LARS or LAMB for a key. `quotient` is the norm of the gradient or of the update, divided by
-    /// the norm of the weights. It is 0 if one of the norms is 0.
+    /// Returns the numbers of a step with LARS or LAMB for a key. `quotient` is the norm of the gradient or of the update,
+    /// divided by the norm of the weights. It is 0 if one of the norms is 0.
     pub fn adapted(self, optimizer: &Optimizer, quotient: f32) -> Self {
         if self.trust == 0.0 || quotient == 0.0 {
             return self;

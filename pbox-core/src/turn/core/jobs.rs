@@ -97,8 +97,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Returns each worker's line, by rank, in a [held](Self::hold) job with SSP or ASP. A line is the first round in
-    /// which no chunk of this core has a stepped push of the worker. Empty in BSP.
+    /// Returns each worker's line, by rank, in a [held](Self::hold) job with SSP or ASP. A worker's line is the first
+    /// round in which no chunk of this core has stepped the worker's push. Empty in BSP.
     pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
         let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
         lines.reduce(further).unwrap_or_default()
@@ -112,9 +112,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Ends a [held](Self::hold) job before a round that no chunk is past. In SSP and ASP, `lines` are
-    /// the combined [lines](Self::lines) of all cores, at which the job ends. After the release, no chunk
-    /// passes the end.
+    /// Ends a [held](Self::hold) job before `round`, which no chunk is past. In SSP and ASP, the job ends at each worker's
+    /// line; `lines` are the combined [lines](Self::lines) of all cores. After the release, no chunk passes the end.
     pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.end_before(round, lines));
@@ -128,16 +127,16 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Takes a snapshot of a job's state before a round that no chunk is past, while the job is [held](Self::hold).
+    /// Takes a snapshot of a [held](Self::hold) job's state before round `before`. No chunk may be past this round.
     pub fn take_snapshot(&mut self, id: JobId, occasion: Occasion, before: Round, notices: &mut Vec<Notice>) {
         let Some(entry) = self.shards_of(id).next() else { return };
         of_mode!(&mut entry.shard, shard => shard.take_snapshot(occasion, before));
         entry.report_events(notices);
     }
 
-    /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past. Returns
-    /// `None` if the core has no chunks of the job. Some modes cannot end a round without the missing pushes. In such
-    /// a mode, returns an error if a chunk has not reached `before`.
+    /// Returns the state of a [held](Self::hold) job that is over, before round `before`. No chunk may be past this round.
+    /// Returns `None` if the core has no chunks of the job. Some modes cannot end a round without the missing pushes. In
+    /// these modes, returns an error if a chunk has not reached `before`.
     pub fn last_state(&mut self, id: JobId, before: Round) -> Option<Result<SnapshotPart, String>> {
         let kernels = self.kernels;
         let entry = self.shards_of(id).next()?;
@@ -146,8 +145,8 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// Takes back the memory of a snapshot's part after the part was written or given up. `values` is `None` if the memory
-    /// is lost. Returns memory that is not needed.
+    /// Takes back the memory of a snapshot's part after the part was written or discarded. `values` is `None` if the
+    /// memory is lost. Returns memory that is not needed.
     pub fn give_back(&mut self, id: JobId, values: Option<Slab>) -> Discarded {
         let not_needed = match self.shards_of(id).next() {
             Some(entry) => of_mode!(&mut entry.shard, shard => shard.give_back(values)),
@@ -238,20 +237,20 @@ impl<P: Port> Core<P> {
         self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))
     }
 
-    /// Returns the observations of a job's gradients.
+    /// Returns the measurements of a job's gradients, such as their norms.
     pub fn gauged(&mut self, id: JobId) -> Gauged {
         self.shards_of(id).fold(Gauged::default(), |gauged, entry| {
             gauged.with(of_mode!(&entry.shard, shard => shard.stages.gauged()))
         })
     }
 
-    /// Finishes all chunks of a shard that can continue without an arrival.
+    /// Finishes all chunks of a shard that can finish without a further arrival.
     pub(super) fn settle(&mut self, place: usize, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) {
         self.settle_at(place, 0..usize::MAX, notices, onlooker);
         self.settled(place, notices);
     }
 
-    /// Finishes those chunks whose steps waited for other cores and can be made now.
+    /// Finishes the chunks whose steps waited for other cores, and can now be made.
     pub(super) fn settle_heard(
         &mut self,
         place: usize,
@@ -305,7 +304,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Combines the [lines](Core::lines) of two parts of a job's chunks. The result has the later line of each worker.
+/// Combines the [lines](Core::lines) of two sets of a job's chunks. For each worker, the result has the later line.
 pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round>> {
     if b.is_empty() {
         a

@@ -46,8 +46,8 @@ impl<P: Port> Core<P> {
 
     /// Attaches the links of a job's shard to the hubs above, in the order of their numbers. Each link comes with the window
     /// that the hub writes, unless workers read that window. `level` has the terms of these links. Call it before
-    /// [`begin_below`](Self::begin_below), and again after [`unlink_above`](Self::unlink_above): the sums without an answer
-    /// then go up again.
+    /// [`begin_below`](Self::begin_below), and again after [`unlink_above`](Self::unlink_above): the sums that have no
+    /// answer are then sent again.
     ///
     /// # Errors
     /// Returns an error if a window lacks chunks of the shard.
@@ -80,7 +80,7 @@ impl<P: Port> Core<P> {
         Ok(())
     }
 
-    /// Attaches a link to a job that has no link of this number.
+    /// Attaches a link to a job, under a number that no link of the job has yet.
     fn attach(&mut self, id: JobId, member: Member, endpoint: P::Endpoint, credit: Option<usize>) {
         let link = self.port.attach(endpoint);
         let Core { shards, port, kernels, .. } = self;

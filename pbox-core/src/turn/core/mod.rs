@@ -23,11 +23,11 @@ use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
 
 pub use jobs::further;
 
-/// The least number of arrivals for which one turn has room. With more arrivals per poll, each arrival has a
-/// smaller part of the poll's cost. With fewer arrivals, the core's other duties wait less.
+/// The minimum number of arrivals that one turn can handle. With more arrivals per poll, the cost of the poll is shared by
+/// more arrivals. With fewer arrivals, the core's other duties wait less.
 const ARRIVALS_PER_TURN: usize = 64;
-/// The least number of arrivals per link for which one turn has room. With many workers, a turn then still
-/// completes some chunks, and their answers to a worker leave together.
+/// The minimum number of arrivals per link that one turn can handle. With many workers, a turn then still completes some
+/// chunks, and their answers to a worker leave together.
 const ARRIVALS_PER_LINK: usize = 8;
 
 /// The number of stepped bytes after which a turn flushes the answers: one chunk of the default size. So a
@@ -49,7 +49,7 @@ struct JobShard {
     id: JobId,
     shard: Shard,
     replies: Replies,
-    /// The round of the shard's first chunk at the last [`look`](Core::look).
+    /// The round of the shard's first chunk at the last [`look`](Core::look), which is a check of the rounds.
     looked: Option<Round>,
     watch: Watch,
     /// The index of the next shard of the same job.
@@ -173,7 +173,7 @@ impl<P: Port> Core<P> {
         worked || count > 0 || !self.dropped.is_empty()
     }
 
-    /// Returns the port, to wait on.
+    /// Returns the port, so that the caller can wait for arrivals.
     pub fn port(&mut self) -> &mut P {
         &mut self.port
     }

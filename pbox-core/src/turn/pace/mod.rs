@@ -19,12 +19,12 @@ pub(super) use alone::Clocks;
 pub(super) use relayed::Relayed;
 pub(super) use together::Arrivals;
 
-/// The reason why a worker may not push a chunk for a round now.
+/// The reason why a worker's push of a chunk is not allowed now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfTurn {
     /// The worker has already pushed the chunk in this round.
     Again(Round),
-    /// The worker's last push, of this round, has no answer yet.
+    /// The worker's last push has no answer yet. The value is the round of this push.
     Unanswered(Round),
     /// The worker's next round is `expected`.
     OtherRound { expected: Round },
@@ -32,7 +32,7 @@ pub(crate) enum OutOfTurn {
     NotYet(Round),
 }
 
-/// A push that a worker repeats because it lost its links, and with them the answer.
+/// The state of a push that a worker repeats. The worker lost its links, and with them the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeated {
     /// The answer is not due yet.
@@ -45,8 +45,8 @@ pub(crate) enum Repeated {
 
 /// The pushes that have arrived, by worker. Plain memory, no atomics.
 ///
-/// A shard's links have numbers: those of workers are their ranks, and those to hubs above follow. At a hub below
-/// other hubs, an argument `rank` may be the number of a link to a hub above.
+/// Each link of a shard has a number. A worker's link has the worker's rank as its number. The numbers of links to hubs above
+/// follow the ranks. So at a hub below other hubs, an argument `rank` may be the number of a link to a hub above.
 pub(crate) trait Pace: Sized {
     /// Begins all chunks at round `first`, without workers.
     fn begin_at(&mut self, first: Round);
@@ -55,12 +55,12 @@ pub(crate) trait Pace: Sized {
     /// every chunk.
     fn admit(&mut self, rank: u32, from: Round);
 
-    /// Removes worker `rank`. Its pushes that are not stepped do not count. The caller must then [settle](Self::settle)
-    /// every chunk.
+    /// Removes worker `rank`. The worker's pushes that no step has used do not count. The caller must then
+    /// [settle](Self::settle) every chunk.
     fn remove(&mut self, rank: u32);
 
     /// Forgets the pushes in flight of worker `rank`, which has lost its links and will push again all rounds without an
-    /// answer. Its pushes that are not stepped do not count. The worker gets no answer before it has
+    /// answer. The worker's pushes that no step has used do not count. The worker gets no answer before it has
     /// [repeated](Self::repeated) its push.
     fn forget(&mut self, rank: u32);
 
@@ -77,7 +77,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Handles a push out of turn of worker `rank`. If it repeats a push from before a loss of links, returns the push's state.
+    /// Handles a push out of turn of worker `rank`. If the push repeats an earlier push, from before a loss of links, returns
+    /// the state of the earlier push.
     fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
@@ -91,19 +92,19 @@ pub(crate) trait Pace: Sized {
     /// Returns the round in flight of the chunk at index `place` of the shard.
     fn round(&self, place: usize) -> Round;
 
-    /// Whether the chunk at index `place` can now be copied into a snapshot before a round.
+    /// Whether the chunk at index `place` can now be copied into a snapshot of the state before `round`.
     fn has_come_to(&self, place: usize, round: Round) -> bool {
         self.round(place) == round
     }
 
-    /// Returns each worker's line, by rank, if workers step alone: the first round for which no chunk has a stepped push of
-    /// the worker. Otherwise empty.
+    /// Returns each worker's line, by rank, if workers step alone: the first round in which no chunk has stepped the worker's
+    /// push. Otherwise empty.
     fn lines(&self) -> Vec<Option<Round>> {
         Vec::new()
     }
 
-    /// Sets each worker's lead, by rank, if workers step alone: the worker begins this many rounds after the round of its next
-    /// [admission](Self::admit). So a job that begins again keeps the leads of its workers.
+    /// Sets each worker's lead in rounds, by rank, if workers step alone. Each worker begins this many rounds after the round
+    /// of its next [admission](Self::admit). So a job that begins again keeps the leads of its workers.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
     /// Ends a job whose workers step alone: each worker's chunks reach its [line](Self::lines), and go no further. The caller
@@ -178,14 +179,15 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Whether a post over the link of this number is a push. At a hub below other hubs, it may be an answer from above.
+    /// Whether a post over the link of this number is a push. At a hub below other hubs, the post may be an answer from a hub
+    /// above.
     #[inline]
     fn is_push(&self, _rank: u32) -> bool {
         true
     }
 
-    /// Counts a push of a worker whose [turn](Self::check) it is, for its round and content. Makes the step, if the push
-    /// was the last one that the step needed.
+    /// Counts a worker's push, with its round and content. The push must be in [turn](Self::check). If the step now has all its
+    /// pushes, makes the step.
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -205,13 +207,13 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Notes that a worker is answered ahead, if it has sent its bytes ahead.
+    /// Notes that a worker is answered ahead, if it has sent its bytes ahead. Returns whether it has.
     fn note_ahead(&mut self, _place: usize, _rank: u32) -> bool {
         false
     }
 
-    /// Takes back the weights that were shown ahead: all windows have the weights of the last step again. Must be called
-    /// before any work other than arrivals.
+    /// Removes the weights that were shown ahead: all windows have the weights of the last step again. Must be called before
+    /// any work other than arrivals.
     fn take_back<M: Mode>(_shard: &mut ShardOf<Self, M>) {}
 
     /// Ends a chunk's rounds before `before` with the pushes that have arrived, in a job that is over. No worker is
@@ -225,8 +227,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Makes one step for a group whose chunks at `places` all have their last push. `joined` is the group's own place.
-    /// Returns `None` if the chunks must be [settled](Self::settle) one by one.
+    /// Makes one step for a group. All chunks of the group, at `places`, have their last push. `joined` is the group's own
+    /// place. Returns `None` if the chunks must be [settled](Self::settle) one by one.
     #[inline]
     fn settle_joined<M: Mode>(
         _shard: &mut ShardOf<Self, M>,

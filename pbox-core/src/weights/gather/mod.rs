@@ -32,7 +32,7 @@ use teller::Teller;
 pub(crate) use pass_on::{PassOn, PassSpec};
 pub(crate) use teller::Refused;
 
-/// A mode's way to let steps wait for more than the pushes of their chunk. A mode implements only the methods that it
+/// A mode's rule for steps that wait for more than the pushes of their own chunk. A mode implements only the methods that it
 /// needs.
 pub(crate) trait Gather {
     /// True if steps wait for more than the pushes of their chunk. If it is false, the compiler removes this whole stage.
@@ -43,7 +43,7 @@ pub(crate) trait Gather {
         true
     }
 
-    /// Keeps the mean of a chunk's pushes by `workers` workers. Afterwards, [count](Self::count_in) the chunk.
+    /// Keeps the mean of a chunk's pushes by `workers` workers. The caller then [counts](Self::count_in) the chunk.
     fn take_in<E: Element>(
         &mut self,
         _kernels: &Kernels,
@@ -62,18 +62,19 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Whether steps wait only for the norm of the round before. Then a step is made at the last push, and no mean is kept.
+    /// Whether steps wait only for the norm of the previous round. Then a step is made at the last push, and no mean is kept.
     #[inline]
     fn steps_at_once(&self) -> bool {
         false
     }
 
-    /// Returns the result of the round before `round`, if the steps of `round` use it.
+    /// Returns the result of the round before `round`, if the steps of `round` use this result.
     fn found_before(&self, _round: Round) -> Option<Found> {
         None
     }
 
-    /// Returns the squares of the core's chunks in the round before `round`, if steps use the norm of the round before.
+    /// Returns the sum of squares of the core's chunks in the round before `round`, if steps use the norm of the previous
+    /// round.
     fn squares_before(&self, _round: Round) -> Option<ExactSum> {
         None
     }
@@ -83,7 +84,7 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Adds a chunk's squares to the squares of its key.
+    /// Adds a chunk's sums of squares to the sums of the chunk's key.
     fn add(&mut self, _place: usize, _squares: &Sums) {}
 
     /// Counts a chunk as gathered.
@@ -98,33 +99,37 @@ pub(crate) trait Gather {
     /// Counts a chunk without a gradient as gathered.
     fn take_nothing(&mut self, _place: usize, _round: Round) {}
 
-    /// Forgets the gathered chunks of a round, unless the hub's part is complete. Until it is complete, pushes may change.
+    /// Forgets the gathered chunks of a round, unless the hub's part of the norm is complete. Until it is complete, pushes may
+    /// change.
     #[inline]
     fn take_back(&mut self) {}
 
-    /// Returns the first round for which the hub's part is not complete.
+    /// Returns the first round for which the hub's part of the norm is not complete.
     #[inline]
     fn open(&self) -> Round {
         Round(0)
     }
 
-    /// Returns the result for a chunk's step in a round, once it is known.
+    /// Returns the result of a round's norm, for a chunk's step, once the result is known.
     fn found(&self, _place: usize, _round: Round) -> Option<Found> {
         None
     }
 
-    /// Whether this core sends hubs' parts of the gradient norm to members, and receives lines with the parts of other hubs.
+    /// Whether this core sends hubs' parts of the gradient norm to members, and receives the messages with the parts of other
+    /// hubs.
     #[inline]
     fn tells(&self) -> bool {
         false
     }
 
-    /// Takes the line with a hub's part of the norm that must now go to all workers, if there is one.
+    /// Returns the line (a message) with a hub's part of the norm, if it must now be sent to all workers. Returns each line
+    /// once.
     fn untold(&mut self) -> Option<(Immediate, Span)> {
         None
     }
 
-    /// Returns the lines with the hub's last parts of the norm, the older one first, for a worker that has seen no line.
+    /// Returns the lines (messages) with the hub's last parts of the norm, the older first. A worker that has seen no line
+    /// needs them.
     fn lines(&self) -> Vec<(Immediate, Span)> {
         Vec::new()
     }
@@ -140,17 +145,18 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Takes a line with a hub's part of the norm, which a worker has passed on or a hub above has sent.
+    /// Handles a line, a message with a hub's part of the norm. A worker has passed the line on, or a hub above has sent it.
     fn take_line(&mut self, _line: Immediate, _words: &[u64]) -> Result<(), Refused> {
         Err(Refused::NotOfHub)
     }
 
-    /// Takes the next line that must be sent to a hub above, with the number of the link. `None` if there is no such line.
+    /// Returns the next line (a message) that must be sent to a hub above, with the number of the link. `None` if there is no
+    /// such line.
     fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
         None
     }
 
-    /// Repeats the lines that hubs above may still need, because the links to these hubs are new.
+    /// Makes this core send again the lines that hubs above may still need, because the links to these hubs are new.
     fn pass_again(&mut self) {}
 
     /// Returns the last round whose result is known. `None` at a core that does not send the hub's parts.
@@ -163,9 +169,9 @@ pub(crate) trait Gather {
         (&[], 0)
     }
 
-    /// Begins with round `first`. `squares` are those of this hub's gradients in the round before, and `mean` is the mean
-    /// of the norms before. If some hub does not know its squares, the first steps that use this norm are not scaled at any
-    /// hub.
+    /// Begins with round `first`. `squares` is the sum of squares of this hub's gradients in the previous round, and `mean` is
+    /// the mean of the norms before. If some hub does not know its sum of squares, the first steps that use this norm are not
+    /// scaled at any hub.
     fn begin_at(&mut self, _first: Round, _squares: Option<ExactSum>, _mean: NormMean) {}
 
     /// Whether the core waits for other cores or hubs.
@@ -174,12 +180,13 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Takes the parts of the norm from other cores and hubs. Returns whether chunks may now step.
+    /// Receives the parts of the norm from other cores and hubs. Returns whether chunks may now step.
     fn hear(&mut self) -> bool {
         false
     }
 
-    /// Takes the places of chunks that may step now, because the core [has the result](Self::hear).
+    /// Returns the places of a set of chunks that may step now, because the core [has the result](Self::hear). Returns each set
+    /// once.
     fn take_heard(&mut self) -> Option<Range<usize>> {
         None
     }
@@ -200,19 +207,19 @@ pub(crate) struct GatherNorm {
     gathered: Vec<Gathered>,
     /// Whether values are gathered for each key.
     by_key: bool,
-    /// Whether steps wait only for the norm of the round before.
+    /// Whether steps wait only for the norm of the previous round.
     by_former: bool,
-    /// The numbers of the entries that [wait](Gathered::awaits) for a result.
+    /// The indices in `gathered` of the entries that [wait](Gathered::awaits) for a result.
     waiting: Vec<u32>,
-    /// The numbers of the entries that have their result, until their chunks have stepped.
+    /// The indices in `gathered` of the entries that have a new result, and whose chunks may now step.
     heard: Vec<u32>,
-    /// The kept values of each chunk, in the order of the chunks.
+    /// The record of each chunk, in the order of the chunks.
     kept: Vec<Kept>,
     /// The means of all chunks while they wait. If no chunk waits, the mean of the chunk that steps.
     means: Slab,
     /// Whether the job's answer is the sum, not the mean.
     of_sum: bool,
-    /// The work that only the core with the hub's first chunk has.
+    /// The sender of the hub's part of the norm. Only the core that owns the hub's first chunk has it.
     teller: Option<Teller>,
 }
 
@@ -222,7 +229,7 @@ struct Gathered {
     scope: Scope,
     /// The place of the scope's first chunk.
     first: usize,
-    /// The squares of the chunks that were gathered in the last round.
+    /// The sums of the squares of the chunks that were gathered in the last round.
     sums: Sums,
     /// The last round in which chunks were gathered.
     round: Round,
@@ -234,14 +241,14 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Begins a round, if it is new. The result of the round before is then known.
+    /// Begins a round, if it is new. The result of the previous round is then known.
     fn begin(&mut self, round: Round) {
         if round != self.round {
             (self.round, self.taken, self.sums) = (round, 0, Sums::default());
         }
     }
 
-    /// Forgets all gathered chunks, unless the hub's part is complete. Returns the round of the forgotten chunks.
+    /// Forgets all gathered chunks, unless the hub's part of the norm is complete. Returns the round of the forgotten chunks.
     fn take_back(&mut self) -> Option<Round> {
         let has_given = self.taken == self.scope.chunks;
         let is_back = self.taken > 0 && (!has_given || self.scope.whole.take_back(self.round));
@@ -252,13 +259,13 @@ impl Gathered {
         })
     }
 
-    /// Returns the first round for which the hub's part is not complete.
+    /// Returns the first round for which the hub's part of the norm is not complete.
     fn open(&self) -> Round {
         if self.scope.whole.is_whole(self.round) { self.round.next() } else { self.round }
     }
 }
 
-/// The kept values of a chunk.
+/// The record of a chunk: the position of its mean, and the round and the workers of the mean.
 #[derive(Debug)]
 struct Kept {
     /// The number of the scope for which the chunk's step waits.
@@ -315,8 +322,8 @@ impl GatherNorm {
         })
     }
 
-    /// Begins after a round in which this hub had these squares. The first steps use the norm of that round; the first
-    /// round of a job has no such norm.
+    /// Begins after `round`, in which this hub's gradients had this sum of squares. The first steps use the norm of `round`.
+    /// The first round of a job has no such norm.
     fn begin_after(&mut self, round: Round, squares: ExactSum) {
         let GatherNorm { gathered, waiting, .. } = self;
         let Gathered { scope, sums, round: last, taken, awaits, .. } = &mut gathered[0];
@@ -443,7 +450,7 @@ impl Gather for GatherNorm {
 
     #[inline]
     fn found(&self, place: usize, round: Round) -> Option<Found> {
-        // The core that sends the hub's part answers no chunk before it has sent that part.
+        // The core that sends the hub's part of the norm answers no chunk before it has sent this part.
         let is_told = self.teller.as_ref().is_none_or(|teller| teller.has_found(round));
         self.gathered[self.kept[place].of as usize].scope.whole.found(round).filter(|_| is_told)
     }

@@ -1,5 +1,5 @@
-//! Lines at a hub below other hubs. A line has one top hub's part of the gradient norm. It goes down to all members of this
-//! hub, and up to the other top hubs.
+//! Lines at a hub below other hubs. A line has one top hub's part of the gradient norm. This hub sends the line down to all
+//! its members, and up to the other top hubs.
 //!
 //! ```text
 //!   hub 0 at the top --its part--> a core here --> members
@@ -89,7 +89,7 @@ impl PassOn {
         (Immediate::line(hub, round), self.wire.weights_line(hub, round))
     }
 
-    /// Whether one of this core's top hubs has sent its line of a round, and still lacks the line of another top hub.
+    /// Whether one of this core's top hubs has sent its line (a message) of a round, and still lacks another top hub's line.
     fn awaits_parts(&self) -> bool {
         let awaits = |way: &Way| {
             let mut others = way.passed.iter().enumerate().filter(|(hub, _)| *hub != way.hub);
@@ -99,7 +99,7 @@ impl PassOn {
     }
 }
 
-/// Returns the index of a round's line among the lines of all hubs.
+/// Returns the index of a round's line (a message) among the lines of all hubs.
 fn place(lines: &Spans, ways: usize, way: usize, round: Round) -> usize {
     let of_hub = lines.len() / ways;
     way * of_hub + round.0 as usize % of_hub

@@ -9,7 +9,7 @@ use crate::whole::{Part, Parts, Skips, Told, WholeGradient};
 /// The sender of a hub's part of the gradient norm. It also takes the parts of other hubs.
 #[derive(Debug)]
 pub(super) struct Teller {
-    /// The number of this hub.
+    /// The number of this hub among the hubs of the job.
     hub: usize,
     /// The spans of this hub's lines, the messages with its parts, in the window that workers read.
     lines: Spans,
@@ -23,7 +23,7 @@ pub(super) struct Teller {
     untold: Option<Round>,
 }
 
-/// The reason for the refusal of a line that a worker has passed on.
+/// The reason why a line (a message with a part of the norm) from a worker is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The line names a hub that has no part.
@@ -72,13 +72,14 @@ impl Teller {
         }
     }
 
-    /// Takes another hub's part from its line. `open` is the last round in which this core has gathered a chunk.
+    /// Takes another hub's part of the norm from its line (a message). `open` is the last round in which this core has
+    /// gathered a chunk.
     pub fn take(&mut self, line: Immediate, words: &[u64], open: Round) -> Result<(), Refused> {
         let hub = line.hub().filter(|&hub| hub != self.hub && hub < self.parts.hubs());
         let hub = hub.ok_or(Refused::NotOfHub)?;
         let part = Told::read(words).filter(|part| part.round.low_bits() == line.round_bits);
         let part = part.ok_or(Refused::NoPart)?;
-        // Another hub can enter the next round only after it has got this hub's part of the round before.
+        // Another hub can enter the next round only after it has got this hub's part of the previous round.
         if part.round.0 > open.0.wrapping_add(1) {
             return Err(Refused::NoSuchRound);
         }
@@ -88,12 +89,13 @@ impl Teller {
         }
     }
 
-    /// Takes the line with this hub's part that must now go to all workers, if there is one.
+    /// Returns the line with this hub's part of the norm, if the line must now be sent to all workers. Returns each line
+    /// once.
     pub fn untold(&mut self) -> Option<(Immediate, Span)> {
         self.untold.take().map(|round| self.line(round))
     }
 
-    /// Returns the lines with this hub's parts that workers may still need, the older one first.
+    /// Returns the lines with this hub's parts of the norm that workers may still need, the older line first.
     pub fn lines(&self) -> impl Iterator<Item = (Immediate, Span)> {
         self.parts.of_hub(self.hub).map(|part| self.line(part.round))
     }

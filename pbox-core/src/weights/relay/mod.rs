@@ -16,7 +16,7 @@ use crate::wire::frame::FrameError;
 
 pub(crate) use coded::{CodedRelay, CodedWays, OneSum};
 
-/// Posts sums up and answers down.
+/// The reply that posts sums to the hubs above, and answers to the workers.
 #[derive(Debug)]
 pub(crate) struct Relay {
     /// The number of workers. The links to hubs above have higher numbers.

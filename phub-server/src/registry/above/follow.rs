@@ -48,8 +48,8 @@ impl Registry {
         }
     }
 
-    /// Returns the hubs of a mesh whose job above still waits for this machine. The hubs have met before, and
-    /// this machine's hub has not joined the job since.
+    /// Returns the hubs of a mesh that have already met, if their job above still waits for this machine. Then this
+    /// machine's hub has not joined that job since the meeting.
     fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
         let mut inner = self.lock();
         let (state, job) = inner.named(&name_above(name))?;
@@ -107,7 +107,7 @@ impl Registry {
         let said = on_thread("phub-above", move || above.say_ready(reached)).await?;
         said.map_err(|error| error.to_string())?;
         loop {
-            // News that arrive after this line end the wait below.
+            // News that arrives after this line ends the wait below.
             news.borrow_and_update();
             let Some(above) = self.of_job(id, |_, job| job.above.clone())? else { return Ok(None) };
             match above.takes_part() {

@@ -78,7 +78,7 @@ impl JoinedAbove {
         })
     }
 
-    /// Returns the reason why the job cannot continue, if the news from the hubs above contain one.
+    /// Returns the reason why the job cannot continue, if the news from the hubs above contains one.
     pub fn end(&self) -> Option<(String, Blame)> {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
     }

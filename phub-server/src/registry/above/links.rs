@@ -28,7 +28,7 @@ pub(super) struct LinksAbove {
     /// The number of this hub among the hubs above, in a mesh.
     pub own: Option<usize>,
     pub ports: Ports,
-    /// The numbers of the links that each core of this hub uses.
+    /// The numbers of the links that each core of this hub uses, by core.
     pub by_core: Vec<Vec<usize>>,
 }
 
@@ -51,7 +51,7 @@ impl LinksAbove {
     pub fn make(&self, hubs: &[LetIn], deadline: Instant) -> Result<Linked, MemberError> {
         let LinksAbove { level, wire, sums, shown, ports, .. } = self;
         let receive = |hub| match self.is_coded || self.own == Some(hub) {
-            // A new window gets frames, or is for the link to this hub itself. In the second case the weights are
+            // A new window is for frames, or for the link to this hub itself. In the second case the weights are
             // already in the pages that the workers read.
             true => Receive::New(wire.weights_window_bytes()),
             false => Receive::Into(Arc::clone(shown)),

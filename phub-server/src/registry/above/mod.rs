@@ -118,7 +118,7 @@ impl Up {
         Named::Outside(self.peers.clone())
     }
 
-    /// Whether the sums of a job go up to other hubs.
+    /// Whether this hub sends the sums of a job to hubs above.
     pub(super) fn relays(&self, request: &JoinRequest) -> bool {
         request.mesh.is_some() || self.above.is_some() && request.terms.level.members != Members::Mesh
     }

@@ -8,8 +8,8 @@
 //!     -> the sums without an answer go up again; if a step has used a sum, the hub above only answers it again
 //! ```
 //!
-//! Meanwhile the workers here wait, as they wait for any late hub. [`Member`](membership::Member) decides on
-//! the steps.
+//! Meanwhile the workers of this hub wait for the hubs above. [`Member`](membership::Member) decides on the
+//! steps.
 
 use std::sync::Arc;
 

@@ -162,7 +162,7 @@ impl Registry {
         }
     }
 
-    /// Tells hub 0 that this hub has all links of a newcomer.
+    /// Notifies hub 0 that this hub has all links of a newcomer.
     pub(crate) fn tell_arrived(&self, job: &Job, request: ArrivedRequest) {
         let Some(registry) = self.me.upgrade() else { return };
         let (id, peers) = (job.id, Arc::clone(&job.peers));

@@ -194,7 +194,7 @@ impl Registry {
         Ok(Unanswered { registry, member, token, reply: Some(reply) })
     }
 
-    /// Takes a join back whose client hung up before it had the answer.
+    /// Cancels a join whose client hung up before it had the answer.
     fn undo_join(self: &Arc<Self>, member: MemberOf, token: Token) {
         let mut inner = self.lock();
         if let Some((_, job)) = inner.job(member.job) {

@@ -51,7 +51,7 @@ impl Registry {
         self.freed.notify_waiters();
     }
 
-    /// Tells the hubs above why a job failed here. Closes the job's links afterwards, because a closed link gives no
+    /// Notifies the hubs above why a job failed here. Closes the job's links only afterwards: a closed link alone would give no
     /// reason.
     fn fail_above(&self, inner: &mut Inner, id: JobId, above: Arc<JoinedAbove>, reason: &str, blame: Blame) {
         inner.ask(TellAbove { job: id });

@@ -8,10 +8,9 @@
 //!     -> the worker connects -> every core has a link -> the worker repeats its pushes without an answer
 //! ```
 //!
-//! A dead worker is detected in two ways. The hub holds its last heartbeat, and the connection of that
-//! heartbeat ends with the worker's process. If the connection does not end, the hub answers the heartbeat
-//! with news, and a living worker sends the next one at once. If none comes within two seconds, the worker
-//! counts as dead.
+//! A dead worker is detected in two ways. The hub holds the worker's last heartbeat, and the connection of this heartbeat
+//! ends with the worker's process. If the connection does not end, the hub answers the heartbeat with news, and a living
+//! worker sends the next heartbeat at once. If no heartbeat arrives within two seconds, the worker counts as dead.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! The hyperparameters of a job's optimizer that its workers change while it runs. They are learning rate, weight
-//! decay, momentum, betas, epsilon, the multipliers of each key, and the hyperparameters of groups of keys.
+//! The hyperparameters of a job's optimizer that its workers change while it runs. The hyperparameters are
+//! learning rate, weight decay, momentum, betas, epsilon, the multipliers of each key, and the hyperparameters
+//! of groups of keys.
 //!
 //! ```text
 //!   request --> checked against the terms --> this hub's cores, all from the same round on --> the answer

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// The number of jobs whose names are kept. Events of older jobs are left out.
 const JOBS: usize = 64;
 
-/// The data of the timeline beside the cores' events: names and times.
+/// The data of the timeline in addition to the cores' events: names and times.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     clock: Clock,

@@ -9,8 +9,8 @@ use pbox_core::Round;
 use pbox_core::control::{FailedReply, LastReply};
 use tokio::sync::oneshot;
 
-/// The result of a cut: the round before which the cut is, or the round that the chunks of a paused job have
-/// reached. An error says why there is no cut.
+/// The result of a cut: the first round after the cut, or the round that the chunks of a paused job have reached. An
+/// error says why there is no cut.
 pub(crate) type Came = Result<Option<Round>, NotCut>;
 
 /// The requests that wait for the end of a cut, or until the job is paused for hub 0.

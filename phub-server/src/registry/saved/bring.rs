@@ -30,7 +30,7 @@ use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 /// The most parts of a request's body that are on their way to the hubs above.
 const PARTS: usize = 8;
 
-/// A state on its way in.
+/// A state that is arriving.
 #[derive(Debug)]
 pub(crate) struct Coming {
     job: JobId,
@@ -40,7 +40,7 @@ pub(crate) struct Coming {
     goes: Goes,
 }
 
-/// The target of the values.
+/// The destination of the values.
 #[derive(Debug)]
 enum Goes {
     /// The values go to this hub's cores when they are complete.
@@ -57,7 +57,7 @@ struct Upwards {
 }
 
 impl Coming {
-    /// Returns the length that it must have.
+    /// Returns the length that the state must have, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -129,8 +129,8 @@ fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
 }
 
 impl Registry {
-    /// Takes rank 0's offer of a state. A job without a state waits for the offered state. Below other hubs, the hubs
-    /// above decide.
+    /// Handles rank 0's offer of a state. A job without a state waits for the offered state. Below other hubs, the
+    /// hubs above decide.
     pub async fn offer(
         self: &Arc<Self>,
         name: &str,

@@ -46,7 +46,8 @@ impl Registry {
         written.map_err(|why| RefusalCode::NotSaved.because(format!("job {name:?}: {why}")))
     }
 
-    /// Ends a job between two rounds, before it fails because a hub stops. If there are hubs above, they save the job.
+    /// Ends a job between two rounds, before it fails because a hub stops. If there are hubs above, the hubs above save the
+    /// job.
     pub(crate) async fn end_at_cut(self: &Arc<Self>, id: JobId, why: &str) -> Result<(), String> {
         let Some(above) = self.of_job(id, |_, job| job.above.clone())? else {
             return if self.of_job(id, |state, _| self.saves(state))? {
@@ -98,8 +99,8 @@ impl Registry {
         }
     }
 
-    /// Writes a snapshot to the job's file, even if nobody waits for the file any more. The coordinator answers the
-    /// requests for it.
+    /// Writes a snapshot to the job's file, even if no request still waits for the file. The coordinator answers the requests
+    /// for the file.
     pub(crate) async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
         let of @ (id, ..) = (collected.job, collected.occasion, collected.before);
         let registry = Arc::clone(self);

@@ -23,7 +23,8 @@ impl Registry {
         copied.await.unwrap_or_else(|_| Err(no_state(name, &ended(JobEnded))))
     }
 
-    /// Joins the clients that wait for the same state, or becomes the first of them.
+    /// Makes this client wait together with the clients that want the same state. If there is no such client, asks for
+    /// the state.
     fn copy_with_others(
         self: &Arc<Self>,
         name: &str,
@@ -104,7 +105,8 @@ impl Registry {
         Ok(Arc::new(StateFile::new(file, (before, taken), turn, Box::new(gone))))
     }
 
-    /// Takes the memory of a copy that no client needs any more. The cores of its parts keep it if clients follow the job.
+    /// Takes back the memory of a copy that no client still needs. If clients read the job's state repeatedly, the
+    /// cores keep the memory of their parts.
     fn copy_is_gone(&self, id: JobId, cores: &[usize], parts: Vec<SnapshotPart>) {
         let bytes: usize = parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();
         let keeps = self.of_job(id, |_, job| {

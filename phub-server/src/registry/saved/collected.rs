@@ -40,7 +40,7 @@ pub(crate) struct Checkpoints {
     pub warning: Option<String>,
 }
 
-/// The result of a want.
+/// The result of a request for the state.
 #[derive(Debug)]
 pub(crate) enum Met {
     /// A file is written.

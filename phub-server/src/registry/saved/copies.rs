@@ -53,17 +53,18 @@ pub(super) struct StateFile {
     pub taken: Instant,
     /// Whether other clients wait until this file is dropped.
     pub is_in_the_way: watch::Sender<bool>,
-    /// The call that takes the file's memory at the drop of the file.
+    /// The call that takes back the file's memory when the file is dropped.
     gone: Option<Gone>,
     /// The turn to get a copy. The newest file has it, so that other clients wait.
     pub turn: Mutex<Option<AtEnd>>,
 }
 
-/// A call that takes the memory of a file that no client needs any more.
+/// A call that takes back the memory of a file that no client still needs.
 type Gone = Box<dyn FnOnce(Vec<SnapshotPart>) + Send + Sync>;
 
 impl StateFile {
-    /// Creates a file. `turn` keeps other clients waiting while the file is the newest; `gone` is called at its drop.
+    /// Creates a file. `turn` keeps other clients waiting while the file is the newest. `gone` is called when the file is
+    /// dropped.
     pub fn new(image: Image, (before, taken): (Round, Instant), turn: AtEnd, gone: Gone) -> Self {
         let (is_in_the_way, turn) = (watch::Sender::new(false), Mutex::new(Some(turn)));
         StateFile { image, before, taken, is_in_the_way, gone: Some(gone), turn }
@@ -91,7 +92,7 @@ pub(super) type Copied = Result<Arc<StateFile>, Refusal>;
 /// The copies of a job's state.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    /// The clients that wait, by their want.
+    /// The waiting clients, by the request for the state (want) that they share.
     pub(super) waiting: HashMap<WantId, (What, Vec<oneshot::Sender<Copied>>)>,
     /// The newest copy. It has the turn, so the next request for the state waits.
     pub(super) newest: Weak<StateFile>,

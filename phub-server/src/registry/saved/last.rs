@@ -6,8 +6,8 @@
 //!                              that have arrived --> parts --> file --> the job's memory goes, its name is free again
 //! ```
 //!
-//! The [coordinator](coordinator::LastStep) decides on the steps. This module takes them: it asks cores and other hubs, and
-//! writes files.
+//! The [coordinator](coordinator::LastStep) decides on the steps. This module carries out the steps: it asks cores and
+//! other hubs, and writes files.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +23,7 @@ use crate::registry::rounds::waits::answers;
 use crate::registry::{Registry, on_thread};
 
 impl Registry {
-    /// Takes a step of saving a last state. Its result is an event of the job.
+    /// Carries out a step of saving a last state. The result of the step is an event of the job.
     pub(crate) fn last_step(&self, state: &coordinator::Job, job: &Job, step: LastStep) {
         let (id, peers) = (job.id, Arc::clone(&job.peers));
         match step {
@@ -107,8 +107,8 @@ impl Registry {
         let (id, name, cores) = (job.id, job.name.clone(), Arc::clone(&job.cores));
         let (writing, file) = (Arc::clone(&job.checkpoints.writing), self.file_of(job));
         self.runtime.spawn(async move {
-            // Waits until this job writes no file any more. Only then may a new job continue from its state under its
-            // name.
+            // Waits until this job has stopped writing files. Only then may a new job of the same name continue from this
+            // job's state.
             let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for &core in &cores.numbers {
                 registry.cores[core].tell(Command::RemoveJob { job: id });

@@ -23,7 +23,7 @@ pub(crate) struct Reader {
     pub process: Option<u32>,
 }
 
-/// The last whole state that a reader got.
+/// The last complete state that a reader got.
 #[derive(Clone, Copy, Debug)]
 struct Got {
     before: Round,

@@ -43,7 +43,7 @@ const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_pe
 /// digits.
 const RUN_BYTES: usize = 16;
 
-/// The time that a client has to take its bytes.
+/// The time that a client has to take its bytes: extra time, plus the time that the bytes need at the lowest permitted speed.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     /// The extra time.
@@ -61,7 +61,7 @@ impl Pace {
     }
 }
 
-/// A checkpoint file on its way to a client.
+/// A checkpoint file that is being sent to a client.
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub bytes: u64,
@@ -172,7 +172,7 @@ async fn send(file: Arc<StateFile>, sink: &Sender<Bytes>, reading: &Reading) -> 
 /// Waits until a client has taken the bytes of a file before `end`.
 ///
 /// # Errors
-/// Fails if the client is slower than [`SLOWEST`], or, while others wait, than [`SLOWEST_IN_THE_WAY`].
+/// Fails if the client is slower than [`SLOWEST`], or, while other clients wait, than [`SLOWEST_IN_THE_WAY`].
 async fn in_time<T>(
     begun: Instant,
     end: usize,
@@ -198,7 +198,7 @@ fn run(secret: &Secret) -> String {
     hex(&Sha256::digest(secret.0)[..RUN_BYTES])
 }
 
-/// Refuses a state that a job does not have.
+/// Returns the refusal of a request for a state that a job does not have.
 pub(super) fn no_state(job: &str, why: &NoState) -> Refusal {
     let (code, round) = match why {
         NoState::Before(why @ NotBefore::Passed { .. }) => (RefusalCode::RoundPassed, Some(why.front())),

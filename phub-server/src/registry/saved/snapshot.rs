@@ -38,7 +38,8 @@ impl Registry {
         Collected { cores_of_hub, job, occasion, before, cores: Vec::new(), parts: Vec::new() }
     }
 
-    /// Ends a snapshot for which all cores have answered. Uses the parts as the coordinator decides.
+    /// Ends a snapshot for which all cores have answered: writes the parts, gives them to a client, or discards them,
+    /// as the coordinator decides.
     pub(in crate::registry) fn snapshot_over(
         &self,
         job: &mut Job,
@@ -80,7 +81,7 @@ impl Registry {
         Ok((want, wanted))
     }
 
-    /// Puts the parts together. Also returns the job's name. The caller gives the parts back.
+    /// Joins the parts into a snapshot. Also returns the job's name. The caller gives the parts back to the cores.
     pub(super) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
         let (name, layout, pieces, tensors, numbers) = self.of_job(collected.job, |state, job| {
@@ -94,7 +95,7 @@ impl Registry {
     }
 }
 
-/// Waits for the result of a want.
+/// Waits for the result of a request for the state.
 pub(super) async fn met(wanted: Wanted) -> Result<Met, NoState> {
     wanted.await.unwrap_or_else(|_| Err(ended(JobEnded)))
 }

@@ -61,8 +61,8 @@ impl Together {
         }
     }
 
-    /// Draws a bound. It scales the steps of all rounds, of two rounds in three, or of no round. With codecs, all
-    /// scales are powers of 2.
+    /// Draws a bound for the norm. The bound scales the steps of all rounds, of two rounds in three, or of no round. With
+    /// codecs, all scales are powers of 2.
     pub fn bound(layout: &Layout, is_coded: bool, dice: &mut Dice) -> f32 {
         let of_least = if is_coded { [0.25, 1.0, 4.0] } else { [0.3, 1.5, 10.0] };
         norm_of(layout, NUMBERS[0]) * of_least[dice.below(3) as usize]

@@ -101,7 +101,7 @@ impl Control {
         }
     }
 
-    /// Notes the result of a want.
+    /// Notes the result of a request for the state.
     pub(super) fn wanted(&mut self, want: WantId, written: Result<CheckpointReply, NoState>) {
         if self.failed.is_some() {
             return; // nobody waits any more

@@ -8,9 +8,9 @@
 //!                                               Unlinked
 //! ```
 //!
-//! A job may end at a cut, which is a pause between two rounds. For each worker, the job then ends at the worker's own
-//! *line*: the first round for which no chunk has a stepped push of the worker. Each push before the line is stepped and
-//! answered. Later pushes are not.
+//! A job may end at a cut, which is a pause between two rounds. For each worker, the job then ends at the worker's own *line*:
+//! the first round in which no chunk has stepped the worker's push. Each push before the line is stepped and answered. Pushes
+//! from the line on are neither stepped nor answered.
 //!
 //! Owned by the core. Takes eight bytes per (chunk, worker) and eight per chunk.
 //!
@@ -35,9 +35,9 @@ pub(crate) struct Clocks {
     /// The clock of each worker, by chunk, then by rank.
     clocks: Vec<Clock>,
     chunks: Vec<State>,
-    /// Each worker's lead over the slowest in a job that begins again, in rounds, by rank. Otherwise empty.
+    /// Each worker's lead over the slowest worker in a job that begins again, in rounds, by rank. Otherwise empty.
     ahead: Vec<u32>,
-    /// The line of each worker in a job that ends, by rank. Otherwise empty.
+    /// The line of each worker, by rank, in a job that ends: the first round that is not stepped. Otherwise empty.
     ends: Vec<Round>,
 }
 
@@ -95,7 +95,7 @@ impl Clocks {
         self.clocks.iter_mut().skip(rank as usize).step_by(self.ranks)
     }
 
-    /// Notes that `rank`'s push of chunk `index` has arrived. It must be [the rank's turn](Self::check).
+    /// Notes that `rank`'s push of chunk `index` has arrived. The push must be in [turn](Self::check).
     #[inline]
     fn note(&mut self, index: usize, rank: u32) {
         self.clocks[index * self.ranks + rank as usize].standing = Standing::Pushed;
@@ -123,7 +123,7 @@ impl Clocks {
         !self.ends.is_empty() && present.all(|(clock, end)| clock.next >= *end)
     }
 
-    /// Counts the noted push as stepped. Returns true if this moved the chunk to its next round.
+    /// Notes that the step of `rank`'s push was made. Returns true if this moves the chunk to its next round.
     #[inline]
     fn advance(&mut self, index: usize, rank: u32) -> bool {
         let clock = &mut self.clocks[index * self.ranks + rank as usize];
@@ -142,7 +142,7 @@ impl Clocks {
         true
     }
 
-    /// Finds the slowest worker anew, and returns the chunk's round.
+    /// Finds the slowest worker again, and returns the chunk's round.
     fn find_slowest(&mut self, index: usize) -> Round {
         let row = &self.clocks[index * self.ranks..][..self.ranks];
         let present = || row.iter().filter(|clock| clock.standing != Standing::Absent);
@@ -153,8 +153,8 @@ impl Clocks {
         state.slowest
     }
 
-    /// Whether `rank` waits for an answer of chunk `index`, and may get it now. In a job that ends, a worker does not wait
-    /// for slower workers: after the end all workers begin again with the same round.
+    /// Whether `rank` waits for an answer of chunk `index`, and may get this answer now. In a job that ends, a worker does not
+    /// wait for slower workers: after the end all workers begin again with the same round.
     #[inline]
     fn may_answer(&self, index: usize, rank: u32) -> bool {
         let clock = self.clocks[index * self.ranks + rank as usize];
@@ -163,7 +163,8 @@ impl Clocks {
         clock.standing == Standing::Waiting && (is_near || (!self.ends.is_empty() && slowest > Round(0)))
     }
 
-    /// Allows `rank`'s answer, if it [may get one](Self::may_answer). Returns the round of its push. Succeeds once per push.
+    /// Allows the answer to `rank`, if the rank [may get one](Self::may_answer). Returns the round of the rank's push, only
+    /// once per push.
     #[inline]
     fn allow(&mut self, index: usize, rank: u32) -> Option<Round> {
         let may = self.may_answer(index, rank);
@@ -191,7 +192,7 @@ impl Pace for Clocks {
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
     }
 
-    /// Removes a worker. The chunks' rounds do not move until `settle` was called for every chunk.
+    /// Removes a worker. A chunk's round does not move until `settle` is called for the chunk.
     fn remove(&mut self, rank: u32) {
         self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
     }
@@ -227,8 +228,8 @@ impl Pace for Clocks {
         self.chunks[index].slowest
     }
 
-    /// Whether the chunk can now be copied into a snapshot before `round`. In a job that ends, it must have reached the line of
-    /// each worker.
+    /// Whether the chunk can now be copied into a snapshot before `round`. In a job that ends, the chunk must have reached each
+    /// worker's line.
     fn has_come_to(&self, index: usize, round: Round) -> bool {
         match self.last() {
             Some(last) => last == round && self.is_over(index),
@@ -247,7 +248,7 @@ impl Pace for Clocks {
     }
 
     fn end_at(&mut self, lines: &[Option<Round>]) {
-        // A rank that does not take part pushes nothing, so it has no end.
+        // A rank that does not take part pushes nothing, so it needs no line.
         self.ends = lines.iter().map(|line| line.unwrap_or(Round(u32::MAX))).collect();
     }
 
@@ -329,7 +330,7 @@ impl Pace for Clocks {
         clock.standing = Standing::Idle;
     }
 
-    /// Takes a push. Then the worker may get an answer, and so may other workers that waited for this push.
+    /// Handles a push. Then the worker may get an answer, and so may other workers that waited for this push.
     #[inline]
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
@@ -347,8 +348,8 @@ impl Pace for Clocks {
         Some(Finished { ranks, ..shard.finished(place, round, 1) })
     }
 
-    /// Steps every push that has arrived, also pushes of later rounds. Then moves the chunk to round `before`, although
-    /// some workers may not have pushed.
+    /// Steps every push that has arrived, also pushes of later rounds. Then moves the chunk to round `before`, although some
+    /// workers have perhaps not pushed.
     fn end_rounds<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -389,7 +390,7 @@ impl Pace for Clocks {
     }
 }
 
-/// Steps a noted push, if there is one. Returns whether the chunk has moved to its next round.
+/// Makes the step of `rank`'s push, if the push has arrived. Returns whether the chunk has moved to its next round.
 fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize, rank: u32) -> Option<bool> {
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.pushed(place, rank)?;

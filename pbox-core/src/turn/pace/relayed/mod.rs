@@ -24,11 +24,12 @@ pub(crate) struct Relayed {
     workers: u32,
     /// The number of the link that carries each chunk's sums to a hub above, by the chunk's index in the shard.
     way_up: Vec<u32>,
-    /// One entry for each place.
+    /// The state of each chunk at the hub above, by the chunk's index in the shard.
     above: Vec<Above>,
-    /// The content of each chunk's sum that was sent to a hub above, or of the answer to it.
+    /// The content of each chunk's sum that was sent to a hub above, or of the hub's answer to this sum.
     contents: Vec<Content>,
-    /// The first round in which this hub takes part at the hubs above. Beyond all rounds until that round is known.
+    /// The first round in which this hub takes part at the hubs above. Until this round is known, the value is above all
+    /// rounds.
     first: Round,
     /// Pushes whose workers have lost their links after the sum was sent to the hub above. A push is answered when its
     /// worker repeats it.
@@ -74,7 +75,7 @@ impl Relayed {
 }
 
 impl Pace for Relayed {
-    /// Begins at a round. A hub that joins a running job first waits for the weights of the round before.
+    /// Begins at a round. A hub that joins a running job first waits for the weights of the previous round.
     fn begin_at(&mut self, first: Round) {
         self.below.begin_at(first);
         self.first = first;
@@ -131,7 +132,8 @@ impl Pace for Relayed {
         self.below.first_round_with_workers().is_some_and(|first| first > lowest).then_some(lowest)
     }
 
-    /// Returns the round of a chunk's next sum. After a round's sum was sent to the hub above, no worker can join the round.
+    /// Returns the round of a chunk's next sum. After the sum of a round was sent to the hub above, no worker can join this
+    /// round.
     #[inline]
     fn round(&self, place: usize) -> Round {
         let round = self.below.round(place);
@@ -215,7 +217,7 @@ impl Pace for Relayed {
     }
 
     fn has_finished_before(&self, place: usize, from: Round) -> bool {
-        // If the chunk still waits for the weights of the round before, it is answered when these weights arrive.
+        // If the chunk still waits for the weights of the previous round, it is answered when these weights arrive.
         self.below.has_finished_before(place, from) && !self.waits_for_first(place, from)
     }
 

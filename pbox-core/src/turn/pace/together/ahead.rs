@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The answer ahead of a chunk does not count as a step. The later step compares the weights that it has made with the
-//! weights that were shown, whatever has changed in between. A chunk is answered ahead at most once a round.
+//! weights that were shown, whatever has changed since. A chunk is answered ahead at most once a round.
 //!
 //! Owned by the core. On the list of `unsafe` code (`docs/unsafe.md`): the call that reads the workers' bytes.
 

@@ -17,8 +17,8 @@ use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::weights::{Gather, Mode, Staged};
 
-/// The pushes in flight that are not plain gradients, by chunk and worker. Also the bytes that were sent ahead, and the
-/// answers ahead.
+/// The pushes in flight that are not plain gradients, by chunk and worker. Also marks which bytes and answers were sent
+/// ahead.
 #[derive(Debug)]
 pub(super) struct Contents {
     /// One row of bits for each chunk and each content of a push, with a bit for each worker. The row of [`ANSWERED_AHEAD`]
@@ -92,7 +92,7 @@ impl Contents {
         self.note(index, rank, Content::Ahead);
     }
 
-    /// Notes that a worker is answered ahead, if it has sent its bytes ahead.
+    /// Notes that a worker is answered ahead, if it has sent its bytes ahead. Returns whether it has.
     pub fn note_ahead(&mut self, index: usize, rank: u32) -> bool {
         let has_sent = self.has(index, rank, Content::Ahead);
         if has_sent {
@@ -181,7 +181,7 @@ impl Arrivals {
         }
     }
 
-    /// Ends a round that may not be a plain step, as [`conclude`](Self::conclude) does.
+    /// Works like [`conclude`](Self::conclude), also for rounds without a plain step.
     #[cold]
     pub(super) fn conclude_other<M: Mode>(
         &mut self,
@@ -233,7 +233,7 @@ impl Arrivals {
         if State::of(self.words[place * self.words_per_chunk]).count == 0 {
             return;
         }
-        // SAFETY: each worker whose slot is read has pushed this chunk, and no worker is answered any more.
+        // SAFETY: each worker whose slot is read has pushed this chunk, and no worker gets an answer from now on.
         unsafe {
             match self.together(place) {
                 // The gathered mean has all pushes, even those of workers that have lost their links.

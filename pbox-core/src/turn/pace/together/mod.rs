@@ -38,7 +38,7 @@ pub(crate) struct Arrivals {
     answers_ahead: bool,
 }
 
-/// A chunk's word.
+/// The state of a chunk, in one 64-bit word of the table.
 ///
 /// ```text
 ///   63      32   31      30    29   28    27       26    25      0
@@ -54,7 +54,7 @@ struct State {
 
 /// The bits of the count.
 const COUNT: u32 = (1 << 26) - 1;
-/// Set if some push of the round in flight is no plain gradient. Its [contents](Contents) say which pushes it has.
+/// Set if some push of the round in flight is no plain gradient. The [contents](Contents) say which pushes these are.
 const OTHER: u64 = 1 << 31;
 /// The first bit of the content of the previous round's answer.
 const FORMER: u32 = 28;
@@ -95,8 +95,8 @@ impl Arrivals {
         arrivals
     }
 
-    /// Notes that `rank`'s push of chunk `index` has arrived. It must be [the rank's turn](Self::check). Returns true if the
-    /// push was the last of its round.
+    /// Notes that `rank`'s push of chunk `index` has arrived. The push must be in [turn](Self::check). Returns true if the push
+    /// was the last of its round.
     #[inline]
     pub fn note(&mut self, index: usize, rank: u32) -> bool {
         let (word, bit) = bit(rank);
@@ -164,9 +164,8 @@ impl Arrivals {
         count > 0 && count == self.roster.size(round)
     }
 
-    /// Moves chunk `index` past rounds without workers: to the first round with a worker, or past at most `most` rounds.
-    /// Returns the number of skipped rounds. Then the workers of the chunk's new round wait for the weights of the round
-    /// before.
+    /// Moves chunk `index` past rounds without workers: to the first round with a worker, or past at most `most` rounds. Returns
+    /// the number of skipped rounds. The workers of the chunk's new round then wait for the weights of the previous round.
     fn skip_deserted(&mut self, index: usize, most: u32) -> u32 {
         let State { round, .. } = self.state(index);
         let Some(next) = self.roster.first_after(round) else { return 0 };
@@ -229,7 +228,7 @@ impl Arrivals {
     }
 }
 
-/// Returns the word of a chunk that has a rank's bit, and the bit.
+/// Returns the position of a rank's bit: the index of the word among the chunk's words, and the bit in this word.
 #[inline(always)]
 fn bit(rank: u32) -> (usize, u64) {
     (1 + rank as usize / 64, 1 << (rank % 64))
@@ -520,8 +519,8 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
     shard.finished(place, round, u32::from(content != Content::Nothing))
 }
 
-/// Skips rounds of a chunk whose workers are all gone, if workers of a later round wait. The waiting workers get the
-/// current weights.
+/// Skips rounds of a chunk that no worker is left to push, if workers of a later round wait. The waiting workers get the current
+/// weights.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let deserted = shard.pace.round(place);
     let at_once = M::Gather::WAITS && shard.stages.gather.steps_at_once();
@@ -547,8 +546,8 @@ fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Opt
 struct Roster {
     /// First round of each rank; `None` for ranks that do not take part.
     from: Vec<Option<Round>>,
-    /// The first round for which a rank gets the answer of the round before, by rank. It is the rank's first round, or the
-    /// next round if the first answer is [kept back](Self::keep_back).
+    /// The first round before which each rank gets an answer, by rank: the answer has the weights of the previous round. It is
+    /// the rank's first round or, if the first answer is [kept back](Self::keep_back), the next round.
     answered_from: Vec<Option<Round>>,
     count: u32,
     /// The round from which all `count` workers take part.
@@ -583,12 +582,12 @@ impl Roster {
         true
     }
 
-    /// Keeps back the answer with the weights before the first round of `rank`, until `rank` pushes again.
+    /// Delays the answer with the weights before the first round of `rank`, until `rank` pushes again.
     fn keep_back(&mut self, rank: u32) {
         self.answered_from[rank as usize] = self.from[rank as usize].map(Round::next);
     }
 
-    /// Whether `rank` gets the answer of the round before `before`. False if this answer is [kept back](Self::keep_back).
+    /// Whether `rank` gets the answer of the round just before `before`. False if this answer is [kept back](Self::keep_back).
     #[inline]
     fn is_answered(&self, rank: u32, before: Round) -> bool {
         self.answered_from[rank as usize].is_some_and(|from| from <= before)
