@@ -63,19 +63,20 @@ pub struct DoctorArgs {
     #[command(flatten)]
     settings: HubSettings,
 
-    /// The job's model; resnet50 by default.
+    /// The model of the job for which the doctor checks; resnet50 by default.
     #[command(flatten)]
     model: ModelSource,
 
-    /// Number of workers of the job, for which the limits must be enough.
+    /// Number of workers of the job for which the doctor checks this machine's limits.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     workers: u32,
 
-    /// Measure also the path to the hub at this address: the path MTU, and each pair of RDMA NICs. Default port: 7077.
+    /// Also measure the path to the hub at this address: its data ports, the path MTU, and each pair of RDMA NICs. Use this
+    /// on a worker's machine, with that hub's secret. Default port: 7077.
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
 
-    /// Print one JSON object instead of lines. It has the verdict, and name, verdict, seen and fix of each check.
+    /// Print one JSON object for programs. It has the verdict of all checks, and name, verdict, seen and fix of each check.
     #[arg(long)]
     json: bool,
 }
