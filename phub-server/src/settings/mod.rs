@@ -161,7 +161,7 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_JOBS", value_name = "COUNT", requires = "checkpoints")]
     pub checkpoint_jobs: Option<NonZeroU32>,
 
-    /// Permissions of checkpoint files, for example 640 if a group may read them. Who may read the files may also list a
+    /// Permissions of checkpoint files, for example 640 if a group may read them. Users who may read the files may also list a
     /// directory that the hub makes.
     #[arg(
         long,
