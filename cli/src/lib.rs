@@ -79,7 +79,7 @@ enum Command {
     Topology(TopologyArgs),
     /// Show the progress of a hub's jobs, and the ranks that it waits for, until Ctrl-C.
     Top(TopArgs),
-    /// Check whether this machine has what a hub needs. Prints a line for each check, with a fix if the check fails.
+    /// Check whether this machine has what a hub needs. Prints a line for each check, with a fix where something is wrong.
     Doctor(DoctorArgs),
     /// List, verify and export checkpoints.
     Checkpoint(CheckpointArgs),

@@ -262,7 +262,7 @@ fn dtype(name: &str) -> Result<Dtype, String> {
 pub enum WeightsChoice {
     /// Workers read the weights in the hub's window.
     Shared,
-    /// The weights are read in a copy.
+    /// Each worker reads its own copy.
     Private,
 }
 
