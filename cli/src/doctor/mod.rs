@@ -44,20 +44,20 @@ use report::{Form, Report};
 /// Settings of `phub-server doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Give it the settings of `phub-server serve`, and run it where the hub will run (the same user, shell, unit or \
-container, because limits belong to a process):
+Give the doctor the settings of `phub-server serve`. Run it where the hub will run, as the same user, in the same shell, \
+unit or container, because limits belong to a process:
 
   phub-server doctor                                             what this machine can do
   phub-server doctor --transports verbs --nics mlx5              insist on RDMA, and on these NICs
-  phub-server doctor --workers 8 --model vgg19                   limits for a larger job
-  phub-server doctor --listen 10.0.0.1:7077                      also at a worker: does the hub answer?
-  phub-server doctor --peer 10.0.0.1                             also at a worker: how good is the way to that hub?
+  phub-server doctor --workers 8 --model vgg19                   are the limits enough for a larger job?
+  phub-server doctor --listen 10.0.0.1:7077                      also for a worker's machine: does the hub answer?
+  phub-server doctor --peer 10.0.0.1                             also for a worker's machine: how good is the way to that hub?
   phub-server doctor --json | jq '.checks[] | select(.verdict == \"fail\")'
 
-Each check prints a line: pass, note (worth knowing), warn (the hub works, but not as well as it could) or FAIL, with
-the fix.
-Exit status: 0 if nothing fails, 1 if something fails, 2 for wrong settings. RDMA is needed if --transports names \
-verbs, or if this machine has NICs for it.")]
+Each check prints a line: pass, note (worth knowing), warn (the hub works, but not as well as it could) or FAIL (the hub
+or the job would not work). A fix stands below the line where something is wrong.
+Exit status: 0 if nothing fails, 1 if something fails, 2 for wrong settings. Missing RDMA is a failure if --transports names \
+verbs or this machine has NICs for RDMA, otherwise a note.")]
 pub struct DoctorArgs {
     /// The hub's settings.
     #[command(flatten)]

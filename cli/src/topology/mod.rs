@@ -25,22 +25,22 @@ use crate::out;
 /// Settings of `phub-server topology`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-A machine, and where a job's chunks would go:
+Show a machine, and which core would own which chunks of a job:
 
   phub-server topology                                           this machine
   phub-server topology --model vgg19 --svg plan.svg              and a plan for a job on it, also as a picture
   phub-server topology --synthetic \"sockets:2 cores:10 nics:5 nic_gbps:56\" --model vgg19
 
-A job on several machines, each like this one: flat, or two levels (a mesh)?
+Show which shape is fastest for a job on several machines like this one, flat or a mesh:
 
   phub-server topology --machines 2 --workers-per-machine 4 --model resnet50 --link-gbps 25
   phub-server topology --machines 8 --workers-per-machine 8 --model vgg19 --above-hubs 4 --svg job.svg
 
-A job in several racks, with a hub that is a box in each:
+Show a job in several racks, with one hub in each rack:
 
   phub-server topology --racks 4 --workers-per-rack 8 --model vgg19 --worker-gbps 10 --hub-gbps 100 --uplink-gbps 40
 
-The workers that a machine carries as their hub, and what limits it first:
+Show how many workers a machine can serve as their hub, and what limits it first:
 
   phub-server topology --workers-for resnet50 --samples-per-s 190 --memory-gb-s 125")]
 pub struct TopologyArgs {
