@@ -15,7 +15,7 @@ use crate::out::line;
 
 /// Settings of `phub-server certificate`.
 ///
-/// For a first try, and for clusters without an authority of their own:
+/// Use this for a first try, and in clusters without a certificate authority:
 ///
 ///   phub-server certificate --out tls --name hub.example
 ///
@@ -23,17 +23,16 @@ use crate::out::line;
 ///
 ///   PHUB_TLS_FINGERPRINT=... python train.py
 ///
-/// Workers trust the certificate by its fingerprint, which this command prints, or by a copy of hub.crt, named in
-/// PHUB_TLS_CA. If workers trust a fingerprint, they check neither the hub's name nor the time.
+/// Workers trust the certificate in one of two ways: by its fingerprint, which this command prints, or by a copy of hub.crt
+/// that PHUB_TLS_CA names. Workers that trust a fingerprint check neither the hub's name nor dates.
 #[derive(Clone, Debug, Parser)]
 pub struct CertificateArgs {
-    /// Directory for hub.crt and hub.key. These files must not exist. Default: the directory of this user's secret,
-    /// ~/.config/phub.
+    /// Directory for hub.crt and hub.key, which must not exist. Default: the directory of this user's secret, ~/.config/phub.
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
 
-    /// Names and addresses by which workers reach the hub, with commas between them; with PHUB_TLS_CA workers compare them.
-    /// Default: localhost, and this machine's name and addresses.
+    /// Names and addresses by which workers reach the hub, with commas between them. Workers with PHUB_TLS_CA refuse a hub
+    /// that they reach by another name. Default: localhost, and this machine's name and addresses.
     #[arg(long, value_delimiter = ',', value_name = "NAMES", value_parser = name)]
     name: Vec<String>,
 }

@@ -11,7 +11,7 @@ use phub_server::checkpoint::{FileMode, export};
 
 use crate::out::{line, verdict};
 
-/// Look at the checkpoints of a hub. The hub may be running. Nothing is changed.
+/// List, verify and export the checkpoints of a hub. Changes no checkpoint, so the hub may run meanwhile.
 #[derive(Clone, Debug, Parser)]
 pub struct CheckpointArgs {
     #[command(subcommand)]
@@ -20,29 +20,29 @@ pub struct CheckpointArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// List the files of a directory: job, round, size, age. Reads only their beginnings.
+    /// List the files of a directory: job, round, size and age. Does not check the values: `verify` does.
     List {
         /// The directory of `phub-server serve --checkpoints`.
         directory: PathBuf,
     },
-    /// Read whole files, and check that each is as it was written and that every value is finite. Fails if a file has
-    /// a fault.
+    /// Read whole files, and check digests and that every value is finite. Ends with status 1 if a file has a fault.
     Verify {
         /// Checkpoint files.
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Write the trained weights as a plain safetensors file, in f32.
+    /// Write the trained weights into a plain safetensors file, in f32, which other programs read.
     Export {
         /// A checkpoint file.
         file: PathBuf,
         /// The new file. It must not exist.
         #[arg(long)]
         to: PathBuf,
-        /// The mode of the new file, like 640. Default 600: only you can read it, for any umask.
+        /// Permissions of the new file. By default only you can read it; 640 lets your group read it. The umask does not
+        /// change them.
         #[arg(long, default_value_t, value_name = "MODE")]
         mode: FileMode,
-        /// Export the optimizer's state, too, under optimizer/NAME/KEY.
+        /// Also export the optimizer's state, as tensors optimizer/NAME/KEY. Use this to continue the training elsewhere.
         #[arg(long)]
         with_state: bool,
     },

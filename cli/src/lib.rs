@@ -55,8 +55,7 @@ use topology::TopologyArgs;
 use trace::TraceArgs;
 use weights::{PublishArgs, PullArgs, VersionsArgs};
 
-/// A parameter hub: sums the gradients of all workers, runs the optimizer, and returns the new
-/// weights, at the speed of the memory.
+/// A parameter hub: sums the gradients of all workers, steps the optimizer, and returns the new weights.
 #[derive(Debug, Parser)]
 #[command(name = "phub-server", version = version::SHORT.as_str(), long_version = version::LONG.as_str(), after_help = EXITS)]
 struct Cli {
@@ -66,21 +65,21 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the hub until Ctrl-C or SIGTERM. Logs go to stderr (RUST_LOG sets how much).
+    /// Run a hub until Ctrl-C or SIGTERM. Logs go to stderr; RUST_LOG sets their level.
     Serve(HubSettings),
-    /// Show a hub at work: workers train something small, and one of them becomes slow.
+    /// Show a hub at work: workers train a small network, and one of them becomes slow.
     Demo(DemoArgs),
-    /// Print the state of a hub, and the workers of its jobs.
+    /// Print the state of a hub, its jobs and their workers.
     Status(StatusArgs),
-    /// Stop a job, after its checkpoint.
+    /// Stop a job. The hub first writes the job's checkpoint, if it keeps checkpoints.
     Stop(StopArgs),
-    /// Make a hub accept no more jobs, and end with its last job.
+    /// Drain a hub: it accepts no new jobs, and ends when its last job has ended.
     Drain(DrainArgs),
     /// Show sockets, cores and NICs of this machine or another, and the placement of a job's chunks.
     Topology(TopologyArgs),
     /// Show the progress of a hub's jobs, and the ranks that it waits for, until Ctrl-C.
     Top(TopArgs),
-    /// Check everything that a hub needs on this machine, before the first job. Prints a line for each check, with the fix.
+    /// Check whether this machine has what a hub needs. Prints a line for each check, with a fix where something is wrong.
     Doctor(DoctorArgs),
     /// List, verify and export checkpoints.
     Checkpoint(CheckpointArgs),
@@ -90,13 +89,13 @@ enum Command {
     Pull(PullArgs),
     /// List, verify and export the versions that `publish` has written.
     Versions(VersionsArgs),
-    /// Merge the timelines of hubs and workers into one, on one clock.
+    /// Merge the timelines of hubs and workers into one file with one clock.
     Trace(TraceArgs),
-    /// Replay the record of a hub, and compare each answer.
+    /// Replay the record of a hub, and compare each answer with the record.
     Replay(ReplayArgs),
     /// Make a certificate for the control port, and its key.
     Certificate(CertificateArgs),
-    /// Make a secret for hubs and workers, or a token that allows one thing.
+    /// Make a secret for hubs and workers, or a token with a single right.
     Token(TokenArgs),
     /// Write pages for `man`: one for the program, and one for each command.
     Man(ManArgs),

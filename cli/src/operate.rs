@@ -35,7 +35,7 @@ pub struct StatusArgs {
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
     hub: String,
 
-    /// Print the reply of GET /v1/hub as JSON instead.
+    /// Print JSON for programs: the whole answer of GET /v1/hub.
     #[arg(long)]
     json: bool,
 }
@@ -45,7 +45,7 @@ pub struct StatusArgs {
 /// A hub itself ends by SIGTERM (`systemctl stop phub-server`), or with its last job after `phub-server drain`.
 #[derive(Clone, Debug, Parser)]
 pub struct StopArgs {
-    /// The job.
+    /// Name of the job, as `phub-server status` prints it.
     #[arg(value_name = "JOB")]
     job: String,
 

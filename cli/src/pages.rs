@@ -15,7 +15,7 @@ use crate::out::line;
 /// `man` finds them.
 #[derive(Clone, Debug, Parser)]
 pub struct ManArgs {
-    /// Directory of the pages. It is created if it does not exist.
+    /// Directory for the pages. It is created if it does not exist.
     directory: PathBuf,
 }
 
@@ -40,7 +40,7 @@ impl ManArgs {
 /// its `fpath`.
 #[derive(Clone, Debug, Parser)]
 pub struct CompletionsArgs {
-    /// The shell.
+    /// The shell for which the script is.
     #[arg(value_enum)]
     shell: Shell,
 }

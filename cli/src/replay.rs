@@ -11,14 +11,14 @@ use coordinator::record::{NotReplayed, replay};
 
 use crate::out;
 
-/// Replay the record of a hub, and compare each answer.
+/// Replay the record of a hub, and compare each answer with the record.
 ///
-/// The inputs of the record go into a new hub without threads, sockets and files, at the times that the record has. The first
-/// answer that differs is shown with the events before it. With the record of another version, the differences between the
-/// decisions of both versions are shown. A record in another format is refused.
+/// A new hub without threads, sockets and files gets the recorded requests, with the recorded times. If an answer differs,
+/// the first such answer is shown with the events before it. If another version of the program made the record, a difference
+/// shows where the two versions decide differently. A record in another format is refused.
 #[derive(Clone, Debug, Parser)]
 pub struct ReplayArgs {
-    /// File that `phub-server serve --record` made.
+    /// Record: a file that `phub-server serve --record` made.
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

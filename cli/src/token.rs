@@ -26,20 +26,20 @@ use crate::out::line;
 /// Running jobs continue.
 #[derive(Clone, Debug, Parser)]
 pub struct TokenArgs {
-    /// Print a new random secret. It is stored nowhere else.
+    /// Print a new random secret, not a token. The secret is stored nowhere: save it yourself.
     #[arg(long, conflicts_with_all = ["right", "job", "expires", "token_file"])]
     new: bool,
 
-    /// Right of the token. Each right contains the rights before it. Rights: read (see the hub and the state of
-    /// jobs), join (take part in jobs), operate (stop jobs, and let the hub take no more).
+    /// Right of the token. With read, a client sees the hub and the state of jobs. With join, it also takes part in jobs.
+    /// With operate, it also stops jobs and drains the hub.
     #[arg(long, default_value = "read", value_name = "read|join|operate")]
     right: Right,
 
-    /// The job that the token is for. Default: all jobs.
+    /// Name of the only job for which the token is valid. Default: all jobs.
     #[arg(long, value_name = "NAME")]
     job: Option<String>,
 
-    /// How long the token is valid: 30d, 12h, 45m or 90s. Default: as long as the secret. The hub's clock decides.
+    /// How long the token is valid: 30d, 12h, 45m or 90s, by the hub's clock. Default: as long as the hub has this secret.
     #[arg(long, value_name = "TIME", value_parser = time)]
     expires: Option<Duration>,
 

@@ -29,15 +29,16 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Settings of `phub-server top`.
 ///
-/// Shows the progress of a hub's jobs, as its page does: a verdict for each job, and the ranks that the hub waits for most.
-/// In a terminal the screen is drawn again each second until Ctrl-C. Otherwise there is a line for each job and second.
+/// Shows the progress of a hub's jobs, as the hub's page does. Each job has a verdict, and the ranks for which the hub waits
+/// most. In a terminal the screen is drawn again each second until Ctrl-C. If stdout is a file or a pipe, each job gets a
+/// line each second.
 #[derive(Clone, Debug, Parser)]
 pub struct TopArgs {
     /// The hub's control port.
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
     hub: String,
 
-    /// Print a line for each job, and end. Two requests, a second apart, show how fast rounds are.
+    /// Print one line for each job, and end. This takes a second: two requests measure the rounds a second.
     #[arg(long)]
     once: bool,
 }

@@ -16,10 +16,10 @@ use timeline::{TraceFile, merge};
 /// https://ui.perfetto.dev opens the merged file.
 #[derive(Clone, Debug, Parser)]
 pub struct TraceArgs {
-    /// Files that `--trace`, PHUB_TRACE or GET /v1/trace made.
+    /// Timelines: files that `--trace`, PHUB_TRACE or GET /v1/trace made. The first file sets the clock.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The new file.
+    /// File for the merged timeline.
     #[arg(long, value_name = "FILE")]
     to: PathBuf,
 }

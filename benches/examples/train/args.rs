@@ -25,16 +25,16 @@ pub struct Args {
     #[arg(long, default_value_t = 30, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub epochs: u32,
 
-    /// Samples in a round, shared by the workers.
+    /// Number of samples in a round, of all workers together.
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
 
-    /// Control port of a hub that runs on this machine. Default: start one for this run.
+    /// Control port of a hub that runs on this machine. Default: the example starts a hub for this run.
     #[arg(long, value_name = "HOST:PORT")]
     pub hub: Option<String>,
 
-    /// How gradients and weights are made smaller, as in phub-probe: bf16, qsgd:8:512, topk:0.01. The result then
-    /// differs from that of one process, but all workers must still end with the same weights.
+    /// Codec that makes gradients and weights smaller, as in phub-probe: bf16, qsgd:8:512, topk:0.01. The result then differs
+    /// from that of one process, but all workers must still end with the same weights. Default: no codec.
     #[arg(long, value_name = "CODEC[:SETTING...]")]
     pub compress: Option<Compression>,
 

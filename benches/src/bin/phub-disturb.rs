@@ -14,16 +14,16 @@ use worker_shim::{Session, SessionConfig};
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
 
-/// Times rounds of a small job while large jobs run.
+/// Times the rounds of a small job while large jobs join, leave and die at the same hub.
 #[derive(Parser)]
 struct Args {
-    /// The hub's control port.
+    /// Control port of the hub, which must run already.
     #[arg(long, default_value = "127.0.0.1:7077")]
     hub: String,
-    /// Sizes of the large jobs' models.
+    /// Sizes of the large jobs' models in megabytes, with commas between them.
     #[arg(long, value_delimiter = ',', default_value = "1000,4000", value_name = "MB")]
     mb: Vec<u64>,
-    /// How often each large job joins and ends.
+    /// How often each large job joins and ends again.
     #[arg(long, default_value_t = 3)]
     times: u32,
     /// Act as a large job of this size, until standard input ends.

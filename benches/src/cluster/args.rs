@@ -8,12 +8,13 @@ use worker_shim::batch::Batching;
 use super::{Cluster, ITERATIONS, Spread, join, key_bytes_by_hub, layers, simulate};
 use crate::compute::trace;
 
-/// Simulates machines with a worker, a hub and a link each. Weights are pulled in batches: shows how long an iteration takes
-/// with each choice of batches. Prints one JSON object.
+/// Simulates machines with a worker, a hub and a link each, which pull weights in batches.
+///
+/// Prints one JSON object: how long an iteration takes with each choice of batches.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "phub-cluster", version)]
 pub struct Args {
-    /// The network: a built-in trace.
+    /// Built-in trace of the network, as in `phub-probe --compute`.
     #[arg(long, default_value = "vgg19-22k", value_name = "TRACE")]
     pub compute: String,
 
@@ -29,15 +30,15 @@ pub struct Args {
     #[arg(long, default_value_t = 72, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub nodes: u32,
 
-    /// Rate of each machine's link, each way.
+    /// Rate of each machine's link in Gb/s, each way.
     #[arg(long, default_value_t = 10.0, value_name = "GBPS", value_parser = rate)]
     pub gbps: f64,
 
-    /// Start-up time of each pull.
+    /// Start-up time of each pull, in milliseconds.
     #[arg(long, default_value_t = 0.0, value_name = "MS", value_parser = delay)]
     pub start_up_ms: f64,
 
-    /// Latency of a message without bytes.
+    /// Latency of a message without bytes, in milliseconds.
     #[arg(long, default_value_t = 0.0, value_name = "MS", value_parser = delay)]
     pub latency_ms: f64,
 
@@ -45,15 +46,16 @@ pub struct Args {
     #[arg(long)]
     pub push_at_the_end: bool,
 
-    /// The spread of tensors over the hubs.
+    /// How tensors are spread over the hubs.
     #[arg(long, default_value = "hubs", value_enum)]
     pub spread: Spread,
 
-    /// Join neighbouring layers whose names are equal up to this character.
+    /// Join neighbouring layers whose names are equal up to this character, for example to count modules as layers. Default:
+    /// no layers are joined.
     #[arg(long, value_name = "CHAR")]
     pub join_by: Option<char>,
 
-    /// Size of a chunk.
+    /// Size of a chunk in bytes.
     #[arg(long, default_value_t = pbox_core::DEFAULT_CHUNK_BYTES, value_name = "BYTES")]
     pub chunk_bytes: usize,
 }

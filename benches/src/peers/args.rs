@@ -7,10 +7,10 @@ use phub_server::program::ModelSource;
 
 use super::system::System;
 
-/// Compare the parameter hub with other systems on this machine.
+/// Compare the speed of the hub with other systems on this machine.
 ///
-/// Every system exchanges the same model between the same number of workers and applies the same Nesterov
-/// step. Systems that are not installed are listed with the packages to install, and the others run.
+/// Every system exchanges the same model between the same number of workers, and makes the same Nesterov step. For systems
+/// that are not installed, the program names the packages to install, and measures the rest.
 #[derive(Debug, clap::Parser)]
 #[command(name = "phub-peers", version)]
 pub struct Args {
@@ -18,7 +18,7 @@ pub struct Args {
     #[command(flatten)]
     pub source: ModelSource,
 
-    /// Number of workers, and of ranks.
+    /// Number of the hub's workers, and of the other systems' ranks.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
 
@@ -26,19 +26,19 @@ pub struct Args {
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rounds: u32,
 
-    /// Number of runs of each system.
+    /// Number of runs of each system. The systems run in turn.
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
 
-    /// Systems to compare with, which must be installed. Default: the installed ones.
+    /// Systems with which to compare the hub. They must be installed. Default: all that are installed.
     #[arg(long, value_delimiter = ',', value_enum, value_name = "NAME,...")]
     pub peers: Vec<System>,
 
-    /// How long one run may take before it is killed.
+    /// Time limit of one run, after which it is killed.
     #[arg(long, default_value_t = 300, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub limit_s: u64,
 
-    /// Print one JSON object instead of a table.
+    /// Print one JSON object for programs, instead of a table.
     #[arg(long)]
     pub json: bool,
 

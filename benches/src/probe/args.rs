@@ -34,11 +34,11 @@ const COMPUTE: &str = "When computing takes time";
 const MACHINE: &str = "On what it runs";
 const ELSEWHERE: &str = "With a hub that runs elsewhere";
 
-/// Measure what a parameter hub does on this machine when computing takes no time.
+/// Measure how fast a hub and its workers exchange a model on this machine, when computing takes no time.
 ///
-/// Without --hub, the probe starts a hub and its workers as processes. In the same run it measures the
-/// machine's limit: the same kernels over private memory on the same cores, without exchange.
-/// Every result is checked against the exact sum. With --compute, computing takes time.
+/// Without --hub, the probe starts a hub and its workers as processes. In the same run it measures the machine's limit: the
+/// same kernels over private memory on the same cores, without exchange. The probe checks every result against the exact sum.
+/// With --compute, workers imitate the time that computing takes.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "phub-probe", version)]
 pub struct Args {
@@ -50,98 +50,99 @@ pub struct Args {
     #[command(flatten)]
     pub source: ModelSource,
 
-    /// Measured rounds, after two that are not measured.
+    /// Number of measured rounds. Two rounds before them are not measured.
     #[arg(long, default_value_t = 50, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
 
-    /// How bytes cross: by shared memory, RDMA, or TCP (on loopback if the probe starts hub and workers). Default: the
-    /// best available one.
+    /// Transport of gradients and weights: shared memory, RDMA, or TCP (on loopback if the probe starts hub and workers).
+    /// Default: the best that is available.
     #[arg(long, value_name = "shm|verbs|tcp")]
     pub transport: Option<Transport>,
 
-    /// Print one JSON object instead of a table.
+    /// Print one JSON object for programs, instead of a table.
     #[arg(long)]
     pub json: bool,
 
-    /// Write the times of the work of hubs and workers in the last rounds into this file: a timeline for
-    /// ui.perfetto.dev.
+    /// Write a timeline of the last rounds of hubs and workers into this file. Open it in ui.perfetto.dev. Default: no
+    /// timeline.
     #[arg(long, env = "PHUB_TRACE", value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// The rule that the hub applies to a sum.
+    /// Optimizer with which the hub steps; average and sum only return the mean or the sum of gradients.
     #[arg(long, default_value = "nesterov", value_name = "average|sum|sgd|momentum|dampened|nesterov|adam|adamw|amsgrad|amsgradw|lion|lars|lamb", value_parser = optimizer, help_heading = JOB)]
     pub optimizer: Optimizer,
 
-    /// Scale the mean gradient of each round down to this norm, of all keys together.
+    /// Clip the mean gradient of each round to this norm, over all keys together. Use this to see the cost of the wait for
+    /// the norm. Default: no clipping.
     #[arg(long, value_name = "NORM", help_heading = JOB)]
     pub clip_norm: Option<f32>,
 
-    /// Scale the mean gradient of each round down by the factor by which the norm of the previous round was above
-    /// this norm.
+    /// Clip by the norm of the previous round: scale the mean gradient down by the factor by which that norm was above this
+    /// one. Default: no clipping.
     #[arg(long, value_name = "NORM", conflicts_with = "clip_norm", help_heading = JOB)]
     pub clip_norm_last: Option<f32>,
 
-    /// Leave out rounds whose mean gradient is not finite. The probe pushes no such gradient: it shows the cost of the wait for
-    /// all gradients.
+    /// Skip rounds whose mean gradient is not finite. The probe pushes only finite gradients: use this to see the cost of the
+    /// wait for all gradients.
     #[arg(long, help_heading = JOB)]
     pub skip_nonfinite: bool,
 
-    /// Leave out rounds whose norm is above this many times the running mean of norms. The probe
-    /// pushes no such gradient.
+    /// Skip rounds whose norm is above this many times the running mean of norms. The probe pushes no such gradient: use this
+    /// to see the cost of the wait.
     #[arg(long, value_name = "TIMES", help_heading = JOB)]
     pub skip_spikes: Option<f32>,
 
-    /// Keep an average of the weights with this decay at the hub. It costs the hub 8 bytes of traffic a parameter and
-    /// round.
+    /// Keep a moving average of the weights at the hub, with this decay. It costs the hub 8 bytes of memory traffic for each
+    /// parameter and round. Default: no average.
     #[arg(long, value_name = "DECAY", help_heading = JOB)]
     pub ema: Option<f64>,
 
-    /// Element type of the whole model. Default: the type of the manifest's tensors, and f32 for a published
-    /// network.
+    /// Element type of all tensors. Default: the type of the manifest's tensors, or f32 for a published network.
     #[arg(long, value_name = "f32|f16|bf16", value_parser = dtype, help_heading = JOB)]
     pub dtype: Option<Dtype>,
 
-    /// How far workers may be apart: bsp, ssp:S (at most S rounds), or asp. With ssp and asp each push is a separate
-    /// step, and all workers push the same gradients. The probe checks that the weights are those after a number of
-    /// steps that the consistency allows.
+    /// How many rounds workers may be apart: bsp (none), ssp:S (at most S), or asp (any number). With ssp and asp each push
+    /// is a separate step, and all workers push the same gradients. The probe checks that the weights are those after a
+    /// number of steps that the consistency allows.
     #[arg(long, default_value_t, value_name = "bsp|ssp:S|asp", help_heading = JOB)]
     pub consistency: Consistency,
 
-    /// Memory from which workers read weights: the hub's window, or their own copy.
+    /// Memory from which workers read weights: the hub's window (shared), or each worker's own copy (private).
     #[arg(long, default_value = "shared", value_enum, help_heading = JOB)]
     pub weights: WeightsChoice,
 
-    /// Codec for gradients and weights, and its settings after colons. With f16 and bf16, values have half the bytes.
-    /// With qsgd:BITS:BUCKET and terngrad, values are rounded at random to levels, and are right on average. With
-    /// onebit, signs and two means are sent. With topk:RATIO, randomk:RATIO and
-    /// dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS, a share of the values is sent, and the rest later. Results are not exact
-    /// with these codecs, so the probe only checks that all workers have the same bits. With
-    /// slim:ALPHA:BETA:Q:C:EXPLORER, the most significant values are sent exactly. Workers keep the rest, and the probe
-    /// checks nothing.
+    /// Codec that makes gradients and weights smaller, with its settings after colons. With f16 and bf16, values have half
+    /// the bytes. With qsgd:BITS:BUCKET and terngrad, values are rounded at random to levels, and are right on average. With
+    /// onebit, signs and two means are sent. With topk:RATIO, randomk:RATIO and dgc:RATIO:MOMENTUM:CLIP:WARMUP_ROUNDS, a
+    /// share of the values is sent, and the rest later. Results are not exact with these codecs, so the probe only checks
+    /// that all workers have the same bits. With slim:ALPHA:BETA:Q:C:EXPLORER, only the most significant values and some
+    /// random ones are sent, exactly. Each worker keeps the rest, and the probe checks nothing. Default: no codec.
     #[arg(long, value_name = "CODEC[:SETTING...]", help_heading = JOB)]
     pub compress: Option<Compression>,
 
-    /// Work that the hub leaves out, to show its cost: aggregate (use one gradient instead of the sum),
-    /// optimize (send the mean instead of stepping).
+    /// Leave out a part of the hub's work, to see its cost. With aggregate, the hub uses one gradient instead of the sum.
+    /// With optimize, it sends the mean instead of stepping.
     #[arg(long, value_delimiter = ',', value_enum, value_name = "WHAT", help_heading = JOB)]
     pub ablate: Vec<AblateChoice>,
 
-    /// Size of a chunk, a multiple of 64. Default: 32768 up to 2 GB of weights, more for larger models.
+    /// Size of a chunk in bytes, a multiple of 64. Default: 32768 up to 2.1 GB of weights, more for larger models.
     #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub chunk_bytes: Option<usize>,
 
-    /// The order in which gradients and weights are sent. With kvstore, whole layers are sent, with notify and pull. With
+    /// Order in which gradients and weights are sent. With kvstore, whole layers are sent, after a notice and a pull. With
     /// layerwise, whole layers are sent. With sliced, slices are sent as they are pushed. With p3, slices are sent, those of
     /// the first layer first. Default: sliced, or kvstore with --pull.
     #[arg(long, value_name = "kvstore|layerwise|sliced|p3", help_heading = ORDER)]
     pub schedule: Option<Schedule>,
 
-    /// The most bytes of a slice, the unit of sliced and p3; default one chunk. P3's paper uses 200000, which is 50,000 f32.
+    /// Size of a slice, the unit of the schedules sliced and p3. P3's paper uses 200000, which is 50,000 f32. Default: one
+    /// chunk.
     #[arg(long, value_name = "BYTES", help_heading = ORDER)]
     pub slice_bytes: Option<usize>,
 
-    /// Bytes that may be in flight on each link: a number, none, or auto (the first 32 rounds try several). With fewer bytes in
-    /// flight, urgent chunks overtake the other chunks. Default: 1048576 with p3, none with the other schedules.
+    /// The most bytes in flight on each link: a number, none, or auto (the first 32 rounds try several numbers). With fewer
+    /// bytes in flight, urgent chunks overtake other chunks sooner. Default: with p3 1048576 for all links to a peer
+    /// together, else none.
     #[arg(long, value_name = "none|auto|BYTES", help_heading = ORDER)]
     pub credit: Option<Credit>,
 
@@ -153,21 +154,22 @@ pub struct Args {
     #[command(flatten)]
     pub pull: PullArgs,
 
-    /// The hub's cores: a number, or cpus like 0,2,4-7. Default: every physical core.
+    /// Cores of the hub: a number, or a list of cpus, for example 0,2,4-7. Default: every physical core.
     #[arg(long, value_name = "N|LIST", help_heading = MACHINE)]
     pub cores: Option<CoreSelection>,
 
-    /// RDMA NICs of hub and workers, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign). A
-    /// name selects all NICs that begin with it. With = before the list names are exact, with ^ before it the list is
-    /// excluded. Default: every NIC with a link.
+    /// RDMA NICs of hub and workers, for example mlx5_0,mlx5_1:1@3 (after a colon the port, after an at sign the GID's
+    /// index). A name selects all NICs that begin with it. With = before the list names are exact, with ^ before it the list
+    /// is excluded. Default: every NIC with a link.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST", help_heading = MACHINE)]
     pub nics: Option<NicList>,
 
-    /// Pairs of a worker's and a hub's NICs: mlx5_0=mlx5_2,mlx5_1=mlx5_3. Default: by subnet, name and place.
+    /// Pairs of NICs, in each a worker's NIC, then the hub's, for example mlx5_0=mlx5_2,mlx5_1=mlx5_3. Default: pairs by
+    /// subnet, name and place.
     #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB", help_heading = MACHINE)]
     pub rails: Option<RailMap>,
 
-    /// TCP's congestion control, of hub and workers: a name of the kernel's, system, or auto.
+    /// TCP's congestion control at hub and workers: a name that the kernel knows, system (the kernel's default), or auto.
     #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto", help_heading = MACHINE)]
     pub tcp_congestion: Congestion,
 
@@ -175,35 +177,36 @@ pub struct Args {
     #[command(flatten)]
     pub paths: PathArgs,
 
-    /// How the hub's cores wait.
+    /// How the hub's cores wait when nothing arrives.
     #[arg(long, default_value = "auto", value_enum, help_heading = MACHINE)]
     pub idle: IdleChoice,
 
-    /// Whether the machine's limit is measured between the rounds. That takes as much memory as hub and workers
-    /// together: leave it out for a model that fills the memory.
+    /// Whether to measure the machine's limit between the rounds. The measurement needs as much memory as hub and workers
+    /// together: choose off for a model that fills the memory.
     #[arg(long, default_value = "on", value_enum, help_heading = MACHINE)]
     pub limit: LimitChoice,
 
-    /// Spread the job over this many hubs, which the probe starts.
+    /// Number of hubs of the job, which the probe starts.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = MACHINE)]
     pub hubs: u32,
 
-    /// Imitate this many machines, each with --workers workers and a hub of its own, which the probe starts: a mesh.
+    /// Imitate this number of machines, each with --workers workers and its own hub. The probe starts all; the hubs are a
+    /// mesh. Default: no mesh.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = MACHINE)]
     pub machines: Option<u32>,
 
-    /// Run one worker of a hub that runs elsewhere: the address of its control port. For a job on several hubs: all
-    /// their addresses with commas between them, the same at all workers.
+    /// Run one worker at a running hub, and start no hub: the address of the hub's control port. For a job over several hubs
+    /// name all addresses, with commas between them, in the same order at all workers.
     #[arg(long, value_name = "HOST:PORT", requires = "rank", help_heading = ELSEWHERE)]
     pub hub: Option<String>,
 
-    /// This worker's number, from 0, with --hub.
+    /// Rank of this worker, from 0, with --hub.
     #[arg(long, value_name = "R", requires = "hub", help_heading = ELSEWHERE)]
     pub rank: Option<u32>,
 
-    /// Place of this machine, with --hub and a hub on each machine, like 1/4@10.0.0.1:7077. The parts are this machine's
-    /// number, the number of machines, and the first machine's hub. The hubs are then a mesh, and --rank and --workers
-    /// are those on this machine.
+    /// Place of this machine in a mesh, with --hub and a hub on each machine, for example 1/4@10.0.0.1:7077. The parts are
+    /// this machine's number, the number of machines, and the first machine's hub. --rank and --workers then count this
+    /// machine's workers.
     #[arg(long, value_name = "N/COUNT@HOST:PORT", requires = "hub", help_heading = ELSEWHERE)]
     pub mesh: Option<Mesh>,
 
@@ -211,11 +214,12 @@ pub struct Args {
     #[arg(long, default_value = "probe", value_name = "NAME", help_heading = ELSEWHERE)]
     pub job: String,
 
-    /// How long to wait at the start for the other workers.
+    /// How long to wait for the other workers when the job begins.
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = ELSEWHERE)]
     pub join_limit_s: u64,
 
-    /// How long workers wait for a lost hub, or for lost links. A wait makes the measured rate useless.
+    /// How long workers wait for a lost hub, or for lost links. Use this to see a hub return: a wait makes the measured rate
+    /// useless. With 0 the job has no checkpoints.
     #[arg(long, default_value_t = 0, value_name = "SECONDS", help_heading = ELSEWHERE)]
     pub hub_wait_s: u64,
 
@@ -258,7 +262,7 @@ fn dtype(name: &str) -> Result<Dtype, String> {
 pub enum WeightsChoice {
     /// Workers read the weights in the hub's window.
     Shared,
-    /// The weights are read in a copy.
+    /// Each worker reads its own copy.
     Private,
 }
 

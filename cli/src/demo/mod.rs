@@ -29,12 +29,12 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// Settings of `phub-server demo`.
 ///
-/// Starts a hub and workers on this machine, without a GPU. They train a small network to tell two spirals apart. A line each
-/// second shows their progress, and the hub's verdict. After a while the last worker becomes slow: the verdict and the page
-/// name it. Ctrl-C ends the demo and everything that it has started.
+/// Starts a hub and workers on this machine, without a GPU. The workers train a small network to tell two spirals apart. A
+/// line each second shows their progress, and the hub's verdict. After --slow-after seconds the last worker becomes slow: the
+/// verdict and the page name this worker. Ctrl-C ends the demo and all processes that it has started.
 #[derive(Clone, Debug, Parser)]
 pub struct DemoArgs {
-    /// Number of workers.
+    /// Number of worker processes.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16))]
     workers: u32,
 

@@ -44,38 +44,39 @@ use report::{Form, Report};
 /// Settings of `phub-server doctor`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Give it the settings of `phub-server serve`, and run it where the hub will run (the same user, shell, unit or \
-container, because limits belong to a process):
+Give the doctor the settings of `phub-server serve`. Run it where the hub will run, as the same user, in the same shell, \
+unit or container, because limits belong to a process:
 
   phub-server doctor                                             what this machine can do
   phub-server doctor --transports verbs --nics mlx5              insist on RDMA, and on these NICs
-  phub-server doctor --workers 8 --model vgg19                   limits for a larger job
-  phub-server doctor --listen 10.0.0.1:7077                      also at a worker: does the hub answer?
-  phub-server doctor --peer 10.0.0.1                             also at a worker: how good is the way to that hub?
+  phub-server doctor --workers 8 --model vgg19                   are the limits enough for a larger job?
+  phub-server doctor --listen 10.0.0.1:7077                      also for a worker's machine: does the hub answer?
+  phub-server doctor --peer 10.0.0.1                             also for a worker's machine: how good is the way to that hub?
   phub-server doctor --json | jq '.checks[] | select(.verdict == \"fail\")'
 
-Each check prints a line: pass, note (worth knowing), warn (the hub works, but not as well as it could) or FAIL, with
-the fix.
-Exit status: 0 if nothing fails, 1 if something fails, 2 for wrong settings. RDMA is needed if --transports names \
-verbs, or if this machine has NICs for it.")]
+Each check prints a line: pass, note (worth knowing), warn (the hub works, but not as well as it could) or FAIL (the hub
+or the job would not work). A fix stands below the line where something is wrong.
+Exit status: 0 if nothing fails, 1 if something fails, 2 for wrong settings. Missing RDMA is a failure if --transports names \
+verbs or this machine has NICs for RDMA, otherwise a note.")]
 pub struct DoctorArgs {
     /// The hub's settings.
     #[command(flatten)]
     settings: HubSettings,
 
-    /// The job's model; resnet50 by default.
+    /// The model of the job for which the doctor checks; resnet50 by default.
     #[command(flatten)]
     model: ModelSource,
 
-    /// Number of workers of the job, for which the limits must be enough.
+    /// Number of workers of the job for which the doctor checks this machine's limits.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     workers: u32,
 
-    /// Measure also the path to the hub at this address: the path MTU, and each pair of RDMA NICs. Default port: 7077.
+    /// Also measure the path to the hub at this address: its data ports, the path MTU, and each pair of RDMA NICs. Use this
+    /// on a worker's machine, with that hub's secret. Default port: 7077.
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
 
-    /// Print one JSON object instead of lines. It has the verdict, and name, verdict, seen and fix of each check.
+    /// Print one JSON object for programs. It has the verdict of all checks, and name, verdict, seen and fix of each check.
     #[arg(long)]
     json: bool,
 }

@@ -16,23 +16,24 @@ const WITHOUT_HEADERS: f64 = 0.97;
 /// Settings of `topology` for the number of workers that a hub can serve.
 #[derive(Debug, clap::Args)]
 pub(super) struct CapacityArgs {
-    /// Print how many workers with this published network the machine can serve as their hub, and what limits it first.
+    /// Print how many workers that train this published network the machine can serve as a hub, and what limits it first.
     ///
     /// The bound is computed from the rated speeds of NICs, and from --memory-gb-s.
     #[arg(long, value_name = "NAME", requires = "samples_per_s",
           conflicts_with_all = ["machines", "racks", "workers", "model", "manifest", "json", "svg"])]
     workers_for: Option<String>,
 
-    /// Samples that one worker computes in a second.
+    /// Number of samples that one worker computes in a second.
     #[arg(long, value_name = "N", value_parser = positive, requires = "workers_for")]
     samples_per_s: Option<f64>,
 
-    /// Samples of one worker in a round.
+    /// Batch of one worker: its samples in a round.
     #[arg(long, value_name = "N", default_value_t = 32, requires = "workers_for",
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     batch: u32,
 
-    /// Speed of the machine's memory in GB/s: as measured, or about 0.8 of the rated speed of its channels.
+    /// Speed of the machine's memory in GB/s: as measured, or about 0.8 of the rated speed of its channels. Default: memory
+    /// is no limit.
     #[arg(long, value_name = "N", value_parser = positive, requires = "workers_for")]
     memory_gb_s: Option<f64>,
 }

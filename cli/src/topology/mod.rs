@@ -25,53 +25,54 @@ use crate::out;
 /// Settings of `phub-server topology`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-A machine, and where a job's chunks would go:
+Show a machine, and which core would own which chunks of a job:
 
   phub-server topology                                           this machine
   phub-server topology --model vgg19 --svg plan.svg              and a plan for a job on it, also as a picture
   phub-server topology --synthetic \"sockets:2 cores:10 nics:5 nic_gbps:56\" --model vgg19
 
-A job on several machines, each like this one: flat, or two levels (a mesh)?
+Show which shape is fastest for a job on several machines like this one, flat or a mesh:
 
   phub-server topology --machines 2 --workers-per-machine 4 --model resnet50 --link-gbps 25
   phub-server topology --machines 8 --workers-per-machine 8 --model vgg19 --above-hubs 4 --svg job.svg
 
-A job in several racks, with a hub that is a box in each:
+Show a job in several racks, with one hub in each rack:
 
   phub-server topology --racks 4 --workers-per-rack 8 --model vgg19 --worker-gbps 10 --hub-gbps 100 --uplink-gbps 40
 
-The workers that a machine carries as their hub, and what limits it first:
+Show how many workers a machine can serve as their hub, and what limits it first:
 
   phub-server topology --workers-for resnet50 --samples-per-s 190 --memory-gb-s 125")]
 pub struct TopologyArgs {
-    /// A machine from an hwloc XML file (lstopo --of xml FILE) instead of this one.
+    /// Show the machine of this hwloc XML file (made by `lstopo --of xml FILE`), instead of this machine.
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     xml: Option<PathBuf>,
 
-    /// A machine from a description instead of this one, e.g. "sockets:2 cores:8 nics:5 nic_gbps:56".
+    /// Show a machine with this description, instead of this machine, for example "sockets:2 cores:8 nics:5 nic_gbps:56".
     #[arg(long, value_name = "DESCRIPTION")]
     synthetic: Option<String>,
 
     #[command(flatten)]
     model: ModelSource,
 
-    /// Workers of the job, for the bytes that each round moves.
+    /// Number of the job's workers. It decides how many bytes a round moves.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     workers: u32,
 
-    /// Size of a chunk of the job. Default: the size that a job has.
+    /// Size of a chunk. Default: 32768 up to 2.1 GB of weights, more for larger models, as in a job.
     #[arg(long, value_name = "BYTES")]
     chunk_bytes: Option<usize>,
 
-    /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: the choice of `serve`.
+    /// Cores that sum and step: a number, or a list of cpus, for example 0,2,4-7. Default: the cores that `serve` would
+    /// choose.
     #[arg(long, value_name = "N|LIST")]
     cores: Option<CoreSelection>,
 
-    /// Use only these NICs, by name.
+    /// Use only these NICs: names with commas between them. Default: as `serve` chooses.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     nics: Option<Vec<String>>,
 
-    /// Do not use these NICs.
+    /// Do not use these NICs: names with commas between them.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     except_nics: Vec<String>,
 
@@ -84,11 +85,11 @@ pub struct TopologyArgs {
     #[command(flatten)]
     capacity: CapacityArgs,
 
-    /// Print one JSON object instead: cores and NICs of the plan, with their parts of the job, and the plan's reasons.
+    /// Print one JSON object for programs: cores and NICs of the plan, with their parts of the job, and the plan's reasons.
     #[arg(long, conflicts_with_all = ["machines", "racks"])]
     json: bool,
 
-    /// Also draw the machine and the plan, or the machines, into this file.
+    /// Also draw the machine and the plan into this file; with --machines the job's machines.
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
 }

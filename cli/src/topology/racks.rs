@@ -13,15 +13,15 @@ use super::machines::{NESTEROV, gbps, mb, racks, workers, write_rounds};
 /// Settings of `topology` for a job in several racks.
 #[derive(Debug, clap::Args)]
 pub(super) struct RacksArgs {
-    /// Racks of a job whose workers have links of their own, with a hub in each rack. Needs a model and the speeds.
+    /// Show a job in this number of racks, with a hub in each; each worker has its own link. Needs a model and the speeds.
     ///
-    /// Shows the bytes on each link in a round. Also shows whether one hub for all racks is as fast as a mesh with a hub
-    /// in each rack.
+    /// Shows the bytes on each link in a round. Also shows whether one hub for all racks is as fast as a mesh with a hub in
+    /// each rack.
     #[arg(long, value_name = "N", value_parser = racks, conflicts_with_all = ["machines", "workers", "svg"],
           requires_all = ["workers_per_rack", "worker_gbps", "hub_gbps", "uplink_gbps"])]
     racks: Option<u32>,
 
-    /// Workers of each rack.
+    /// Number of workers in each rack.
     #[arg(long, value_name = "N", value_parser = workers, requires = "racks")]
     workers_per_rack: Option<u32>,
 

@@ -21,51 +21,51 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Publish a job's weights while it trains, as versions in a directory that engines read.
 ///
-/// Each version is the weights of one round, in a directory weight_v000001, weight_v000002, ... that appears whole. Most are
-/// deltas: what changed since the version before, exactly, in a zstd frame for each tensor. SGLang, slime and miles read this
-/// layout; `phub-server versions` makes a safetensors file of any version. No worker waits for a version, and the hub has a copy
-/// of the job's state while it sends one. After a restart `publish` continues. It ends with the job, or by Ctrl-C.
+/// Each version has the weights of one round, in a directory weight_v000001, weight_v000002, ... that appears when it is
+/// complete. Most versions are deltas: they have exactly what changed since the version before, in a zstd frame for each
+/// tensor. SGLang, slime and miles read this layout. `phub-server versions` makes a safetensors file of any version. No
+/// worker waits for a version. The hub needs memory for a copy of the weights while it sends them. After a restart `publish`
+/// continues. It ends with the job, or by Ctrl-C.
 #[derive(Clone, Debug, Parser)]
 pub struct PublishArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The directory. It is created if it is missing. The umask decides who may read the directory.
+    /// Directory for the versions of this job. It is created if it is missing; the umask decides who may read it.
     #[arg(long, value_name = "DIRECTORY")]
     to: PathBuf,
 
-    /// The time from the beginning of a version to the beginning of the next.
+    /// Publish a version each time this number of seconds has passed.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
     every: u64,
 
-    /// Publish before each multiple of this number of the job's rounds, and not by time. If the job passes such rounds before
-    /// its hubs are asked, the publisher names them, and publishes before the next multiple.
+    /// Publish by rounds, not by time: the weights before each multiple of this number of rounds. If the publisher is too
+    /// slow for some multiples, it names them, and publishes before the next one.
     #[arg(long, value_name = "ROUNDS", conflicts_with_all = ["every", "once"])]
     each_rounds: Option<NonZeroU32>,
 
-    /// The longest time without a hub, or without its job after the hub's return. Then `publish` ends with an error.
+    /// How long to wait for a lost hub, or for its job after the hub's return. After this time `publish` ends with an error.
     #[arg(long, value_name = "SECONDS", default_value_t = HUB_WAIT.as_secs())]
     hub_wait: u64,
 
-    /// Publish one version now, and end.
+    /// Publish one version now, and end. Use this from a scheduler of your own.
     #[arg(long)]
     once: bool,
 
-    /// The number of versions from one whole version to the next. A new reader begins with a whole version.
+    /// Publish a whole version, not a delta, once in this number of versions. A new reader begins with a whole version.
     #[arg(long, value_name = "VERSIONS", default_value_t = Rules::default().whole_each)]
     whole_each: NonZeroU32,
 
-    /// Keep the newest versions, and the versions that they build on. Older ones are removed.
+    /// Keep this number of newest versions, and the older versions to which their deltas apply. Other versions are removed.
     #[arg(long, value_name = "VERSIONS", default_value_t = Rules::default().keep)]
     keep: NonZeroU32,
 
-    /// The form of deltas: XOR, or changed bytes with their positions. With `smaller` each version has the form that is shorter, and
-    /// is compressed twice.
+    /// Form of deltas: xor (old XOR new values), or overwrite (changed bytes with their positions). With smaller, each
+    /// version is compressed in both forms and has the shorter one.
     #[arg(long, value_name = "FORM", default_value = "xor", value_parser = forms())]
     delta: Deltas,
 
-    /// A file that is copied into each whole version, like the model's config.json. May be given several
-    /// times.
+    /// File to copy into each whole version, for example the model's config.json. May be given several times.
     #[arg(long, value_name = "FILE")]
     also: Vec<PathBuf>,
 }

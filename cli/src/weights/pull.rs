@@ -11,8 +11,8 @@ use crate::out::line;
 
 /// Pull a job's weights into a safetensors file, while it trains.
 ///
-/// All weights are of one round, which is printed. No worker waits, and the hub keeps a copy of the weights while
-/// it sends them.
+/// All weights are of one round, which is printed. No worker waits. The hub needs memory for a copy of the weights while it
+/// sends them.
 #[derive(Clone, Debug, Parser)]
 pub struct PullArgs {
     #[command(flatten)]

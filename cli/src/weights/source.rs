@@ -17,25 +17,25 @@ const NAMES_BYTES: u64 = 64 << 20;
 /// Settings about the job whose weights are wanted.
 #[derive(Clone, Debug, Args)]
 pub struct SourceArgs {
-    /// The job. Its optimizer is not `average` or `sum`, so its hubs keep its weights.
+    /// Name of the job. Jobs with the optimizer average or sum have no weights at their hubs.
     #[arg(value_name = "JOB")]
     pub job: String,
 
-    /// The control port of the job's hub, or of all its hubs with commas between them. If the job has hubs above, the
-    /// hub of any machine.
+    /// Control port of the job's hub. If the job has several hubs, name all, with commas between them. In a mesh, or with
+    /// hubs above, name the hub of any machine.
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT,...")]
     hubs: String,
 
-    /// The element type of the written weights: the nearest value, ties to even.
+    /// Element type of the written weights. Values are rounded to the nearest, ties to even.
     #[arg(long, default_value = "f32", value_parser = precisions())]
     dtype: Precision,
 
-    /// Write the averages of the weights, which a job with `ema` keeps, instead of the weights.
+    /// Write the moving averages of the weights, instead of the weights. Only a job with the setting ema has them.
     #[arg(long)]
     ema: bool,
 
-    /// A JSON object of names: {"the job's key": "the written name", ...}. Other keys keep their names. An entry may also set a
-    /// type, or cut a key into tensors or join keys into a tensor: docs/engines.md.
+    /// JSON file that renames keys: {"the job's key": "the written name", ...}. Other keys keep their names. An entry may
+    /// also set a type, cut a key into tensors, or join keys into a tensor: docs/engines.md.
     #[arg(long, value_name = "FILE")]
     names: Option<PathBuf>,
 }

@@ -8,7 +8,8 @@ use versions::{Listed, Reader, VersionError, VersionId, list, without_index};
 use super::spoken;
 use crate::out::{line, verdict};
 
-/// Look at the versions that `phub-server publish` has written. `publish` may run meanwhile, and nothing is changed.
+/// List, verify and export the versions that `phub-server publish` has written. Changes no version, so `publish` may run
+/// meanwhile.
 #[derive(Clone, Debug, Parser)]
 pub struct VersionsArgs {
     #[command(subcommand)]
@@ -17,13 +18,13 @@ pub struct VersionsArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// List the versions of a directory: round, whole or delta, tensors, size.
+    /// List the versions of a directory: round, whole or delta, tensors and size.
     List {
         /// The directory of `phub-server publish --to`.
         directory: PathBuf,
     },
-    /// Read every version, and compare each tensor with its checksum. Fails at the first tensor that differs, and at the end if
-    /// a version has no index.
+    /// Read every version, and compare each tensor with its checksum. Fails at the first tensor that differs. If a version
+    /// has no index, fails after all other versions were checked.
     Verify {
         /// The directory of `phub-server publish --to`.
         directory: PathBuf,
@@ -32,7 +33,7 @@ enum Command {
     Export {
         /// The directory of `phub-server publish --to`.
         directory: PathBuf,
-        /// The version. Default: the newest.
+        /// Number of the version. Default: the newest.
         #[arg(long, value_name = "NUMBER")]
         version: Option<VersionId>,
         /// The new file. It must not exist.

@@ -40,7 +40,7 @@ const TIMEOUT: PathSetting = PathSetting {
     least: 1,
     most: 31,
     default: 17,
-    help: "A packet without an answer is sent again after 4.096 us x 2 to the power of this number",
+    help: "Timeout after which a packet without an acknowledgement is sent again: 4.096 us x 2 to the power of this number",
 };
 /// The number of retries. The default gives about 4 s until the peer counts as gone, so a port may be down
 /// for that time. It is not the largest value, 7: soft-RoCE takes 7 as no limit, and a link without a path
@@ -51,7 +51,7 @@ const RETRIES: PathSetting = PathSetting {
     least: 0,
     most: 7,
     default: 6,
-    help: "How often a packet is sent again before its link fails",
+    help: "How often a packet is sent again before its link fails. Raise it, or --rdma-timeout, if ports may be down for longer than 3.8 s",
 };
 /// The number of retries after the answer "not ready". 7 means no limit. A peer that lacks a receive request
 /// gives this answer, which never happens within the protocol
@@ -62,7 +62,7 @@ const RNR_RETRIES: PathSetting = PathSetting {
     least: 0,
     most: 7,
     default: 7,
-    help: "How often a packet is sent again to a peer that is not ready (RNR) before its link fails; 7: for ever",
+    help: "How often a packet is sent again to a peer without a receive request (RNR) before its link fails; 7: endlessly",
 };
 /// The traffic class of the GRH.
 const TRAFFIC_CLASS: PathSetting = PathSetting {
@@ -71,7 +71,7 @@ const TRAFFIC_CLASS: PathSetting = PathSetting {
     least: 0,
     most: 255,
     default: 0,
-    help: "Traffic class of packets; a DSCP is its upper six bits",
+    help: "Traffic class of packets, whose upper six bits are the DSCP. Set it if the switches have a lossless class for RDMA",
 };
 const SERVICE_LEVEL: PathSetting = PathSetting {
     flag: "--rdma-sl",
@@ -79,7 +79,7 @@ const SERVICE_LEVEL: PathSetting = PathSetting {
     least: 0,
     most: 15,
     default: 0,
-    help: "Service level of packets",
+    help: "Service level of packets, by which an InfiniBand fabric chooses their lane",
 };
 const PKEY: PathSetting = PathSetting {
     flag: "--rdma-pkey",
@@ -87,7 +87,7 @@ const PKEY: PathSetting = PathSetting {
     least: 0,
     most: u16::MAX,
     default: 0,
-    help: "Partition key, by its index in the port's table",
+    help: "Partition key of packets, by its index in the port's table",
 };
 /// The path MTU, for a path whose switches accept only smaller packets than both ports do.
 const MTU: PathSetting = PathSetting {
@@ -106,7 +106,7 @@ const ADAPTIVE_ROUTING: PathSetting = PathSetting {
     least: 0,
     most: 1,
     default: 0,
-    help: "1: sends the bytes of a post by one write, then its immediate by a second, empty write",
+    help: "Adaptive routing: 1 lets the fabric send the packets of a chunk over several paths, and needs two RDMA writes for each chunk",
 };
 const RELAXED_ORDERING: PathSetting = PathSetting {
     flag: "--rdma-relaxed-ordering",
@@ -114,7 +114,7 @@ const RELAXED_ORDERING: PathSetting = PathSetting {
     least: 0,
     most: 2,
     default: 2,
-    help: "Whether a NIC may write received bytes into memory in any order (PCI): 0 no, 1 yes, 2 if library and driver support it",
+    help: "Relaxed ordering, with which a NIC may write received bytes into memory in any order (PCI): 0 no, 1 yes, 2 if library and driver support it",
 };
 
 /// All settings of paths.

@@ -13,11 +13,11 @@ use pbox_core::models;
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(multiple = false)]
 pub struct ModelSource {
-    /// A published network: resnet50, vgg16, vgg19, vgg19-22k, inception3, googlenet, sockeye.
+    /// Use a published network as the model: resnet50, vgg16, vgg19, vgg19-22k, inception3, googlenet, sockeye.
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
 
-    /// The tensors of a safetensors file, in the order of its bytes. Only its header is read.
+    /// Use the tensors of a safetensors file as the model, in the order of their bytes. Only the file's header is read.
     #[arg(long, value_name = "FILE.safetensors")]
     pub manifest: Option<PathBuf>,
 }

@@ -33,23 +33,24 @@ pub use path_args::PathArgs;
 /// Settings of `phub-server serve`.
 #[derive(Clone, Debug, Parser)]
 pub struct HubSettings {
-    /// Address of the control port. Port 0 takes a free port and prints it.
+    /// Address of the control port: by default only this machine reaches the hub. Use 0.0.0.0:7077 for workers on other
+    /// machines. Port 0 takes a free port and prints it.
     #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT", value_parser = listen::address)]
     pub listen: SocketAddr,
 
-    /// File with the cluster's secret. Workers and the hubs of a job must have the same secret. While the
-    /// secret is changed, the file has a line for each secret (SIGHUP reads it again). Default: PHUB_TOKEN,
-    /// the file PHUB_TOKEN_FILE, or this user's own, ~/.config/phub/secret, which is created if it is
-    /// missing. `phub-server token` makes secrets, and tokens with a single right.
+    /// File with the cluster's secret, which the hubs and workers of a job must share. While the secret is changed, the file
+    /// has a line for each secret (SIGHUP reads it again). `phub-server token` makes secrets, and tokens with a single right.
+    /// Default: PHUB_TOKEN, the file PHUB_TOKEN_FILE, or this user's own file, ~/.config/phub/secret, which is created if it
+    /// is missing.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
-    /// Serve everybody who can reach the ports: they can read all weights and end all jobs.
+    /// Serve clients without a secret or token: everybody who reaches the ports can read all weights and end all jobs.
     #[arg(long, env = "PHUB_INSECURE", value_parser = BoolishValueParser::new())]
     pub insecure: bool,
 
-    /// File with the certificate of the control port, in PEM, and after it the certificates that sign it. The port then
-    /// speaks only TLS. SIGHUP reads certificate and key again. `phub-server certificate` makes a pair. Default: no TLS.
+    /// File with the certificate of the control port, in PEM, and after it the certificates that sign it. The control port
+    /// then speaks only TLS. SIGHUP reads certificate and key again. `phub-server certificate` makes both. Default: no TLS.
     #[arg(long, env = "PHUB_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
 
@@ -57,8 +58,8 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
-    /// File with certificates, in PEM: serve only clients with a certificate that one of these has signed. Workers and other
-    /// hubs show PHUB_TLS_CERT with PHUB_TLS_KEY.
+    /// File with certificates, in PEM: serve only clients whose certificate was signed by one of them. Workers and other hubs
+    /// then need PHUB_TLS_CERT and PHUB_TLS_KEY. Default: clients need no certificate.
     #[arg(long, env = "PHUB_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
 
@@ -67,38 +68,39 @@ pub struct HubSettings {
     #[arg(skip)]
     pub token: Option<Credential>,
 
-    /// Transports that workers may use: shm, verbs, tcp. A worker uses the best transport that reaches the
-    /// hub. Default: all.
+    /// Transports that workers may use: shm (shared memory), verbs (RDMA), tcp. Each worker uses the best of them that
+    /// reaches the hub. Default: all.
     #[arg(long, env = "PHUB_TRANSPORTS", value_delimiter = ',', value_name = "LIST")]
     pub transports: Option<Vec<Transport>>,
 
-    /// Address for gradients and weights over TCP; the next port is for RDMA's handshake. Default: the control port's address,
-    /// with ports 7078 and 7079 if the control port is 7077, else free ones.
+    /// Address for gradients and weights over TCP; the port after it is for RDMA's handshake. Set it behind a firewall if
+    /// --listen has another port than 7077. Default: the control port's address, with ports 7078 and 7079 if the control port
+    /// is 7077, else free ports.
     #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT", value_parser = listen::address)]
     pub data_listen: Option<SocketAddr>,
 
-    /// Put checksums on gradients and weights over TCP, whose own checksums have only 16 bits. If a NIC, a
-    /// switch or memory alters bytes, the link ends with an error, and nobody trains on these bytes. A link
-    /// has checksums if the worker or the hub asks for them. RDMA and shared memory have no such checksums.
+    /// Put checksums of 64 bits on gradients and weights over TCP, whose own checksums have only 16 bits. If a NIC, a switch
+    /// or memory alters bytes, the link ends with an error, and nobody trains on these bytes. A link has checksums if the
+    /// worker or the hub asks for them. RDMA and shared memory have no such checksums.
     #[arg(long, env = "PHUB_CHECKSUM", value_parser = BoolishValueParser::new())]
     pub checksum: bool,
 
-    /// TCP's congestion control of gradients and weights: `auto`, `system` for the kernel's default, or a
-    /// name that the kernel knows, like cubic. `auto` also takes the kernel's default, unless that is BBR and
-    /// a handshake took at most 10 ms. Then it takes cubic or reno, because they fill links between near
-    /// machines. Workers read PHUB_TCP_CONGESTION for the bytes that they send.
+    /// TCP's congestion control of gradients and weights: `auto`, `system` for the kernel's default, or a name that the
+    /// kernel knows, for example cubic. `auto` takes the kernel's default, unless that is BBR and the handshake took at most
+    /// 10 ms. Then it takes cubic or reno, because they fill links between near machines. Workers read PHUB_TCP_CONGESTION
+    /// for the bytes that they send.
     #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto")]
     pub tcp_congestion: Congestion,
 
-    /// RDMA NICs, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign). A name selects all
-    /// NICs that begin with it. With = before the list names are exact, with ^ before it the list is excluded.
-    /// NCCL_IB_HCA and NCCL_IB_GID_INDEX are read if this flag is not given. Default: every NIC with a link, except those
-    /// that have at most an eighth of the speed of the fastest.
+    /// RDMA NICs of the hub, for example mlx5_0,mlx5_1:1@3 (after a colon the port, after an at sign the GID's index). A name
+    /// selects all NICs that begin with it. With = before the list names are exact, with ^ before it the list is excluded.
+    /// Without this setting NCCL_IB_HCA and NCCL_IB_GID_INDEX count. Default: every NIC with a link, except those that have
+    /// at most an eighth of the speed of the fastest.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
 
-    /// Pairs of this hub's NICs and the NICs of hubs above or of a mesh, like mlx5_0=mlx5_2,mlx5_1=mlx5_3, if
-    /// this hub joins them. Workers read PHUB_RAILS, too. Default: by subnet, name and place.
+    /// Pairs of NICs for links to hubs above or to hubs of a mesh, for example mlx5_0=mlx5_2,mlx5_1=mlx5_3. Each pair has
+    /// this hub's NIC, then the other hub's. Workers read PHUB_RAILS, too. Default: pairs by subnet, name and place.
     #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB")]
     pub rails: Option<RailMap>,
 
@@ -106,59 +108,61 @@ pub struct HubSettings {
     #[command(flatten)]
     pub paths: PathArgs,
 
-    /// Cores that sum and step: a number, cpus like 0,2,4-7, or `half` of the physical cores. Workers on this
-    /// machine then have the other half. Default: one cpu of every physical core that this process may use.
-    /// With RDMA NICs, two to four of them for each NIC, so that all NICs carry equal shares.
+    /// Cores that sum and step: a number, a list of cpus like 0,2,4-7, or `half` of the physical cores. With `half`, workers
+    /// on this machine have the other half. Default: one cpu of every physical core that this process may use. With RDMA
+    /// NICs: two to four of these for each NIC, so that all NICs carry equal shares.
     #[arg(long, env = "PHUB_CORES", value_name = "N|LIST|half")]
     pub cores: Option<CoreSelection>,
 
-    /// How a core waits when nothing arrives. `sleep` leaves the core at once, `spin` stays some microseconds
-    /// and then sleeps, `busy-poll` never sleeps (for dedicated cores). `auto` spins if the hub leaves cpus
-    /// to other programs, and sleeps if it uses all cpus.
+    /// How a core waits when nothing arrives. `sleep` leaves the cpu at once. `spin` keeps the cpu for some microseconds, and
+    /// then sleeps. `busy-poll` never sleeps: use it for dedicated cores. `auto` spins if the hub leaves cpus to other
+    /// programs, and sleeps if it uses all cpus.
     #[arg(long, env = "PHUB_IDLE", default_value = "auto", value_enum)]
     pub idle: IdleChoice,
 
-    /// The hub declares a worker dead after this many seconds without a heartbeat, and notifies its job.
+    /// Count a worker as lost after this many seconds without a heartbeat. Raise the limit if worker processes may be stopped
+    /// for longer, for example in a debugger.
     #[arg(long, env = "PHUB_HEARTBEAT_LIMIT_S", default_value_t = 10, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub heartbeat_limit_s: u64,
 
-    /// Name the worker that delays a round: after this many seconds without progress, while other workers
-    /// wait for its pushes and its heartbeats arrive. The log, GET /v1/hub and the workers show its rank.
+    /// Name the worker that delays a round, after this many seconds without progress. The log, GET /v1/hub and the other
+    /// workers then have its rank. The worker's heartbeats still arrive: it lives, but does not push.
     #[arg(long, env = "PHUB_LATE_WARNING_S", default_value_t = 30, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub late_warning_s: u64,
 
-    /// Treat a worker that delays a round as lost after this many seconds, as if it had died. The value is at
-    /// least that of --late-warning-s. In a job over several hubs, the worker is only named. Default: the
-    /// other workers wait.
+    /// Count a worker that delays a round as lost after this many seconds, as if it had died. Set it above the longest pause
+    /// of a healthy job; it must not be below --late-warning-s. In a job over several hubs the worker is only named. Default:
+    /// the other workers wait.
     #[arg(long, env = "PHUB_LATE_LIMIT_S", value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub late_limit_s: Option<u64>,
 
-    /// Directory of checkpoints. A job that has a checkpoint there continues from it. The hub writes one at the end of a
-    /// job, at a clean stop, and on request. Default: no checkpoints.
+    /// Directory of checkpoints. A new job continues from the checkpoint that has its name. The hub writes checkpoints at the
+    /// end of a job, at a clean stop, and on request. Default: no checkpoints.
     #[arg(long, env = "PHUB_CHECKPOINTS", value_name = "DIRECTORY")]
     pub checkpoints: Option<PathBuf>,
 
-    /// Write a checkpoint each time this number of rounds has passed, while the job runs. The checkpoints need more
-    /// memory: as much as the weights and the optimizer's state.
+    /// Also write a checkpoint each time this number of rounds has passed. Use this if the hub may be killed. It needs more
+    /// memory: as much as the weights and the optimizer's state. Default: no periodic checkpoints.
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
 
-    /// The number of checkpoints of a job that are kept: the newest one, and the previous ones, with their
-    /// round in the name. A job continues from the newest one that is not damaged. Each needs room on the
-    /// disk. A job over several hubs keeps its last two.
+    /// Keep this number of checkpoints of each job: the newest, and earlier ones with their round in the name. A job
+    /// continues from the newest that is not damaged. Each needs room on the disk. A job over several hubs keeps its last
+    /// two.
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT", requires = "checkpoints")]
     pub checkpoint_keep: NonZeroU32,
 
-    /// The number of jobs whose files are kept. When a job ends, the files of the jobs that were saved longest ago are removed.
-    /// Files of running jobs and of jobs over several hubs stay. A run without PHUB_JOB is a separate job, and no other run
-    /// continues from it. Default: all.
+    /// Keep the files of only this number of jobs. When a job ends, files of the jobs that were saved longest ago are
+    /// removed. Files of running jobs and of jobs over several hubs stay. Use this if many runs have no PHUB_JOB: each such
+    /// run is a separate job. Default: all.
     #[arg(long, env = "PHUB_CHECKPOINT_JOBS", value_name = "COUNT", requires = "checkpoints")]
     pub checkpoint_jobs: Option<NonZeroU32>,
 
-    /// The mode of checkpoint files, like 640 if a group may read them. Readers may also list a directory that the hub makes.
+    /// Permissions of checkpoint files, for example 640 if a group may read them. Users who may read the files may also list a
+    /// directory that the hub makes.
     #[arg(
         long,
         env = "PHUB_CHECKPOINT_MODE",
@@ -168,9 +172,9 @@ pub struct HubSettings {
     )]
     pub checkpoint_mode: FileMode,
 
-    /// Hubs above this hub: host:port of each, with commas between them. This hub then sums its own workers' pushes,
-    /// sends one stream of sums up, and passes the weights down. The hubs above step, keep the optimizer's state and
-    /// write the checkpoints. A mesh needs no setting here: its workers ask for it.
+    /// Hubs above this hub: host:port of each, with commas between them. This hub then sums its own workers' pushes, sends
+    /// only the sums up, and passes the weights down. The hubs above step, keep the optimizer's state and write the
+    /// checkpoints. A mesh needs no setting here: its workers ask for it. Default: this hub steps.
     #[arg(
         long,
         env = "PHUB_ABOVE",
@@ -180,71 +184,75 @@ pub struct HubSettings {
     )]
     pub above: Option<String>,
 
-    /// The number of this hub among all hubs below the same hubs, from 0, and the count of these hubs: 1/4.
+    /// Number of this hub, from 0, and the count of all hubs below the same hubs, for example 1/4. Needed with --above.
     #[arg(long, env = "PHUB_MACHINE", value_name = "N/COUNT")]
     pub machine: Option<Machine>,
 
-    /// The network interface by which the hubs of other machines of a mesh reach this hub, such as eth1, in the form of
-    /// --nics. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME are read if it is not given. Default: the address of --listen;
-    /// if that is 0.0.0.0, the interface that leads to the first machine.
+    /// Network interface by which the other hubs of a mesh reach this hub, for example eth1, in the form of --nics. Set it if
+    /// the machine has several networks. Without this setting NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME count. Default: the
+    /// address of --listen; if that is 0.0.0.0, the interface that leads to the first machine.
     #[arg(long, env = "PHUB_INTERFACE", value_name = "NAME")]
     pub interface: Option<NicList>,
 
-    /// Hosts and networks that this hub may ask if a join or another hub names them, like 10.0.0.0/8,hub-1.example. They are the
-    /// hubs of a mesh, and the other hubs of a job. The hosts of --above need not be listed. Default: all.
+    /// Hosts and networks to which this hub may send requests if a join or another hub names them, for example
+    /// 10.0.0.0/8,hub-1.example. List the hubs of a mesh, and the other hubs of a job, but not those of --above. Use this if
+    /// you do not trust all clients. Default: all.
     #[arg(long, env = "PHUB_PEERS", value_name = "LIST")]
     pub peers: Option<PeerList>,
 
-    /// The seconds that the first worker of a job waits for hubs above, or of the mesh, that do not answer yet.
+    /// How long the first worker of a job waits for hubs above, or for hubs of the mesh, that do not answer yet. Raise it if
+    /// these hubs start late.
     #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(..=86400))]
     pub above_limit_s: u64,
 
-    /// The most jobs at a time. Another job is refused until a running job ends.
+    /// The most jobs at a time. The hub refuses a further job until a running job ends.
     #[arg(long, env = "PHUB_JOBS_LIMIT", default_value_t = 256, value_name = "JOBS",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs_limit: u32,
 
-    /// The most jobs of one address: the address of the worker that made the job. Behind a gateway or a proxy all workers
-    /// have the same address. Default: no limit except --jobs-limit.
+    /// The most jobs of one address, which is the address of the worker that made the job. Behind a gateway or a proxy all
+    /// workers have the same address. Default: no limit except --jobs-limit.
     #[arg(long, env = "PHUB_JOBS_PER_ADDRESS", value_name = "JOBS",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub jobs_per_address: Option<u32>,
 
-    /// The most memory that is promised to the jobs of one address together, in megabytes. Default: all
-    /// memory.
+    /// The most memory, in megabytes, that the hub promises to all jobs of one address together. Default: all memory.
     #[arg(long, env = "PHUB_MEMORY_PER_ADDRESS", value_name = "MB")]
     pub memory_per_address: Option<NonZeroU32>,
 
-    /// The most memory that is promised to a job, in megabytes. Default: all memory.
+    /// The most memory, in megabytes, that the hub promises to one job. It refuses a larger job. Default: all memory.
     #[arg(long, env = "PHUB_MEMORY_PER_JOB", value_name = "MB")]
     pub memory_per_job: Option<NonZeroU32>,
 
-    /// Note the times of each core's work, and write the last rounds into this file at the end: a timeline
-    /// for ui.perfetto.dev. GET /v1/trace sends it at any time. Default: nothing is noted.
+    /// Record a timeline of each core's work, and write the last rounds into this file when the hub stops. Open it in
+    /// ui.perfetto.dev. GET /v1/trace sends the timeline at any time. Default: no timeline.
     #[arg(long, env = "PHUB_TRACE", value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
-    /// Write all inputs that decide about jobs and workers into this file, for `phub-server replay FILE`: each request and
-    /// event, with its time and its answer. The file has names and addresses, and no tokens. Default: nothing is written.
+    /// Write each request and event that decides about jobs and workers into this file, with its time and its answer. Use
+    /// this to report a bug: `phub-server replay FILE` repeats the record. The file has names and addresses, but no tokens.
+    /// Default: no record.
     #[arg(long, env = "PHUB_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
 
-    /// The size limit of the record, in megabytes. At the limit, the record ends with a line that says so; the hub continues.
+    /// Size limit of the record, in megabytes. At the limit the record ends with a line that says so, and the hub continues.
     #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000, requires = "record",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub record_mb: u32,
 
-    /// Form of log lines: text for people, or json for programs, one object for each line, with its facts as fields
-    /// [default: text] [env: PHUB_LOG_FORMAT=]
+    /// Form of log lines: text for people, or json for programs: one object for each line, with its facts as fields [default:
+    /// text] [env: PHUB_LOG_FORMAT=]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
 
-    /// TOML file with settings. Its keys are the flags without their dashes, like `cores = 4`. Flags and variables override it.
+    /// TOML file with settings. Its keys are the flags without the dashes in front, for example `cores = 4`. Flags and
+    /// variables override the file. Default: no file.
     #[arg(long, env = "PHUB_CONFIG", value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
 
-    /// End when there has been no job for this many seconds. Default: run until a signal.
+    /// End when the hub has had no job for this many seconds. Use this for a hub that serves one run. Default: run until a
+    /// signal.
     #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     pub unused_limit_s: Option<u64>,

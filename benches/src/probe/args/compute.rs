@@ -8,29 +8,30 @@ use crate::compute::{ComputePlan, trace};
 /// The settings of compute.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ComputeArgs {
-    /// Compute with the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's
-    /// GPU, or your own file (docs/compute.md). In the forward pass, each layer waits for its weights, and then for its
-    /// time. In the backward pass, it waits for its time, and then pushes its gradients. Default model: the trace's.
+    /// Imitate computing with the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on
+    /// P3's GPU, or your own file (docs/compute.md). In the forward pass, each layer waits for its weights, and then for its
+    /// time. In the backward pass, it waits for its time, and then pushes its gradients. The default model is then the
+    /// trace's. Default: computing takes no time.
     #[arg(long, help_heading = COMPUTE, value_name = "TRACE|FILE")]
     pub compute: Option<String>,
 
-    /// Multiply the trace's times: 2 imitates a GPU that is half as fast.
+    /// Multiply the trace's times by this factor: 2 imitates a GPU that is half as fast.
     #[arg(long, help_heading = COMPUTE, default_value_t = 1.0, value_name = "X", requires = "compute", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub time_scale: f64,
 
-    /// Rate at which each worker's link carries the model, each way, for the bound. In the bound, computing and link
-    /// are as busy as possible, and each layer follows its weights.
+    /// Rate of each worker's link in Gb/s, each way. The probe then prints the bound, the most samples a second that such
+    /// links allow, but does not limit the links. Default: no bound.
     #[arg(long, help_heading = COMPUTE, value_name = "GBPS", requires = "compute", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub bandwidth_gbps: Option<f64>,
 
-    /// Divide the size of every tensor by N, for links that are N times slower than the imitated links.
+    /// Divide the size of every tensor by N. Use this with links that are N times slower than the imitated links.
     #[arg(long, help_heading = COMPUTE, default_value_t = 1, value_name = "N", requires = "compute")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub shrink: u64,
 
-    /// Exchanges without compute before the iterations, with which overlap is compared.
+    /// Number of exchanges without computing before the iterations. Their median time is needed to compute the overlap.
     #[arg(long, help_heading = COMPUTE, default_value_t = 5, value_name = "N", requires = "compute")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub exchanges: u32,

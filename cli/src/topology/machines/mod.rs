@@ -19,25 +19,24 @@ pub(super) const NESTEROV: Optimizer =
 /// Settings of `topology` for a job on several machines.
 #[derive(Debug, clap::Args)]
 pub(super) struct MachinesArgs {
-    /// Machines of a job on several machines like this one, a hub on each. Needs a model.
+    /// Show a job on this number of machines like this one, with a hub on each. Needs a model.
     ///
     /// Shows the owner of each share, and the bytes on each link in a round in each shape. Also shows the recommended shape
     /// with the reason, and the memory of a hub.
     #[arg(long, value_name = "N", value_parser = machines, requires = "workers_per_machine", conflicts_with = "workers")]
     machines: Option<u32>,
 
-    /// Workers on each of the machines.
+    /// Number of workers on each of the --machines.
     #[arg(long, value_name = "N", value_parser = workers, requires = "machines")]
     workers_per_machine: Option<u32>,
 
-    /// Dedicated hubs above the hubs of the machines. The shape with dedicated hubs is shown, too.
+    /// Also show the shape with this number of dedicated hubs above the machines' hubs.
     #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
     above_hubs: Option<u32>,
 
-    /// Speed of each machine's link in Gb/s, each way. Default: the speed of the fastest NIC, if it is known.
+    /// Speed of each machine's link in Gb/s, each way. Default: the speed of the fastest NIC that the hub would use.
     ///
-    /// The NIC is one that the hub would use. The speed of virtual NICs is not known. Then only bytes are
-    /// shown.
+    /// The speed of virtual NICs is not known. Without a known speed only bytes are shown.
     #[arg(long, value_name = "GBPS", value_parser = gbps, requires = "machines")]
     link_gbps: Option<f64>,
 }
