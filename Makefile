@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` work without further steps.
-.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim environment programs units seeds together others python-and-together units-and-others replay
+.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim environment integration units seeds together others python-and-together units-and-others replay
 
 CARGO ?= cargo
 # The flag to build with hwloc, if this machine has a recent hwloc. Without it the programs read the topology from sysfs.
@@ -18,7 +18,7 @@ run: setup  ## build, and probe what a hub can do on this machine
 
 test: setup  ## test everything that needs no special hardware, as it is shipped
 	$(MAKE) --no-print-directory -j2 loom environment
-	$(MAKE) --no-print-directory programs wheel
+	$(MAKE) --no-print-directory integration wheel
 	$(MAKE) --no-print-directory -j2 python-and-together units-and-others
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
@@ -30,10 +30,10 @@ python-and-together: pytest
 units-and-others: units
 	$(MAKE) --no-print-directory seeds others
 
-# The programs, and the tests that use crates from outside. They are built before the unit tests: cargo would build the largest
+# The tests that use crates from outside, and their programs. They are built before the unit tests: cargo would build the largest
 # unit test last, alone on one core.
-programs:
-	$(CARGO) test --release $(FEATURES) --no-run --bins --examples --test '*'
+integration:
+	$(CARGO) test --release $(FEATURES) --no-run --test '*'
 
 units:
 	nice $(CARGO) test --release $(FEATURES) --no-run
