@@ -214,10 +214,9 @@ impl Control {
         token: &str,
         state_before: Round,
         steps: Option<Vec<u32>>,
-    ) -> Result<Option<u64>, MemberError> {
+    ) -> Result<Option<u64>, Failure> {
         let request = OfferRequest { token: token.to_owned(), state_before, steps };
-        let reply = self.post("offer", "take a state", &request).map_err(|failure| failure.error);
-        reply.map(|reply: OfferReply| reply.state_bytes)
+        self.post("offer", "take a state", &request).map(|reply: OfferReply| reply.state_bytes)
     }
 
     /// Sends `POST /v1/jobs/{job}/state`, with `bytes` bytes of `values`. This request may take longer than others.
@@ -227,7 +226,7 @@ impl Control {
         token: &str,
         values: Box<dyn Read + Send>,
         bytes: u64,
-    ) -> Result<R, MemberError> {
+    ) -> Result<R, Failure> {
         let url = self.url(&format!("/v1/jobs/{}/state", self.job));
         let while_sending = self.timeout + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
         let request = self.agent.post(&url).config().timeout_global(Some(while_sending)).build();
@@ -237,10 +236,9 @@ impl Control {
         let mut values = Exactly { values, left: bytes, wrong: None };
         let response = request.send(SendBody::from_reader(&mut values));
         if let Some(why) = values.wrong {
-            return Err(MemberError::State { job: self.job.clone(), why, bytes });
+            return Err(MemberError::State { job: self.job.clone(), why, bytes }.into());
         }
-        let reply = response.map_err(|error| self.unreachable(error));
-        reply.and_then(|response| self.read_reply(what, response)).map_err(|failure| failure.error)
+        self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
     }
 
     fn unreachable(&self, error: ureq::Error) -> Failure {

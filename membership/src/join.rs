@@ -317,7 +317,7 @@ impl LetIn {
         state_before: Round,
         steps: Option<Vec<u32>>,
     ) -> Result<Option<u64>, MemberError> {
-        let offered = self.control.offer(&self.reply.token, state_before, steps);
+        let offered = self.control.offer(&self.reply.token, state_before, steps).map_err(|failure| failure.error);
         if offered.is_err() {
             self.farewell = Some(self.control.within(FAREWELL_LIMIT));
         }
