@@ -21,7 +21,7 @@ mod thread;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::Idle;
 use membership::Way;
@@ -35,6 +35,9 @@ use shared::{Ending, Shared};
 /// The interval at which a waiting caller checks whether it was interrupted: short enough for a person who
 /// presses Ctrl-C.
 const ASK: Duration = Duration::from_millis(100);
+
+/// The time that an interrupted join waits until its thread has left.
+const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// The reason why a call of a background session failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -149,9 +152,11 @@ impl Background {
                 return Err(shared.why_ended());
             }
             Err(NotTold::Interrupted) => {
-                // The thread notices the end soon, or after the hub's reply. This call does not wait for the
-                // thread.
+                // The thread notices the end soon, and leaves, so that the rank is free for the next join. This call does
+                // not wait for a hub that needs longer for its reply.
                 shared.end(Ending::Drop);
+                let since = Instant::now();
+                let _ = shared.wait_for_end(&mut || since.elapsed() > LEAVE_LIMIT);
                 return Err(BackgroundError::Interrupted { what: "the other workers".into() });
             }
         };
