@@ -116,7 +116,6 @@ struct Joined {
     keys: Vec<KeyMemory>,
     layout: Arc<Layout>,
     ways: Vec<Way>,
-    waker: std::task::Waker,
 }
 
 impl Background {
@@ -145,7 +144,7 @@ impl Background {
                 .spawn(move || thread::run(config, state, &shared, &memory, tell))
                 .map_err(SessionError::from)?
         };
-        let joined = match receive(&told, interrupted) {
+        let (joined, waker) = match receive(&told, interrupted) {
             Ok(joined) => joined,
             Err(NotTold::Ended) => {
                 let _ = thread.join();
@@ -160,7 +159,7 @@ impl Background {
                 return Err(BackgroundError::Interrupted { what: "the other workers".into() });
             }
         };
-        shared.set_waker(joined.waker.clone());
+        shared.set_waker(waker);
         shared.restart();
         let (thread, owner) = (Mutex::new(Some(thread)), std::process::id());
         Ok(Background { shared, thread, memory, joined, rank, owner })

@@ -209,6 +209,7 @@ impl Shared {
         drop(timeline); // its file must exist before callers notice the end
         let mut state = self.lock();
         state.over = Some(error.map(Arc::new));
+        state.waker = None; // it keeps descriptors of the links open
         // Dropping a call notifies its caller that the session is over.
         state.calls.clear();
         drop(state);
