@@ -15,6 +15,7 @@
 //! Must not depend on tensors' types, or on what its callers compute.
 
 mod notes;
+mod order;
 mod shared;
 mod thread;
 

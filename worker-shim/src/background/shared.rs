@@ -12,6 +12,7 @@ use std::time::Instant;
 use pbox_core::{KeyId, Round};
 
 use super::notes::{Note, Notes};
+use super::order::{Order, Push};
 use super::{ASK, BackgroundError};
 use crate::exchange::{ExchangeError, Traffic};
 use crate::session::{
@@ -49,8 +50,7 @@ struct State {
     ending: Option<Ending>,
     /// Whether each key is queued or in flight, by key.
     open: Vec<bool>,
-    /// The last or next push of each key, by key.
-    pushes: Vec<Push>,
+    order: Order,
     /// Whether the last answer of each key left its weights unchanged, by key.
     left_alone: Vec<bool>,
     /// The waits of callers, by key.
@@ -65,14 +65,6 @@ struct State {
     is_woken: bool,
     /// The end of the session, once it is over: the error that ended it, if an error did.
     over: Option<Option<Arc<SessionError>>>,
-}
-
-/// The push of a key that is queued or in flight. For any other key, its next push.
-#[derive(Clone, Copy, Default)]
-struct Push {
-    round: Round,
-    /// The round for which all keys must be pushed before this push.
-    awaits: Option<Round>,
 }
 
 struct Waiting {
@@ -110,7 +102,7 @@ impl Shared {
             calls: Vec::new(),
             ending: None,
             open: vec![false; names.len()],
-            pushes: vec![Push::default(); names.len()],
+            order: Order::new(names.len()),
             left_alone: vec![false; names.len()],
             waiting: HashMap::new(),
             next_round: Round(0),
@@ -175,10 +167,10 @@ impl Shared {
     /// no time.
     pub fn publish(&self, session: &Session, changed: &[KeyId]) {
         let mut state = self.lock();
-        let State { open, pushes, left_alone, notes, next_round, .. } = &mut *state;
+        let State { open, order, left_alone, notes, next_round, .. } = &mut *state;
         for &key in changed {
             open[key.index()] = !session.has_answer(key);
-            pushes[key.index()] = Push { round: session.round(key), awaits: session.awaited_before(key) };
+            order.set(key, Push { round: session.round(key), awaits: session.awaited_before(key) });
             left_alone[key.index()] = session.was_left_alone(key).unwrap_or(false);
             *next_round = session.round(key).max(*next_round);
         }
@@ -249,24 +241,11 @@ impl Shared {
             let (key, pushed) = (self.names[key.index()].clone(), what.name());
             return Err(ExchangeError::OnlyGradients { key, pushed, why }.into());
         }
-        self.check_all_pushed_before(state, key)?;
+        state.order.check(key, &state.open, &self.names)?;
         state.open[key.index()] = true;
         state.notes.pushed(key, what);
         state.waiting.values_mut().for_each(|waiting| waiting.in_vain = None);
         Ok(())
-    }
-
-    /// Checks the order of pushes that Slim-DP needs, as the session does. The session's own error would end the session.
-    fn check_all_pushed_before(&self, state: &State, key: KeyId) -> Result<(), ExchangeError> {
-        let Push { round, awaits } = state.pushes[key.index()];
-        let Some(awaited) = awaits else { return Ok(()) };
-        let is_missing =
-            |(push, open): (&Push, &bool)| push.round < awaited || (push.round == awaited && !open);
-        let missing = state.pushes.iter().zip(&state.open).position(is_missing);
-        let name = |index: usize| self.names[index].clone();
-        missing.map_or(Ok(()), |missing| {
-            Err(ExchangeError::NeedsAll { key: name(key.index()), round: round.0, missing: name(missing) })
-        })
     }
 
     pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
