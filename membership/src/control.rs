@@ -208,7 +208,8 @@ impl Control {
     }
 
     /// Offers the hub the state before a round. `steps` are the numbers of steps of the keys, if some key has not
-    /// made one step per round. If the hub wants the state, returns the number of bytes that it wants.
+    /// made one step per round. If the hub wants the state, returns the number of bytes that it wants. Retries the request
+    /// like a join: a hub refuses a second offer.
     pub fn offer(
         &self,
         token: &str,
@@ -216,7 +217,10 @@ impl Control {
         steps: Option<Vec<u32>>,
     ) -> Result<Option<u64>, Failure> {
         let request = OfferRequest { token: token.to_owned(), state_before, steps };
-        self.post("offer", "take a state", &request).map(|reply: OfferReply| reply.state_bytes)
+        let offered = insist(self.timeout, Failure::passes_for_newcomer, || {
+            self.post("offer", "take a state", &request)
+        });
+        offered.map(|reply: OfferReply| reply.state_bytes)
     }
 
     /// Sends `POST /v1/jobs/{job}/state`, with `bytes` bytes of `values`. This request may take longer than others.

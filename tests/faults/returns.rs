@@ -210,8 +210,7 @@ fn a_request_waits_for_a_hub_that_is_started_again_behind_a_proxy() {
         begin_hub(&[
             ("PHUB_LISTEN", &address.to_string()),
             ("PHUB_CHECKPOINTS", dir.path().to_str().unwrap()),
-            ("PHUB_CHECKPOINT_EVERY", "1"),
-            ("PHUB_HEARTBEAT_LIMIT_S", "1"),
+            ("PHUB_HEARTBEAT_LIMIT_S", "2"),
         ])
     };
     let hub = start();
@@ -220,6 +219,7 @@ fn a_request_waits_for_a_hub_that_is_started_again_behind_a_proxy() {
     config.terms.workers = 1;
     let mut session = begun(config);
     step(&mut session, 0, 0).unwrap();
+    session.checkpoint().unwrap();
     drop(hub); // kills it
     proxy.breaks("join", Break::Page(502), 2);
     std::thread::scope(|scope| {
