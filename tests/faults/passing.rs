@@ -77,7 +77,7 @@ fn a_state_is_offered_again() {
     let proxy = Proxy::start(hub.address());
     for status in [502, 503, 504] {
         let config = config_at(&proxy.address(), &format!("job-{status}"), 0, 1);
-        let elements: u64 = config.terms.keys.iter().map(|key| key.elements().unwrap() as u64).sum();
+        let elements: u64 = config.terms.keys.iter().map(|key| key.elements().unwrap()).sum();
         let values = Box::new(std::io::repeat(0).take(elements * 4));
         proxy.breaks("offer", Break::Page(status), 2);
         let state = State { before: Round(5), steps: None, values };
