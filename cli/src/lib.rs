@@ -11,6 +11,7 @@ mod certificate;
 mod checkpoint;
 mod demo;
 pub mod doctor;
+mod input;
 mod operate;
 mod out;
 mod pages;

@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Parser;
 use coordinator::record::{NotReplayed, replay};
 
-use crate::out;
+use crate::{input, out};
 
 /// Replay the record of a hub, and compare each answer with the record.
 ///
@@ -30,6 +30,7 @@ impl ReplayArgs {
     /// Returns an error if the file cannot be read, or is not a record.
     pub fn run(&self) -> anyhow::Result<bool> {
         let shown = || self.file.display().to_string();
+        input::check_no_fifo(&self.file)?;
         let file = File::open(&self.file)
             .with_context(|| format!("{}: give a file that `serve --record FILE` has made", shown()))?;
         match replay(BufReader::new(file).lines(), Instant::now()) {

@@ -6,6 +6,8 @@ use clap::Parser;
 use phub_server::program::{WrongSetting, say};
 use timeline::{TraceFile, merge};
 
+use crate::input;
+
 /// Merge the timelines of hubs and workers into one, on one clock: that of the first file.
 ///
 /// Processes of one machine share a clock. A worker compares its clock with the clocks of its hubs when it joins and when it
@@ -40,6 +42,7 @@ impl TraceArgs {
             let why = format!("{} is given twice; name each file once", file.display());
             return Err(WrongSetting(why).into());
         }
+        self.files.iter().try_for_each(|file| input::check_no_fifo(file))?;
         // The files are merged before the new file is made, so that a bad file does not overwrite an existing
         // one.
         let (processes, apart) = merge(&self.files)?;

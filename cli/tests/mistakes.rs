@@ -163,3 +163,37 @@ fn what_is_no_hub_and_no_job_is_said_before_anybody_is_asked() {
         says(failure(arguments), &words);
     }
 }
+
+/// Checks that no command waits for the writer of a FIFO. The pipe of a shell is read.
+#[test]
+fn a_fifo_in_place_of_a_file_ends_a_command_and_a_pipe_is_read() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let (fifo, all) = (dir.path().join("fifo"), dir.path().join("all.json"));
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let with = |file: &str| {
+        [
+            vec!["topology".to_owned(), "--xml".to_owned(), file.to_owned()],
+            vec!["trace".to_owned(), "--to".to_owned(), text(&all).to_owned(), file.to_owned()],
+            vec!["replay".to_owned(), file.to_owned()],
+        ]
+    };
+    for arguments in with(text(&fifo)) {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let ended = phub_server(&arguments).output().unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}");
+        says(
+            String::from_utf8_lossy(&ended.stderr),
+            &[text(&fifo), "expected a file, found a FIFO", "give a file"],
+        );
+    }
+    for arguments in with("/dev/stdin") {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let (read, mut write) = std::io::pipe().unwrap();
+        write.write_all(b"nothing of use\n").unwrap();
+        drop(write);
+        let ended = phub_server(&arguments).stdin(read).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(!ended.status.success() && !said.contains("FIFO"), "{arguments:?}: {said}");
+    }
+}

@@ -208,16 +208,19 @@ impl Control {
     }
 
     /// Offers the hub the state before a round. `steps` are the numbers of steps of the keys, if some key has not
-    /// made one step per round. If the hub wants the state, returns the number of bytes that it wants.
+    /// made one step per round. If the hub wants the state, returns the number of bytes that it wants. Retries the request
+    /// like a join: a hub refuses a second offer.
     pub fn offer(
         &self,
         token: &str,
         state_before: Round,
         steps: Option<Vec<u32>>,
-    ) -> Result<Option<u64>, MemberError> {
+    ) -> Result<Option<u64>, Failure> {
         let request = OfferRequest { token: token.to_owned(), state_before, steps };
-        let reply = self.post("offer", "take a state", &request).map_err(|failure| failure.error);
-        reply.map(|reply: OfferReply| reply.state_bytes)
+        let offered = insist(self.timeout, Failure::passes_for_newcomer, || {
+            self.post("offer", "take a state", &request)
+        });
+        offered.map(|reply: OfferReply| reply.state_bytes)
     }
 
     /// Sends `POST /v1/jobs/{job}/state`, with `bytes` bytes of `values`. This request may take longer than other requests.
@@ -227,7 +230,7 @@ impl Control {
         token: &str,
         values: Box<dyn Read + Send>,
         bytes: u64,
-    ) -> Result<R, MemberError> {
+    ) -> Result<R, Failure> {
         let url = self.url(&format!("/v1/jobs/{}/state", self.job));
         let while_sending = self.timeout + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
         let request = self.agent.post(&url).config().timeout_global(Some(while_sending)).build();
@@ -237,10 +240,9 @@ impl Control {
         let mut values = Exactly { values, left: bytes, wrong: None };
         let response = request.send(SendBody::from_reader(&mut values));
         if let Some(why) = values.wrong {
-            return Err(MemberError::State { job: self.job.clone(), why, bytes });
+            return Err(MemberError::State { job: self.job.clone(), why, bytes }.into());
         }
-        let reply = response.map_err(|error| self.unreachable(error));
-        reply.and_then(|response| self.read_reply(what, response)).map_err(|failure| failure.error)
+        self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
     }
 
     fn unreachable(&self, error: ureq::Error) -> Failure {

@@ -158,7 +158,7 @@ impl Hub {
     /// # Errors
     /// Returns an error if the hub is lost or is stopping.
     pub fn check_health(&self, limit: Duration) -> Result<(), MemberError> {
-        self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure.error))
+        self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure))
     }
 
     /// Returns the time of the hub's clock, from the quickest of several requests, each with the timeout `limit`. `None`
@@ -196,17 +196,22 @@ impl Hub {
             (Cause::Refused, error) => error,
             // The end of the job explains more than the failure of a request. For a lost hub, the heartbeat may find the
             // reason a moment later.
-            (_, MemberError::Unreachable { cause, .. }) => self.end().unwrap_or_else(|| self.lost(cause)),
             (Cause::Gone, answer) => self.end().unwrap_or_else(|| self.lost(answer.to_string())),
-            (_, answer) => self.end().unwrap_or(answer),
+            (cause, error) => match self.lost_if_unreachable(Failure { cause, error }) {
+                lost @ MemberError::HubLost { .. } => lost,
+                answer => self.end().unwrap_or(answer),
+            },
         })
     }
 
-    fn lost_if_unreachable(&self, error: MemberError) -> MemberError {
-        match error {
-            MemberError::Unreachable { cause, .. } => self.end().unwrap_or_else(|| self.lost(cause)),
-            other => other,
-        }
+    /// Returns the loss of the hub if the request has not reached the hub: there is no connection, or only a proxy answers.
+    fn lost_if_unreachable(&self, Failure { cause, error }: Failure) -> MemberError {
+        let why = match (cause, error) {
+            (_, MemberError::Unreachable { cause, .. }) => cause,
+            (Cause::Passing, page @ MemberError::Nonsense { .. }) => page.to_string(),
+            (_, other) => return other,
+        };
+        self.end().unwrap_or_else(|| self.lost(why))
     }
 
     /// Reports that this member has lost its links, and asks for new links. The hub answers after it has released the old
@@ -230,7 +235,9 @@ impl Hub {
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
     pub fn offer(&self, state_before: Round, steps: Option<Vec<u32>>) -> Result<Option<u64>, MemberError> {
-        self.control.offer(&self.token, state_before, steps).map_err(|error| self.lost_if_unreachable(error))
+        self.control
+            .offer(&self.token, state_before, steps)
+            .map_err(|failure| self.lost_if_unreachable(failure))
     }
 
     /// Sends the state for which the hub waits. Its length is `bytes` bytes.
@@ -239,7 +246,7 @@ impl Hub {
     /// Returns the errors of [`post`](Self::post), and an error if the state has another length.
     pub(crate) fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
         let reply = self.control.send_state("bring a state", &self.token, values, bytes);
-        reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
+        reply.map(|_: StateReply| ()).map_err(|failure| self.lost_if_unreachable(failure))
     }
 
     /// Reports, within `limit`, that this member's own job has failed, and why.
@@ -316,6 +323,6 @@ impl Hub {
         // A loss in the news does not end the retries. If only the answer to the first try was lost, the member has
         // already left, and the hub refuses its heartbeat.
         let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&request));
-        left.map_err(|failure| self.lost_if_unreachable(failure.error))
+        left.map_err(|failure| self.lost_if_unreachable(failure))
     }
 }

@@ -25,6 +25,9 @@ use crate::named::Named;
 /// The timeout of the notice to a hub that an admitted member will not connect.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
+/// The reason that the hub gets for a member that will not connect.
+const UNLINKED: &str = "its join ended before it had links to all hubs; its own error says why";
+
 /// The timeout of the question whether a hub is up. The pause before the next question is [`HEALTH_PAUSE`].
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
@@ -283,8 +286,8 @@ pub struct LetIn {
     heartbeat: Heartbeat,
     /// The longest time in which the hub reads its checkpoint and makes its memory.
     pub(crate) for_memory: Duration,
-    /// The client for the notice that the member will not connect. If the job has only one hub, no notice is needed: the
-    /// hub sees the links end.
+    /// The client for the notice that the member will not connect. `None` for a member that reconnects, and once there are
+    /// links: the hub sees them end.
     farewell: Option<Control>,
 }
 
@@ -298,7 +301,7 @@ impl LetIn {
         }
         let control = control.of_member(&reply.token);
         let share = Share::of_hub(&request.terms, request.hub);
-        let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
+        let farewell = Some(control.within(FAREWELL_LIMIT));
         // The heartbeat starts now, because the hub's limit may be shorter than the time for making windows and links.
         let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit()).map_err(MemberError::from)?;
         let token = reply.token.clone();
@@ -312,16 +315,9 @@ impl LetIn {
     /// # Errors
     /// Returns an error if the hub refuses. When this value is dropped, the hub is notified that the member will not
     /// connect.
-    pub fn offer(
-        &mut self,
-        state_before: Round,
-        steps: Option<Vec<u32>>,
-    ) -> Result<Option<u64>, MemberError> {
+    pub fn offer(&self, state_before: Round, steps: Option<Vec<u32>>) -> Result<Option<u64>, MemberError> {
         let offered = self.control.offer(&self.reply.token, state_before, steps);
-        if offered.is_err() {
-            self.farewell = Some(self.control.within(FAREWELL_LIMIT));
-        }
-        offered
+        offered.map_err(|failure| failure.error)
     }
 
     /// Returns the cores that the job has at the hub.
@@ -461,8 +457,8 @@ pub fn placements(
 impl Drop for LetIn {
     fn drop(&mut self) {
         if let Some(control) = &self.farewell {
-            let token = self.reply.token.clone();
-            let _ = control.leave(&LeaveRequest { token, ..LeaveRequest::default() });
+            let (token, failed) = (self.reply.token.clone(), Some(UNLINKED.to_owned()));
+            let _ = control.leave(&LeaveRequest { token, failed, ..LeaveRequest::default() });
         }
     }
 }

@@ -124,7 +124,7 @@ fn a_hub_that_is_not_there_is_named_and_nobody_waits_at_the_others() {
     let list = format!("{},{NOWHERE}", here.address());
     says(refused(config_at(&list, "job", 0, 2)), &["cannot reach", NOWHERE, "is phub-server running there"]);
     let jobs = describe(&here.address().to_string()).jobs;
-    says(format!("{jobs:?}"), &["Failed", "worker 0 gave up waiting"]);
+    says(format!("{jobs:?}"), &["Failed", "rank 0 failed: its join ended before it had links"]);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_hub_that_places_otherwise_is_named() {
         &[&format!("the hub at {other}"), "a placement of its share", "0000000000000000", "this version"],
     );
     let jobs = describe(&hubs[0].address().to_string()).jobs;
-    says(format!("{jobs:?}"), &["Failed", "worker 0 gave up waiting"]);
+    says(format!("{jobs:?}"), &["Failed", "rank 0 failed: its join ended before it had links"]);
 }
 
 #[test]

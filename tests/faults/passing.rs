@@ -2,6 +2,7 @@
 //! time.
 
 use authority::Credential;
+use std::io::Read;
 use std::time::Duration;
 
 use crate::processes::hub::start_hub;
@@ -11,14 +12,15 @@ use hub_tests::program::until;
 use hub_tests::proxy::{Break, Proxy};
 use hub_tests::{config_at, hub_with_limit, ready_all, refused, says};
 use membership::{Join, Named};
+use pbox_core::Round;
 use rustix::process::Signal;
-use worker_shim::{Session, SessionConfig, SessionError};
+use worker_shim::{Session, SessionConfig, SessionError, State};
 
 /// Longer than the test's watchdog waits.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-const BREAKS: [Break; 5] =
-    [Break::Page(200), Break::Page(502), Break::Page(503), Break::Lose, Break::LoseAnswer];
+const BREAKS: [Break; 6] =
+    [Break::Page(200), Break::Page(502), Break::Page(503), Break::Page(504), Break::Lose, Break::LoseAnswer];
 
 /// Returns the only worker of a job, which reaches its hub through a proxy.
 fn alone(proxy: &Proxy) -> Session {
@@ -53,7 +55,7 @@ fn requests_are_made_again_and_may_come_twice() {
     let hub = hub_with_limit(1, 3);
     let proxy = Proxy::start(hub.address());
     for how in BREAKS {
-        if matches!(how, Break::Page(502 | 503)) {
+        if matches!(how, Break::Page(502..)) {
             proxy.breaks("join", how, 2);
         }
         let mut session = alone(&proxy);
@@ -65,6 +67,23 @@ fn requests_are_made_again_and_may_come_twice() {
         proxy.breaks("leave", how, 2);
         session.leave().unwrap_or_else(|error| panic!("{how:?}: {error}"));
         assert_eq!(proxy.left(), 0, "{how:?}");
+    }
+}
+
+#[test]
+fn a_state_is_offered_again() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 3);
+    let proxy = Proxy::start(hub.address());
+    for status in [502, 503, 504] {
+        let config = config_at(&proxy.address(), &format!("job-{status}"), 0, 1);
+        let elements: u64 = config.terms.keys.iter().map(|key| key.elements().unwrap()).sum();
+        let values = Box::new(std::io::repeat(0).take(elements * 4));
+        proxy.breaks("offer", Break::Page(status), 2);
+        let state = State { before: Round(5), steps: None, values };
+        let session = Session::join_with(config, state).unwrap();
+        assert_eq!((proxy.left(), session.next_round()), (0, Round(5)), "{status}");
+        session.leave().unwrap();
     }
 }
 
@@ -119,10 +138,14 @@ fn a_request_that_never_comes_through_says_how_often_it_was_made() {
     let _watchdog = Watchdog::start();
     let hub = hub_with_limit(1, 1);
     let proxy = Proxy::start(hub.address());
-    let mut session = alone(&proxy);
-    proxy.breaks("learning-rate", Break::Page(502), u32::MAX);
-    says(session.set_learning_rate(0.25).unwrap_err(), &["502", "no hub here", "(tried ", " times in "]);
-    session.leave().unwrap();
+    for status in [502, 503, 504] {
+        let mut session = alone(&proxy);
+        proxy.breaks("learning-rate", Break::Page(status), u32::MAX);
+        let error = session.set_learning_rate(0.25).unwrap_err();
+        says(&error, &[&status.to_string(), "no hub here", "(tried ", " times in "]);
+        assert!(matches!(&error, SessionError::Member(lost) if lost.is_loss_of_hub()), "{error}");
+        session.leave().unwrap();
+    }
 }
 
 #[test]

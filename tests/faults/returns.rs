@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::returning::{
     NESTEROV, SEED, WORKERS, after, begun, end_together, places, start_process, step, waiting, weights, write,
 };
+use crate::processes::hub::begin_hub;
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
@@ -198,6 +199,40 @@ fn a_hub_that_does_not_come_back_is_an_error_in_time() {
     hub.stop("a test");
     let error = step(&mut sessions[0], 0, 0).unwrap_err();
     says(error, &["\"job\" failed", "a test", "the hub did not come back within", "cannot reach"]);
+}
+
+/// Checks that a hub behind a proxy is waited for as any hub is, while the proxy answers 502 in its place.
+#[test]
+fn a_request_waits_for_a_hub_that_is_started_again_behind_a_proxy() {
+    let _watchdog = Watchdog::start();
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+    let start = || {
+        begin_hub(&[
+            ("PHUB_LISTEN", &address.to_string()),
+            ("PHUB_CHECKPOINTS", dir.path().to_str().unwrap()),
+            ("PHUB_HEARTBEAT_LIMIT_S", "2"),
+        ])
+    };
+    let hub = start();
+    let proxy = Proxy::start(address);
+    let mut config = waiting(proxy.address().parse().unwrap(), 0);
+    config.terms.workers = 1;
+    let mut session = begun(config);
+    step(&mut session, 0, 0).unwrap();
+    session.checkpoint().unwrap();
+    drop(hub); // kills it
+    proxy.breaks("join", Break::Page(502), 2);
+    std::thread::scope(|scope| {
+        let again = scope.spawn(|| {
+            until("the worker has tried to join again", || proxy.left() == 0);
+            start()
+        });
+        session.set_learning_rate(0.25).unwrap();
+        let _hub = again.join().unwrap();
+        assert_eq!(session.returns().times, 1);
+        step(&mut session, 0, 1).unwrap();
+        session.leave().unwrap();
+    });
 }
 
 #[test]

@@ -5,12 +5,14 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use authority::Credential;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::{
     NOWHERE, config, config_at, describe, hub, hub_with_limit, join_by_hand, join_request, on_threads,
     post_as_member, post_json, refusal, refusal_of_member, refused, says,
 };
+use membership::{Join, Named};
 use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL, RefusalCode};
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
@@ -382,6 +384,30 @@ fn a_worker_that_gives_up_is_named_to_the_others() {
     });
     says(&errors[1], &["waited 1s", "2", "of 3"]);
     says(&errors[0], &["\"job\" failed", "worker 1 gave up waiting", "2"]);
+}
+
+/// Checks that an admitted member gives its rank back if it then fails, for example because it has no memory for its windows.
+/// Once the hub noticed its silence only after the heartbeat limit.
+#[test]
+fn a_member_that_fails_before_its_links_leaves_at_once() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, FOR_EVER_S);
+    let (address, request) = (hub.address().to_string(), join_request(0, 2));
+    let credential = Credential::find_if_any().unwrap();
+    let join = Join {
+        addresses: &[&address],
+        job: "job",
+        limit: Duration::from_secs(10),
+        request: &request,
+        credential: credential.as_ref(),
+        named: &Named::Here,
+    };
+    for _ in 0..2 {
+        drop(join.once().unwrap());
+        let job = describe(&address).jobs.remove(0);
+        let words = ["rank 0 failed", "its join ended before it had links", "its own error says why"];
+        says(format!("{:?}", job.state), &words);
+    }
 }
 
 #[test]

@@ -9,11 +9,11 @@ use fabric::conformance::Watchdog;
 use hub_tests::program::{Program, until};
 use hub_tests::training::Training;
 use hub_tests::usage::status_bytes;
-use hub_tests::{authorization, config_at, describe, join_request, refused, says};
+use hub_tests::{SGD, authorization, config_at, describe, join_request, refused, says};
 use pbox_core::control::{JobReply, JobState};
 use pbox_core::{Key, Optimizer};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-use worker_shim::SessionConfig;
+use worker_shim::{Session, SessionConfig};
 
 struct Hub {
     program: Program,
@@ -22,9 +22,13 @@ struct Hub {
 
 impl Hub {
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    fn start_with(variables: &[(&str, &str)]) -> Self {
         // The C library would reserve addresses for the allocations of each new thread, and so blur the
         // limit.
-        let (program, address) = start_hub(&[("MALLOC_ARENA_MAX", "1")]);
+        let (program, address) = start_hub(&[&[("MALLOC_ARENA_MAX", "1")], variables].concat());
         Hub { program, address }
     }
 
@@ -72,6 +76,29 @@ fn a_job_without_enough_memory_is_refused() {
     let told =
         |job: &JobReply| matches!(&job.state, JobState::Failed { reason, .. } if reason.contains(words[0]));
     until("the job is failed, and its name is free", || describe(&hub.address).jobs.iter().any(told));
+    hub.lives();
+}
+
+/// Checks that the error names the memory, and not the directory or the file.
+#[test]
+fn a_checkpoint_without_memory_for_its_state_is_refused() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let start = || Hub::start_with(&[("PHUB_CHECKPOINTS", dir.path().to_str().unwrap())]);
+    let of = |hub: &Hub| SessionConfig::with_terms(of_mib(hub, "large", 64), |terms| terms.optimizer = SGD);
+    let former = start();
+    let mut session = Session::join(of(&former)).unwrap();
+    session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(1.0)).unwrap();
+    session.leave().unwrap();
+    drop(former);
+    let hub = start();
+    hub.limit(Resource::As, status_bytes(hub.program.pid(), "VmSize:") + (40 << 20));
+    let error = refused(of(&hub)).to_string();
+    says(
+        &error,
+        &["job \"large\": there is no memory for the state of its checkpoint", "cannot map", "ulimit -v"],
+    );
+    assert!(!error.contains("move the file away"), "{error}");
     hub.lives();
 }
 

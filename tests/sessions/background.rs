@@ -7,10 +7,13 @@ use std::thread;
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::relay::{Relay, Stall, Way};
-use hub_tests::{FIRST, SECOND, SGD, THIRD, config, free_address, hub, on_threads, says};
+use hub_tests::{
+    FIRST, SECOND, SGD, THIRD, config, describe, free_address, hub, hub_with_limit, on_threads, says,
+};
+use pbox_core::control::JobState;
 use pbox_core::{JobTerms, Key, KeyId, Round};
 use phub_server::Hub;
-use worker_shim::{Background, BackgroundError, Session, SessionConfig};
+use worker_shim::{Background, BackgroundError, Pushed, Session, SessionConfig};
 
 /// Returns false, for a caller that waits without a limit.
 fn patient() -> bool {
@@ -260,4 +263,43 @@ fn a_learning_rate_holds_from_the_next_round_on() {
         session.wait_all(&mut patient).unwrap();
         assert_eq!(weights(&session).iter().find(|&&weight| weight != expected), None);
     }
+}
+
+/// Checks that a push in an order that Slim-DP cannot use is refused at the push, and that the session goes on. Once the wait
+/// had the error, and it ended the session.
+#[test]
+fn a_push_that_slim_dp_cannot_use_is_refused_at_once() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let session = ready_all(1, |rank| {
+        let mut config = config(&hub, "job", rank, 1);
+        config.terms.level.compression = Some("slim:0.5:0.25:4".parse().unwrap());
+        config.terms.optimizer = SGD;
+        config
+    })
+    .remove(0);
+    session.push(FIRST).unwrap();
+    session.wait(FIRST, &mut patient).unwrap();
+    let early = session.push_as(&[FIRST], Pushed::Gradient).unwrap_err();
+    says(early, &["\"first.weight\"", "round 2", "\"second.bias\"", "push every key once a round"]);
+    let early = session.push_as(&[SECOND, FIRST], Pushed::Gradient).unwrap_err();
+    says(early, &["\"first.weight\"", "round 2", "\"third.weight\""]);
+    session.push_as(&[THIRD, FIRST], Pushed::Gradient).unwrap();
+    session.wait_all(&mut patient).unwrap();
+    session.leave(&mut patient).unwrap();
+}
+
+/// Checks that the place of an interrupted join is free when the call ends. Once the thread of the join left a moment later, and
+/// the next join was refused.
+#[test]
+fn an_interrupted_join_gives_its_rank_back() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 300);
+    for _ in 0..3 {
+        let given_up = Background::join(config(&hub, "job", 0, 2), &mut || true).unwrap_err();
+        says(given_up, &["interrupted while waiting for the other workers"]);
+        let job = describe(&hub.address().to_string()).jobs.remove(0);
+        assert!(matches!(job.state, JobState::Failed { .. }), "{job:?}");
+    }
+    ready_all(2, |rank| config(&hub, "job", rank, 2));
 }

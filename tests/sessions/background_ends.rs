@@ -1,6 +1,7 @@
 //! The end of a session on its own thread: it leaves its job, and its thread ends. The thread of a join that
 //! is given up ends, too. The file has one test, alone in its process, because it counts threads.
 
+use fabric::any::Transport;
 use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::until;
 use hub_tests::{config, hub, on_threads, says};
@@ -15,6 +16,14 @@ fn until_session_threads_are(count: usize) {
         let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
         names.filter(|name| name.trim() == "phub-session").count() == count
     });
+}
+
+/// Returns the number of open sockets and event descriptors of this process.
+fn open_links() -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").expect("Linux has /proc");
+    let targets = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    let is_link = |target: &str| target.starts_with("socket:") || target == "anon_inode:[eventfd]";
+    targets.filter(|target| target.to_str().is_some_and(is_link)).count()
 }
 
 #[test]
@@ -45,5 +54,16 @@ fn a_session_that_ends_leaves_its_job_and_no_thread() {
         assert!(matches!(*error, SessionError::PeerLeft { rank: 1, .. }), "{error}");
         drop(rest);
         until_session_threads_are(0);
+
+        // A session that has left keeps its memory, and no links, as long as its handle lives.
+        for transport in [Transport::Shm, Transport::Tcp] {
+            let before = open_links();
+            let mut settings = config(&hub, "last", 0, 1);
+            settings.transport = Some(transport);
+            let left = Background::join(settings, &mut patient).unwrap();
+            left.leave(&mut patient).unwrap();
+            until("the links of the session are closed", || open_links() <= before);
+            drop(left);
+        }
     });
 }

@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use pbox_core::control::{ErrorReply, RefusalCode};
 use serde_json::Value;
 
+/// The page of a proxy that answers in place of the hub.
+const PAGE: &str = "<html>no hub here</html>";
+
 /// The fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Break {
@@ -108,7 +111,7 @@ impl Plan {
         };
         match how {
             Some(Break::Lose) => return client.shutdown(Shutdown::Both),
-            Some(Break::Page(status)) => return answer(&mut client, status, "<html>no hub here</html>"),
+            Some(Break::Page(status)) => return answer(&mut client, status, PAGE),
             Some(Break::Stops) => {
                 let code = RefusalCode::HubStops;
                 let reply = ErrorReply { code, error: "the hub stops".into(), round: None };
@@ -121,7 +124,9 @@ impl Plan {
             body = rewritten(&path, *request, &body);
             head = by_token(&head);
         }
-        let mut hub = TcpStream::connect(self.hub)?;
+        let Ok(mut hub) = TcpStream::connect(self.hub) else {
+            return answer(&mut client, 502, PAGE);
+        };
         write!(hub, "{head}content-length: {}\r\nconnection: close\r\n\r\n", body.len())?;
         hub.write_all(&body)?;
         let mut answer = Vec::new();

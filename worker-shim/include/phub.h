@@ -258,6 +258,10 @@ PhubStatus phub_gradient(const PhubSession *session,
 // Writes the address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes.
 // Read the weights only while the key is not in flight. The memory is the same for the whole session.
 //
+// With Slim-DP (the setting "compression" is slim) a worker makes its own steps, so this memory is writable: cast the pointer.
+// While the key is not in flight, write the new weights, and add the change of each weight to its gradient. In all other jobs
+// only the hub writes the weights, and a write may end the process.
+//
 // What must hold:
 // `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
 PhubStatus phub_weights(const PhubSession *session,
@@ -272,7 +276,8 @@ PhubStatus phub_weights(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_broadcast(const PhubSession *session);
 
-// Sends a key's gradient, and returns at once. Until phub_wait, gradient and weights of the key belong to the hub.
+// Sends a key's gradient, and returns at once. Until phub_wait, gradient and weights of the key belong to the hub. With
+// Slim-DP, push every key once a round; in any other order the push fails with PHUB_STATUS_ORDER, and the session goes on.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.

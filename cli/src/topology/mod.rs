@@ -20,7 +20,7 @@ use capacity::CapacityArgs;
 use machines::MachinesArgs;
 use racks::RacksArgs;
 
-use crate::out;
+use crate::{input, out};
 
 /// Settings of `phub-server topology`.
 #[derive(Debug, clap::Args)]
@@ -111,7 +111,10 @@ impl TopologyArgs {
     /// Prints the text. Writes the picture if the arguments name a file for it.
     pub fn run(&self) -> anyhow::Result<()> {
         let host = match (&self.xml, &self.synthetic) {
-            (Some(path), _) => Host::from_xml(path)?,
+            (Some(path), _) => {
+                input::check_no_fifo(path)?;
+                Host::from_xml(path)?
+            }
             (_, Some(description)) => Host::from_synthetic(description)?,
             _ => Host::live()?,
         };

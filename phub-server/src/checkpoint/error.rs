@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use checkpoint_file::{DecodeError, Mismatch, UnusableKeys};
+use fabric::MapError;
 use pbox_core::control::InvalidJobName;
 use pbox_core::{Round, Share};
 use rustix::io::Errno;
@@ -62,6 +63,9 @@ pub enum CheckpointError {
 
     #[error("the snapshot of job {job:?} has not all tensors that a checkpoint needs; report this")]
     NotAll { job: String },
+
+    #[error("job {job:?}: there is no memory for the state of its checkpoint: {error}")]
+    Memory { job: String, error: MapError },
 
     #[error("cannot read the checkpoint {path}: {error}; {}", advice(error))]
     Read { path: PathBuf, error: io::Error },

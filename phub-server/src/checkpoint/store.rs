@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use authority::{hex, random, unhex};
-use checkpoint_file::{FileShare, Plan, decode, entries, of_piece, whole};
+use checkpoint_file::{DecodeError, FileShare, Plan, decode, entries, of_piece, whole};
 use pbox_core::control::check_job_name;
 use pbox_core::{Dtype, Key, Restored, Selection, Share, Snapshot, Tensors};
 use rustix::io::Errno;
@@ -170,6 +170,7 @@ impl CheckpointStore {
         match decode(file, bytes).map(|decoded| decoded.restore(keys, tensors, &entries, share)) {
             Ok(Ok(restored)) => Ok(Some(restored)),
             Ok(Err(error)) => Err(CheckpointError::Mismatch { path, error }),
+            Err(DecodeError::Memory(error)) => Err(CheckpointError::Memory { job: job.to_owned(), error }),
             Err(error) => Err(CheckpointError::Decode { path, error }),
         }
     }

@@ -518,7 +518,8 @@ impl Element {
         if !compressed {
             self.seen = self.weight;
         } else if keeps_weights {
-            self.seen += coded(self.weight - self.seen);
+            let is_there = self.weight == self.seen && self.weight.is_infinite(); // infinity minus infinity is NaN
+            self.seen += if is_there { 0.0 } else { coded(self.weight - self.seen) };
         } else {
             let whole = self.weight + self.left_out;
             self.seen = coded(whole);

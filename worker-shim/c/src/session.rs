@@ -160,6 +160,10 @@ pub unsafe extern "C" fn phub_gradient(
 /// Writes the address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes.
 /// Read the weights only while the key is not in flight. The memory is the same for the whole session.
 ///
+/// With Slim-DP (the setting "compression" is slim) a worker makes its own steps, so this memory is writable: cast the pointer.
+/// While the key is not in flight, write the new weights, and add the change of each weight to its gradient. In all other jobs
+/// only the hub writes the weights, and a write may end the process.
+///
 /// # Safety
 /// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
 #[unsafe(no_mangle)]
@@ -184,7 +188,8 @@ pub unsafe extern "C" fn phub_broadcast(session: *const PhubSession) -> PhubStat
     unsafe { enter_session(session, |session| session.waiting(Background::broadcast_written)) }
 }
 
-/// Sends a key's gradient, and returns at once. Until phub_wait, gradient and weights of the key belong to the hub.
+/// Sends a key's gradient, and returns at once. Until phub_wait, gradient and weights of the key belong to the hub. With
+/// Slim-DP, push every key once a round; in any other order the push fails with PHUB_STATUS_ORDER, and the session goes on.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use fabric::conformance::Watchdog;
 use phub_server::{CoreSelection, Hub, HubSettings, IdleChoice};
 
-use crate::config::{PhubConfig, PhubDtype, phub_config_add_key, phub_config_free, phub_config_new};
+use crate::config::{
+    PhubConfig, PhubDtype, phub_config_add_key, phub_config_free, phub_config_new, phub_config_set,
+};
 use crate::entry::{enter, given, phub_last_error};
 use crate::session::*;
 use crate::status::PhubStatus;
@@ -57,7 +59,18 @@ unsafe extern "C" fn panic_in_session(session: *const PhubSession) -> PhubStatus
     })
 }
 
-fn joined(hub: &Hub, job: &str) -> *mut PhubSession {
+fn hub() -> Hub {
+    let settings = HubSettings {
+        listen: ([127, 0, 0, 1], 0).into(),
+        cores: Some(CoreSelection::Count(1)),
+        idle: IdleChoice::Sleep,
+        ..HubSettings::default()
+    };
+    Hub::start(&settings).unwrap()
+}
+
+/// Joins a job that has these keys of three elements.
+fn joined(hub: &Hub, job: &str, keys: &[&CStr], settings: &[(&CStr, &CStr)]) -> *mut PhubSession {
     let text = |text: String| CString::new(text).unwrap();
     let (hub, job) = (text(hub.address().to_string()), text(job.into()));
     let sgd = text(r#"{"name": "sgd", "learning_rate": 0.5}"#.into());
@@ -66,9 +79,15 @@ fn joined(hub: &Hub, job: &str) -> *mut PhubSession {
     unsafe {
         let made = phub_config_new(&mut config, hub.as_ptr(), job.as_ptr(), 0, 1, sgd.as_ptr());
         assert_eq!(made, PhubStatus::Ok);
-        let key =
-            phub_config_add_key(config, c"only".as_ptr(), [3].as_ptr(), 1, PhubDtype::F32 as _, 1.0, 1.0);
-        assert_eq!(key, PhubStatus::Ok);
+        for name in keys {
+            let key =
+                phub_config_add_key(config, name.as_ptr(), [3].as_ptr(), 1, PhubDtype::F32 as _, 1.0, 1.0);
+            assert_eq!(key, PhubStatus::Ok);
+        }
+        for (name, value) in settings {
+            let set = phub_config_set(config, name.as_ptr(), value.as_ptr());
+            assert_eq!(set, PhubStatus::Ok, "{}", words());
+        }
         assert_eq!(phub_join(&mut session, config, None, null_mut()), PhubStatus::Ok, "{}", words());
         phub_config_free(config);
     }
@@ -78,14 +97,8 @@ fn joined(hub: &Hub, job: &str) -> *mut PhubSession {
 #[test]
 fn a_session_that_panicked_says_so_and_can_be_closed() {
     let _watchdog = Watchdog::start();
-    let settings = HubSettings {
-        listen: ([127, 0, 0, 1], 0).into(),
-        cores: Some(CoreSelection::Count(1)),
-        idle: IdleChoice::Sleep,
-        ..HubSettings::default()
-    };
-    let hub = Hub::start(&settings).unwrap();
-    let session = joined(&hub, "first");
+    let hub = hub();
+    let session = joined(&hub, "first", &[c"only"], &[]);
     // SAFETY: `session` is from phub_join, and freed at the end; results have room.
     unsafe {
         assert_eq!(phub_broadcast(session), PhubStatus::Ok);
@@ -101,10 +114,37 @@ fn a_session_that_panicked_says_so_and_can_be_closed() {
         gradient.cast::<f32>().write(weights.cast::<f32>().read() + 1.0);
         phub_session_free(session);
     }
-    let session = joined(&hub, "second");
+    let session = joined(&hub, "second", &[c"only"], &[]);
     // SAFETY: as above.
     unsafe {
         assert_eq!(phub_broadcast(session), PhubStatus::Ok, "{}", words());
+        assert_eq!(phub_leave(session), PhubStatus::Ok, "{}", words());
+        phub_session_free(session);
+    }
+}
+
+/// Checks the calls of a worker with Slim-DP: it writes its weights, and a push in another order is refused at once.
+#[test]
+fn a_worker_with_slim_dp_writes_its_weights_and_pushes_every_key() {
+    let _watchdog = Watchdog::start();
+    let hub = hub();
+    let session = joined(&hub, "slim", &[c"first", c"second"], &[(c"compression", c"slim:0.5:0.25:4")]);
+    // SAFETY: `session` is from phub_join, and freed at the end; results have room; no key is written in flight.
+    unsafe {
+        assert_eq!(phub_broadcast(session), PhubStatus::Ok, "{}", words());
+        for key in 0..2 {
+            let (mut weights, mut gradient, mut bytes) = (null(), null_mut(), 0);
+            assert_eq!(phub_weights(session, key, &mut weights, &mut bytes), PhubStatus::Ok);
+            assert_eq!(phub_gradient(session, key, &mut gradient, &mut bytes), PhubStatus::Ok);
+            weights.cast_mut().cast::<f32>().write(2.0);
+            gradient.cast::<f32>().write(2.0);
+        }
+        assert_eq!(phub_push(session, 0), PhubStatus::Ok);
+        assert_eq!(phub_wait(session, 0), PhubStatus::Ok, "{}", words());
+        assert_eq!(phub_push(session, 0), PhubStatus::Order);
+        assert!(words().contains("\"second\" is not pushed for the previous round"), "{}", words());
+        assert_eq!(phub_push(session, 1), PhubStatus::Ok);
+        assert_eq!(phub_push(session, 0), PhubStatus::Ok, "{}", words());
         assert_eq!(phub_leave(session), PhubStatus::Ok, "{}", words());
         phub_session_free(session);
     }

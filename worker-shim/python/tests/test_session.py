@@ -364,12 +364,26 @@ def test_ctrl_c_ends_a_wait_and_the_session_lives_on(hub):
     second.wait()
 
 
+def test_a_push_that_slim_dp_cannot_use_is_refused_at_once(hub):
+    session = join(hub, compression=phub.SlimDP(0.5, 0.25, q=4))
+    session.broadcast()
+    first, *others = KEYS
+    session.push(first)
+    session.wait(first)
+    with pytest.raises(phub.OrderError, match="push every key once a round"):
+        session.push(first)
+    session.push(*others, first)
+    session.wait()
+    session.leave()
+
+
 def test_ctrl_c_ends_a_join(hub):
     pressed = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     pressed.start()
     with pytest.raises(KeyboardInterrupt):
         join(hub, 0, 2)
     pressed.join()
+    pair(hub)  # the rank is free
 
 
 def test_a_child_of_fork_is_told_and_the_parent_goes_on(hub):

@@ -1,8 +1,12 @@
 """`phub.torch.observe` names the rank that slows down a job of DDP over gloo, and in which part of the step the rank is slow."""
 
+import copy
 import dataclasses
 import json
 import logging
+import pickle
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -252,6 +256,36 @@ def test_a_step_that_fails_and_one_without_gradients_are_no_steps(hub, caplog):
     assert not model._forward_hooks and not model._forward_pre_hooks
     del observer
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING], "it has left only once"
+
+
+LOADED_WITHOUT_PHUB = """
+import sys, torch
+sys.modules["phub"] = None
+model = torch.load(sys.argv[1], weights_only=False)
+model(torch.zeros(1, 6)).sum().backward()
+"""
+
+
+def test_a_copy_of_an_observed_model_is_a_model_that_nobody_observes(hub, tmp_path):
+    model, path = Net(), tmp_path / "model.pt"
+    observer = phub.torch.observe(model, hub=hub, rank=0, world_size=1)
+    backward(model, *data(0))
+    torch.save(model, path)
+    for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(path, weights_only=False)):
+        made.zero_grad()
+        backward(made, *data(0))
+        assert len(observer._rows.passes) == 1
+        for own, copied in zip(model.parameters(), made.parameters()):
+            assert torch.equal(own.grad, copied.grad)
+    backward(model, *data(1))
+    assert len(observer._rows.passes) == 2, "the model itself is observed"
+    observer.leave()
+    made = torch.nn.Sequential(torch.nn.Linear(6, 4))
+    observer = phub.torch.observe(made, hub=hub, rank=0, world_size=1)
+    torch.save(made, path)
+    observer.leave()
+    script = [sys.executable, "-c", LOADED_WITHOUT_PHUB, path]
+    subprocess.run(script, check=True, timeout=60)
 
 
 @dataclasses.dataclass

@@ -15,13 +15,14 @@
 //! Must not depend on tensors' types, or on what its callers compute.
 
 mod notes;
+mod order;
 mod shared;
 mod thread;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric::Idle;
 use membership::Way;
@@ -35,6 +36,9 @@ use shared::{Ending, Shared};
 /// The interval at which a waiting caller checks whether it was interrupted: short enough for a person who
 /// presses Ctrl-C.
 const ASK: Duration = Duration::from_millis(100);
+
+/// The time that an interrupted join waits until its thread has left.
+const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// The reason why a call of a background session failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -113,7 +117,6 @@ struct Joined {
     keys: Vec<KeyMemory>,
     layout: Arc<Layout>,
     ways: Vec<Way>,
-    waker: std::task::Waker,
 }
 
 impl Background {
@@ -142,20 +145,22 @@ impl Background {
                 .spawn(move || thread::run(config, state, &shared, &memory, tell))
                 .map_err(SessionError::from)?
         };
-        let joined = match receive(&told, interrupted) {
+        let (joined, waker) = match receive(&told, interrupted) {
             Ok(joined) => joined,
             Err(NotTold::Ended) => {
                 let _ = thread.join();
                 return Err(shared.why_ended());
             }
             Err(NotTold::Interrupted) => {
-                // The thread notices the end soon, or after the hub's reply. This call does not wait for the
-                // thread.
+                // The thread notices the end soon, and leaves, so that the rank is free for the next join. This call does
+                // not wait for a hub that needs longer for its reply.
                 shared.end(Ending::Drop);
+                let since = Instant::now();
+                let _ = shared.wait_for_end(&mut || since.elapsed() > LEAVE_LIMIT);
                 return Err(BackgroundError::Interrupted { what: "the other workers".into() });
             }
         };
-        shared.set_waker(joined.waker.clone());
+        shared.set_waker(waker);
         shared.restart();
         let (thread, owner) = (Mutex::new(Some(thread)), std::process::id());
         Ok(Background { shared, thread, memory, joined, rank, owner })

@@ -12,6 +12,7 @@ use std::time::Instant;
 use pbox_core::{KeyId, Round};
 
 use super::notes::{Note, Notes};
+use super::order::{Order, Push};
 use super::{ASK, BackgroundError};
 use crate::exchange::{ExchangeError, Traffic};
 use crate::session::{
@@ -49,6 +50,7 @@ struct State {
     ending: Option<Ending>,
     /// Whether each key is queued or in flight, by key.
     open: Vec<bool>,
+    order: Order,
     /// Whether the last answer of each key left its weights unchanged, by key.
     left_alone: Vec<bool>,
     /// The waits of callers, by key.
@@ -100,6 +102,7 @@ impl Shared {
             calls: Vec::new(),
             ending: None,
             open: vec![false; names.len()],
+            order: Order::new(names.len()),
             left_alone: vec![false; names.len()],
             waiting: HashMap::new(),
             next_round: Round(0),
@@ -163,9 +166,10 @@ impl Shared {
     /// Publishes the states of the `changed` keys. In a model of many keys, the unchanged keys then cost no time.
     pub fn publish(&self, session: &Session, changed: &[KeyId]) {
         let mut state = self.lock();
-        let State { open, left_alone, notes, next_round, .. } = &mut *state;
+        let State { open, order, left_alone, notes, next_round, .. } = &mut *state;
         for &key in changed {
             open[key.index()] = !session.has_answer(key);
+            order.set(key, Push { round: session.round(key), awaits: session.awaited_before(key) });
             left_alone[key.index()] = session.was_left_alone(key).unwrap_or(false);
             *next_round = session.round(key).max(*next_round);
         }
@@ -196,6 +200,7 @@ impl Shared {
         drop(timeline); // its file must exist before callers notice the end
         let mut state = self.lock();
         state.over = Some(error.map(Arc::new));
+        state.waker = None; // it keeps descriptors of the links open
         // Dropping a call notifies its caller that the session is over.
         state.calls.clear();
         drop(state);
@@ -235,6 +240,7 @@ impl Shared {
             let (key, pushed) = (self.names[key.index()].clone(), what.name());
             return Err(ExchangeError::OnlyGradients { key, pushed, why }.into());
         }
+        state.order.check(key, &state.open, &self.names)?;
         state.open[key.index()] = true;
         state.notes.pushed(key, what);
         state.waiting.values_mut().for_each(|waiting| waiting.in_vain = None);

@@ -6,6 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use pbox_core::{Element, KeyId, typed};
@@ -26,7 +27,7 @@ pub(super) fn run(
     state: Option<State>,
     shared: &Arc<Shared>,
     memory: &Memory,
-    tell: SyncSender<Joined>,
+    tell: SyncSender<(Joined, Waker)>,
 ) {
     let idle = config.idle;
     let given_up = {
@@ -44,7 +45,7 @@ pub(super) fn run(
     shared.publish_all(&session);
     let outcome = addresses(&mut session).and_then(|keys| {
         let (layout, ways) = (session.layout().clone(), session.ways().to_vec());
-        let _ = tell.send(Joined { keys, layout, ways, waker: session.waker() });
+        let _ = tell.send((Joined { keys, layout, ways }, session.waker()));
         let turns = || turns(&mut session, shared, Idle::new(idle));
         // A caller's call may panic. The windows must then stay mapped.
         catch_unwind(AssertUnwindSafe(turns)).unwrap_or(Err(SessionError::Panicked))

@@ -118,12 +118,18 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
+    /// Returns the round for which all keys must be pushed before this key is pushed again. Only Slim-DP has such rounds.
+    pub(crate) fn awaited_before(&self, key: KeyId) -> Option<Round> {
+        let coder = self.windows.coder()?;
+        let former = self.keys[key.index()].round.0.checked_sub(1).map(Round);
+        former.filter(|&former| coder.needs_all(former))
+    }
+
     /// Checks that all keys were pushed for the previous round, if Slim-DP selects its significant set in
     /// that round. The selection waits for all keys of its round, and the next round waits for the selection.
     pub(super) fn check_all_pushed_before(&self, key: KeyId) -> Result<(), ExchangeError> {
         let round = self.keys[key.index()].round;
-        let needs_all = |&former: &Round| self.windows.coder().is_some_and(|coder| coder.needs_all(former));
-        let Some(former) = round.0.checked_sub(1).map(Round).filter(needs_all) else { return Ok(()) };
+        let Some(former) = self.awaited_before(key) else { return Ok(()) };
         let missing = |key: &KeyState| key.round < former || (key.round == former && key.outstanding == 0);
         let name = |index: usize| self.layout.keys()[index].name.clone();
         match self.keys.iter().position(missing) {

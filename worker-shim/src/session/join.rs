@@ -59,7 +59,7 @@ impl Session {
         let timeline =
             config.trace.as_ref().map(|path| Timeline::new(path, &config.job, config.rank, wire.layout()));
         let timeline = timeline.transpose()?;
-        let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
+        let let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
         let deadline = membership::deadline(&let_in, config.join_limit);
         let (asked, is_below_others) = (config.terms.level, let_in[0].above().is_some());
         if is_below_others {
@@ -68,7 +68,7 @@ impl Session {
         }
         // A job begins when its links are made, and cannot take a state later. So the state is offered first.
         let wanted = match &state {
-            Some(state) => state.offer(&mut let_in)?,
+            Some(state) => state.offer(&let_in)?,
             None => false,
         };
         let (window, gradients) = Windows::gradients_in(&wire, config.dma_buf.as_ref())?;

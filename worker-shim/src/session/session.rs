@@ -459,6 +459,13 @@ impl Session {
         self.exchange.round(key)
     }
 
+    /// Returns the round for which all keys must be pushed before this key is pushed again. `None` if there is no such
+    /// round, or if the push is skipped.
+    pub(crate) fn awaited_before(&self, key: KeyId) -> Option<Round> {
+        let is_skipped = self.skips.get(key.index()).is_some_and(|&skips| skips > 0);
+        if is_skipped { None } else { self.exchange.awaited_before(key) }
+    }
+
     /// Records from now on which keys get their last answer, for [`take_answered`](Self::take_answered).
     pub(crate) fn note_answered(&mut self) {
         self.exchange.note_answered();

@@ -32,9 +32,8 @@ impl std::fmt::Debug for State {
 
 impl State {
     /// Offers the state to the hubs. Returns whether the hubs want the state.
-    pub(super) fn offer(&self, hubs: &mut [LetIn]) -> Result<bool, SessionError> {
-        let wanted =
-            membership::all_of(hubs.iter_mut().map(|hub| hub.offer(self.before, self.steps.clone())))?;
+    pub(super) fn offer(&self, hubs: &[LetIn]) -> Result<bool, SessionError> {
+        let wanted = membership::all_of(hubs.iter().map(|hub| hub.offer(self.before, self.steps.clone())))?;
         Ok(wanted.is_some())
     }
 }

@@ -252,10 +252,8 @@ fn load(
         // A hub without chunks has no file, but begins with the other hubs.
         let nothing = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; terms.keys.len()];
         let numbers = vec![(Round(0), Numbers::new(terms.optimizer))];
-        let values = Slab::zeroed("a checkpoint", 0).map_err(|error| {
-            let error = std::io::Error::other(error.to_string());
-            store.failed("allocating the empty state of a hub without chunks", error)
-        })?;
+        let values = Slab::zeroed("a checkpoint", 0)
+            .map_err(|error| CheckpointError::Memory { job: part.job.to_owned(), error })?;
         Restored::new(round, numbers, values, nothing)
     } else {
         store.load_part(part, round, &terms.keys, &terms.tensors())?

@@ -14,6 +14,7 @@ to the hub. The answer has the rows of all ranks. The hub's page compares the sa
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import logging
 import operator
@@ -252,6 +253,22 @@ class _Rows:
             self._end(error)
 
 
+class _Hook:
+    """A hook of the observed model. A copy of the model, such as a saved one, has a function that does nothing in its place: the
+    copy is not observed, and is loaded without this package."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # it takes any arguments
+
+
 class Observer:
     """An observer of a model's training; `observe` returns it. It does not keep the model alive, and never makes a step fail."""
 
@@ -280,7 +297,8 @@ class Observer:
                 observer._ends_step = not can_wait or module.require_backward_grad_sync  # false in DDP's no_sync()
                 _hook(outputs, observer._backward_begins)
 
-        self._rows.hooks += [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+        hooks = model.register_forward_pre_hook(_Hook(before)), model.register_forward_hook(_Hook(after))
+        self._rows.hooks += hooks
         self._leave = weakref.finalize(self, leave_dropped, session.job, self._rows.leave)
         self._leave.atexit = False
 
