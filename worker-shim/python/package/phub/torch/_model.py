@@ -188,9 +188,9 @@ def _have_common(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _addresses(parameter: torch.Tensor) -> torch.Tensor:
-    found = torch.tensor([torch.Tensor.data_ptr(parameter)])
+    found = torch.tensor([torch.Tensor.data_ptr(parameter)], device="cpu")
     for size, step in zip(parameter.shape, parameter.stride()):
-        found = (found[:, None] + torch.arange(size) * (step * parameter.element_size())).flatten()
+        found = (found[:, None] + torch.arange(size, device="cpu") * (step * parameter.element_size())).flatten()
     return found
 
 

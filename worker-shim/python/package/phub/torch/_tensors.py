@@ -148,7 +148,7 @@ def _pieces(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
 
 
 def _whole(pieces: "np.ndarray[Any, Any]", like: torch.Tensor) -> torch.Tensor:
-    kind = torch.empty(0, dtype=like.dtype).numpy().dtype
+    kind = torch.empty(0, dtype=like.dtype, device="cpu").numpy().dtype
     raw = pieces.astype(np.uint16).tobytes()[: like.numel() * like.element_size()]
     return torch.from_numpy(np.frombuffer(raw, kind).reshape(tuple(like.shape)).copy())
 
