@@ -1,6 +1,7 @@
 """The errors of DDP's hook describe the bucket that failed."""
 
 import os
+import queue
 import re
 import signal
 
@@ -48,6 +49,18 @@ def test_sparse_gradients(hub, group):
 def test_a_hub_that_is_not_there(group):
     with pytest.raises((RuntimeError, phub.UnreachableError), match=BUCKET.format(20, "float32", ".*") + ": .*is phub-server running there"):
         backward("127.0.0.1:1", torch.nn.Linear(4, 4), torch.ones(4), hub_wait=0.0)
+
+
+def test_two_models_with_one_state(hub, group):
+    state, models = phub.torch.HubState(hub, 0, 1), []
+    for _ in range(2):
+        models.append(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4)))
+        models[-1].register_comm_hook(state, phub.torch.ddp_hook)
+        models[-1](torch.ones(4)).sum().backward()  # after two equal passes, one job has all buckets
+    state._answers = queue.SimpleQueue()  # as if the first mean had not come yet
+    words = BUCKET.format(20, "float32", ".*") + ": its mean .* has not arrived: two models share a HubState"
+    with pytest.raises((RuntimeError, phub.OrderError), match=words):
+        (models[0](torch.ones(4)) + models[1](torch.ones(4))).sum().backward()
 
 
 def test_a_hub_that_is_lost(group):

@@ -164,6 +164,13 @@ def test_values_that_cannot_be_broadcast_are_named(hub):
             phub.torch.broadcast_parameters({"weight": torch.ones(2), "layer.extra": value}, **world)
 
 
+def test_a_tensor_can_be_resized_after_a_broadcast(hub):
+    tensors = {str(kind): torch.zeros(1, dtype=kind) for kind in (torch.int32, torch.float64, torch.bool, torch.float32)}
+    phub.torch.broadcast_parameters(tensors, hub=hub, rank=0, world_size=1)
+    for each in tensors.values():
+        each.resize_(1000)  # torch's observers of quantization do it in their first pass
+
+
 def broadcast_of_two_types(rank, hub):
     """Broadcasts integers at rank 0 and floats of the same size at rank 1. Returns the error, and the tensor."""
     tensor = torch.ones(2, dtype=torch.int64 if rank == 0 else torch.float64)

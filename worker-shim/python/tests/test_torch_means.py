@@ -361,6 +361,23 @@ def test_parameters_with_one_memory_are_refused(hub):
         phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **place)
 
 
+def test_parameters_with_common_elements_are_refused_and_not_columns_of_one_matrix(hub):
+    both, place = torch.randn(6, 9), {"hub": hub.address, "rank": 0, "world_size": 1}
+    for parts, are_apart in (((both[:, :4], both[:, 4:]), True), ((both[:4], both[3:]), False), ((both[:, ::2], both[2:, 4:]), False)):
+        one, other = map(torch.nn.Parameter, parts)
+        optimizer, named = torch.optim.SGD([one, other], lr=0.1), [("one", one), ("other", other)]
+        if not are_apart:
+            with pytest.raises(phub.SettingsError, match="'one' and 'other' have the same memory, or parts of it"):
+                phub.torch.DistributedOptimizer(optimizer, named, **place)
+            continue
+        optimizer = phub.torch.DistributedOptimizer(optimizer, named, **place)
+        expected = both - 0.1
+        (one.sum() + other.sum()).backward()
+        optimizer.step()
+        optimizer.leave()
+        torch.testing.assert_close(both, expected)
+
+
 def test_parameters_that_get_one_memory_later_are_refused_at_the_step(hub):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -171,6 +171,23 @@ def read_after_no_sync(rank, model, called, wrapped):
     return own, model.first.weight.grad, model.second.bias.grad
 
 
+def steps_within_no_sync(rank, hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, rank=rank, world_size=2)
+    with optimizer.no_sync():
+        backward(model, *data(rank))
+        with pytest.raises(phub.torch.StateError, match="within no_sync.*Leave the block before step"):
+            optimizer.step()
+    optimizer.step()
+    optimizer.leave()
+    return models.digest(model)
+
+
+def test_a_step_within_no_sync_is_an_error_and_after_it_takes_the_mean(hub):
+    ours, theirs = in_processes(2, steps_within_no_sync, hub.address)
+    assert ours == theirs
+
+
 def kept_and_zeroed(rank, model, called, _wrapped):
     backward(called, *data(rank))
     kept = model.first.weight.grad

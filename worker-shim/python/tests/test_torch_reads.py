@@ -324,6 +324,50 @@ def test_a_parameter_that_is_moved_is_stepped_where_it_is(hub):
     assert torch.equal(model.second.weight, there) and not torch.equal(there, before)
 
 
+def test_a_parameter_with_another_shape_or_type_is_refused_until_it_is_changed_back(hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    weight = model.second.weight
+    for value, words in [
+        (weight.detach().clone().double(), r"float32 of shape \(4, 8\) at .*, and is torch.float64 of shape \(4, 8\) now"),
+        (torch.ones(1, 8), r"float32 of shape \(4, 8\) at .*, and is torch.float32 of shape \(1, 8\) now"),
+    ]:
+        kept, weight.data, weight.grad = weight.data, value, None
+        with pytest.raises(phub.SettingsError, match=f"parameter 'second.weight' was torch.{words}"):
+            optimizer.step()
+        weight.data = kept
+        backward(model, *data())
+        optimizer.step()
+    optimizer.leave()
+
+
+def gradients_in_16_bits(rank, hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, rank=rank, world_size=2)
+    model.bfloat16()
+    model(data(rank)[0].bfloat16()).float().square().mean().backward()
+    gradients = [each.grad.float().numpy() for each in model.parameters()]
+    optimizer.step()
+    optimizer.leave()
+    return [*gradients, *(each.detach().float().numpy() for each in model.parameters())]
+
+
+def test_after_a_change_to_16_bits_a_script_reads_means(hub):
+    for ours, theirs in zip(*in_processes(2, gradients_in_16_bits, hub.address)):
+        assert (ours == theirs).all()
+
+
+@pytest.mark.skipif(not hasattr(torch.utils, "swap_tensors"), reason="torch 2.3 is the first with swap_tensors")
+def test_a_parameter_that_is_exchanged_is_named_at_the_step(hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    torch.utils.swap_tensors(model.second.weight, torch.nn.Parameter(torch.ones(4, 8)))
+    backward(model, *data())
+    with pytest.raises(phub.torch.StateError, match="parameter 'second.weight' was exchanged for another tensor"):
+        optimizer.step()
+    optimizer.leave()
+
+
 class Own(torch.nn.Parameter):
     """A parameter whose own class has its own functions."""
 

@@ -47,6 +47,9 @@ class Asleep:
     def given(self, parameter: Any) -> None:
         """Does nothing: a later read or the next step finds the gradient that the script has set."""
 
+    def moved(self, parameter: Any) -> None:
+        """Does nothing: the hub does not have the parameter."""
+
     def _is_taken(self, parameter: Any) -> bool:
         optimizer = self._optimizer()
         if optimizer is None or not parameter.requires_grad or not optimizer._phub_wake():

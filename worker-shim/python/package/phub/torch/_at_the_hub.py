@@ -265,7 +265,6 @@ class AtTheHub(Joined):
         if self._phub.is_apart or not self._phub_join.model.has_changed(self):
             return False
         self._join_anew()
-        self._phub.watch_gradients()
         return True
 
 

@@ -12,7 +12,7 @@ import torch
 from .._hub import Hub
 from .._keys import Key
 from .._optimizers import Average
-from .._phub import Error, SettingsError
+from .._phub import Error, OrderError, SettingsError
 from .._run import Helper
 from .._session import Session
 from ._joined import leave_dropped
@@ -82,6 +82,7 @@ class HubState:
         self._seen: _Pass = ()
         self._keys: _Pass = ()
         self._words: Dict[int, str] = {}
+        self._given: Dict[int, Any] = {}  # the future of each bucket of the job of all buckets
         self._answers: "queue.SimpleQueue[Optional[_Sent]]" = queue.SimpleQueue()
         # The thread holds no reference to this state, so that the state can be collected when a script drops it. The finalizer
         # then leaves the jobs.
@@ -122,7 +123,7 @@ class HubState:
         if self._jobs.session is not None and last != self._keys:
             self._jobs.leave()
         if self._jobs.session is None and last and before == last:
-            self._keys, self._words = last, {}
+            self._keys, self._words, self._given = last, {}, {}
             self._jobs.session = self._jobs.join(last)
 
     def _mean_now(self, buffer: torch.Tensor, dtype: str) -> Any:
@@ -145,6 +146,8 @@ class HubState:
         buffer, session, key = bucket.buffer(), self._jobs.session, str(number)
         assert session is not None
         what = self._words.get(number) or self._words.setdefault(number, _spoken(bucket))
+        if number in self._given and not self._given[number].done():
+            raise OrderError("its mean in the pass before has not arrived: two models share a HubState; give each its own HubState")
         host = window(session, key, "gradient")
         host.copy_(buffer)  # from a GPU, it returns when the copy is complete
         session.push(key)
@@ -155,7 +158,7 @@ class HubState:
                 raise RuntimeError(f"{what}: {type(failed[0]).__name__}: {failed[0]}") from failed[0]
             return buffer
 
-        given = _future(buffer)
+        given = self._given[number] = _future(buffer)
         # DDP's reducer, which is C++, must get the error, too. It does not get an exception that `set_exception` has set, so a
         # callback of `then` raises the exception.
         answer = given.then(outcome)

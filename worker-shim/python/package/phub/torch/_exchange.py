@@ -106,6 +106,11 @@ class Exchange:
         """Sends parameters that the script has written. Then makes a round: pushes the gradients times `times`, and the hub
         steps with the settings of `groups`."""
         self._check_unscaling(times)
+        if self.is_apart and self.session.world_size > 1:
+            raise StateError(
+                "step() within no_sync(): DDP's workers would step here by their own gradients, and the hub steps by the mean of "
+                "all. Leave the block before step(); for steps of each worker's own use a phub.Session, as for DiLoCo"
+            )
         self._gradients.meet()  # before any round: another worker may wait for it before its step
         self._weights.free_all()
         self._answer()
@@ -257,9 +262,9 @@ class Exchange:
         """Whether the script is in `no_sync()`."""
         return self._gradients.is_apart
 
-    def watch_gradients(self) -> None:
-        """Watches all gradients, because they are this worker's own, and not means."""
-        self._gradients.watch_all()
+    def continue_from(self, former: "Exchange") -> None:
+        """Takes over the gradients that the script has made in the job before."""
+        self._gradients.continue_from(former._gradients)
 
     def zeroed(self) -> None:
         """Notes that the script has dropped all gradients, or set them to zero."""

@@ -79,8 +79,8 @@ class Gradients:
         self._unanswered: List[torch.Tensor] = []
         self._factor: Optional[torch.Tensor] = None
         """The number by which the scaler is about to multiply the means."""
-        self.is_apart = False
-        """Whether the script is in `no_sync()`."""
+        self._blocks: List[None] = []
+        """An element for each `no_sync()` in which the script is. A later job has the same list."""
         self._keys = {id(parameter): key for key, parameter in parameters.items()}
         for key, parameter in parameters.items():
             gradient = gradient_of(parameter)
@@ -124,6 +124,13 @@ class Gradients:
         if gradient is not None and gradient._is_view():
             gradient._phub_is_exposed = True  # type: ignore[attr-defined]  # by the tensor of which it is a view
         self._follow(self._keys[id(parameter)])
+
+    def moved(self, parameter: torch.nn.Parameter) -> None:
+        """Notes that a parameter has other memory. If its type has changed, torch before 2.1 has lost its hook."""
+        key = self._keys[id(parameter)]
+        if key in self._hooks and not hasattr(parameter, "register_post_accumulate_grad_hook") and parameter.requires_grad:
+            self._hooks.pop(key).remove()
+            self._follow(key)
 
     def arrange(self, keys: Iterable[str]) -> None:
         """Sets the order of pushes: the order of the forward pass, because an idle link takes the key that comes first."""
@@ -340,24 +347,41 @@ class Gradients:
                 release(gradient)
                 self._follow(key)
 
-    def watch_all(self) -> None:
-        """Watches all gradients, because they are this worker's own, and not means."""
-        for gradient in self._current().values():
-            if gradient is not None:
+    def continue_from(self, former: "Gradients") -> None:
+        """Takes over the gradients that the script has made in the job before: they are this worker's own, except means, and the
+        script may be in `no_sync()`."""
+        self._blocks = former._blocks
+        if self._mean is None:
+            return
+        if self.is_apart:
+            self._follow_all()
+            return
+        for key, gradient in self._current().items():
+            if gradient is not None and gradient is former._means.get(key, _no_gradient)():
+                self._means[key] = weakref.ref(gradient)
+            elif gradient is not None:
                 watch(gradient, self)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the script is in `no_sync()`."""
+        return bool(self._blocks)
+
+    def _follow_all(self) -> None:
+        for key in self._parameters:
+            self._follow(key)  # the script may hold gradients of `no_sync()` when it ends
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """Returns a context in which backward passes add to this worker's own gradients."""
         if self._mean is not None:
-            for key in self._parameters:
-                self._follow(key)  # the script may hold gradients of this block when it ends
-        was_apart, self.is_apart = self.is_apart, True
+            self._follow_all()
+        self._blocks.append(None)
         self._release()
         try:
             yield
         finally:
-            self.is_apart = was_apart
+            self._blocks.pop()
 
     def nothing(self) -> None:
         """Forgets the bytes that were sent in this round, because another push has replaced them."""

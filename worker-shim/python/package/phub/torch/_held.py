@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable, Dict, FrozenSet, Iterable, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Protocol, Tuple
 
 import torch
 from torch._C import DisableTorchFunction as unasked
@@ -76,6 +76,9 @@ class Taker(Protocol):
     def given(self, parameter: Any) -> None:
         """Notes that the script has set the parameter's gradient."""
 
+    def moved(self, parameter: Any) -> None:
+        """Notes that the parameter has other memory, and perhaps another type."""
+
 
 class Holder(NamedTuple):
     """The functions that a held parameter calls."""
@@ -90,8 +93,14 @@ class Holder(NamedTuple):
     """Returns the `Taker` of the gradients, or `None` after its end."""
 
 
+# The holders of each parameter. The last one counts, and the one before again when the last one releases the parameter.
 # The key is `id(parameter)`. An attribute of the parameter would not do: it would be copied and pickled with the parameter.
-_HOLDERS: Dict[int, Holder] = {}
+_HOLDERS: Dict[int, List[Holder]] = {}
+
+
+def _holder_of(parameter: Any) -> Optional[Holder]:
+    holders = _HOLDERS.get(id(parameter))
+    return holders[-1] if holders else None
 
 _DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, because mypy knows `data` only of instances
 _GRAD: Any = getattr(torch.Tensor, "grad")  # noqa: B009
@@ -106,7 +115,7 @@ drop_gradient: Callable[[Any], None] = _GRAD.__delete__
 
 
 def _taker(parameter: Any) -> Optional[Taker]:
-    holder = _HOLDERS.get(id(parameter))
+    holder = _holder_of(parameter)
     return None if holder is None else holder.gradients()
 
 
@@ -133,7 +142,7 @@ def _notify_given(taker: Taker, parameter: Any) -> None:
 
 
 def _expose(parameter: Any, forever: bool = False) -> None:
-    holder = _HOLDERS.get(id(parameter))
+    holder = _holder_of(parameter)
     if holder is not None:
         holder.read(parameter)
         holder.exposed(parameter, forever)
@@ -155,7 +164,9 @@ class Held:
 
     @data.setter
     def data(self, values: torch.Tensor) -> None:
-        holder = _HOLDERS.get(id(self))
+        if values is self:  # `model.cpu()` where the model is
+            return
+        holder = _holder_of(self)
         if holder is not None:
             holder.read(self)
         with unasked():
@@ -165,7 +176,7 @@ class Held:
 
     def set_(self, *arguments: Any, **named: Any) -> Any:
         """Gives the parameter other memory, as a write to `data` does."""
-        holder = _HOLDERS.get(id(self))
+        holder = _holder_of(self)
         if holder is not None:
             holder.read(self)
         super().set_(*arguments, **named)  # type: ignore[misc]
@@ -193,6 +204,8 @@ class Held:
     @grad.deleter
     def grad(self) -> None:
         drop_gradient(self)
+
+    _grad = grad  # torch's other name of it
 
     def detach(self) -> torch.Tensor:
         """Returns a view of the values, and notes that the caller has access to them. For `torch.nn.Parameter(parameter)` the view
@@ -281,21 +294,28 @@ def hold(parameter: Any, holder: Holder) -> None:
 
 
 def claim(parameters: Iterable[Any], holder: Holder) -> None:
-    """Makes this holder the only holder of the parameters. First waits for values that a former holder expects."""
+    """Makes this holder the one that counts. First waits for values that another holder expects."""
     for parameter in parameters:
-        if _HOLDERS.get(id(parameter)) is not holder:
+        if _holder_of(parameter) is not holder:
             _read(parameter)
-            _HOLDERS[id(parameter)] = holder
+            _HOLDERS[id(parameter)] = [*_without(parameter, holder), holder]
 
 
 def release(parameter: Any, holder: Holder) -> None:
-    """Makes a held parameter an ordinary parameter, unless another holder has claimed it."""
-    if _HOLDERS.get(id(parameter)) is not holder:
+    """Ends the hold of a parameter. Without another holder it is an ordinary parameter again."""
+    if all(each is not holder for each in _HOLDERS.get(id(parameter), [])):
         return
-    del _HOLDERS[id(parameter)]
-    own = getattr(type(parameter), "_phub_own", None)
-    if own is not None:
-        parameter.__class__ = own
+    counts = _holder_of(parameter) is holder
+    others = _HOLDERS[id(parameter)] = _without(parameter, holder)
+    if others and counts:
+        mark_here([parameter])
+    elif not others:
+        del _HOLDERS[id(parameter)]
+        parameter.__class__ = getattr(type(parameter), "_phub_own", type(parameter))
+
+
+def _without(parameter: Any, holder: Holder) -> List[Holder]:
+    return [each for each in _HOLDERS.get(id(parameter), []) if each is not holder]
 
 
 def is_held(parameter: Any) -> bool:
@@ -324,7 +344,7 @@ def mark_here(parameters: Iterable[Any]) -> None:
 
 def _read(parameter: Any) -> None:
     if is_pending(parameter):
-        holder = _HOLDERS.get(id(parameter))
+        holder = _holder_of(parameter)
         if holder is None:  # a script has made a parameter of this class itself
             parameter.__class__ = type(parameter)._phub_own
         else:

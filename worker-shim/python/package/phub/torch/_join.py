@@ -67,9 +67,11 @@ class Join:
     def again(self, optimizer: torch.optim.Optimizer, averages: Optional[Mapping[str, Array]] = None) -> Exchange:
         """Leaves the job, and joins a new job that begins with the current state of torch's optimizer, and with averages by
         key."""
-        self._current.leave()
+        former = self._current
+        former.leave()
         self._times += 1
         self._current = self._join(optimizer, {"job": f"{self._job[:56]}.{self._times}"}, averages)
+        self._current.continue_from(former)
         return self._current
 
     def leave_dropped(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+import weakref
+from typing import Any, Dict, Iterable, List, Mapping, MutableMapping, Optional, Tuple, Union
 
 import torch
 
@@ -35,6 +36,7 @@ class Model:
         self._module = _module_of(named)
         self._named = None if named is None or self._module is not None else _pairs(named)
         self.trained = {}
+        self._wholes: MutableMapping[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
         self.follow(optimizer)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
@@ -111,8 +113,14 @@ class Model:
         return self._module is not None
 
     def is_whole(self, module: torch.nn.Module) -> bool:
-        """Whether a module is the model."""
-        return module is self._module
+        """Whether a module is the model, or has all of it: a module that torch.compile or torch.jit has made of the model."""
+        if self._module is None or module is self._module:
+            return module is self._module
+        if module not in self._wholes:
+            ours = set(map(id, self._module.parameters()))
+            is_outside = all(each is not module for each in self._module.modules())
+            self._wholes[module] = is_outside and ours <= set(map(id, module.parameters()))
+        return self._wholes[module]
 
     def rest_of(self, module: torch.nn.Module) -> List[str]:
         """Returns the names of the module's parameters and buffers that were not in `named_parameters`."""
@@ -150,18 +158,40 @@ def check_memory(parameters: Mapping[str, torch.nn.Parameter]) -> None:
     """Checks that no two parameters have the same values in memory: the hub would step both, and one result would be lost.
 
     Raises:
-        SettingsError: two parameters have the same memory.
+        SettingsError: two parameters have the same memory, or parts of it.
     """
-    places: Dict[Tuple[str, int], str] = {}
-    for name, parameter in parameters.items():
-        with unasked():
-            place = (str(parameter.device), torch.Tensor.data_ptr(parameter))
-        other = places.setdefault(place, name)
-        if other != name and parameter.numel() > 0:
-            raise SettingsError(
-                f"parameters {other!r} and {name!r} have the same memory: make them one parameter "
-                f"(module.weight = other.weight), which has one gradient"
-            )
+    with unasked():
+        places = sorted((str(each.device), torch.Tensor.data_ptr(each), name) for name, each in parameters.items() if each.numel() > 0)
+        before: List[Tuple[str, int, str]] = []  # those that may reach the next place
+        for device, first, name in places:
+            before = [each for each in before if each[0] == device and each[1] > first]
+            for _, _, other in before:
+                if _have_common(parameters[other], parameters[name]):
+                    raise SettingsError(
+                        f"parameters {other!r} and {name!r} have the same memory, or parts of it: make them one parameter "
+                        f"(module.weight = other.weight), which has one gradient, or give each its own memory (clone())"
+                    )
+            before.append((device, first + _reach(parameters[name]), name))
+
+
+def _reach(parameter: torch.Tensor) -> int:
+    """Returns the number of bytes from a tensor's first element to the end of its last element."""
+    last = sum((size - 1) * step for size, step in zip(parameter.shape, parameter.stride()))
+    return (last + 1) * parameter.element_size()
+
+
+def _have_common(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have an element in common. Columns of one matrix, for example, lie between each other."""
+    if torch.Tensor.data_ptr(one) == torch.Tensor.data_ptr(other):
+        return True
+    return bool(torch.isin(_addresses(one), _addresses(other)).any())
+
+
+def _addresses(parameter: torch.Tensor) -> torch.Tensor:
+    found = torch.tensor([torch.Tensor.data_ptr(parameter)], device="cpu")
+    for size, step in zip(parameter.shape, parameter.stride()):
+        found = (found[:, None] + torch.arange(size, device="cpu") * (step * parameter.element_size())).flatten()
+    return found
 
 
 def _pairs(named: Any) -> List[Tuple[str, torch.nn.Parameter]]:

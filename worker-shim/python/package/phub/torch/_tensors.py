@@ -142,12 +142,13 @@ def _keys(tensors: Mapping[str, torch.Tensor]) -> Dict[str, Key]:
 
 def _pieces(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
     """Returns a tensor's bytes as f32 numbers: one number for each two bytes."""
-    raw = torch.Tensor.detach(tensor).cpu().contiguous().numpy().tobytes()
+    copied = torch.Tensor.detach(tensor).cpu().clone(memory_format=torch.contiguous_format)  # `numpy()` forbids `resize_`
+    raw = copied.numpy().tobytes()
     return np.frombuffer(raw + b"\0" * (len(raw) % 2), np.uint16).astype(np.float32)
 
 
 def _whole(pieces: "np.ndarray[Any, Any]", like: torch.Tensor) -> torch.Tensor:
-    kind = torch.Tensor.detach(like).cpu().numpy().dtype
+    kind = torch.empty(0, dtype=like.dtype, device="cpu").numpy().dtype
     raw = pieces.astype(np.uint16).tobytes()[: like.numel() * like.element_size()]
     return torch.from_numpy(np.frombuffer(raw, kind).reshape(tuple(like.shape)).copy())
 

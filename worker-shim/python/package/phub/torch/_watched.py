@@ -32,7 +32,9 @@ class Watcher(Protocol):
         the search belong to this watcher."""
 
 
-_WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}
+_WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_, torch._has_compatible_shallow_copy_type}
+_MOVES = {getattr(torch.Tensor, name) for name in ("to", "cpu", "float", "type")}
+_SET_DATA: Any = getattr(torch.Tensor, "data").__set__  # noqa: B009, because mypy knows `data` only of instances
 _SEARCH = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)  # the scaler's
 
 
@@ -75,6 +77,10 @@ def _used(function: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         release(args[0])
         return function(*args, **kwargs)
     if function is _SEARCH and _puts_off(*args):
+        return None
+    if function in _MOVES and call_unasked(function, (), args, kwargs) is args[0]:
+        return args[0]  # a gradient that is there already, in this type: `model.cpu()` uses no values of it
+    if function == _SET_DATA and args[1] is args[0]:
         return None
     found: List[Any] = []
     _collect((args, kwargs), found)

@@ -23,8 +23,11 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Map
 
 import torch
 
+from .._phub import SettingsError
+from ._errors import StateError
 from ._held import Holder, Taker, claim, hold, mark_here, mark_pending, release, unasked
 from ._model import check_memory
+from ._settings import DTYPES
 from ._windows import Windows, have_other_bits
 
 # The size of a bucket, whose parameters are copied together. It is small, so that the values are still in the cache when the next
@@ -176,6 +179,8 @@ class Weights:
         """Lets the hub write the windows of these keys until the next `step()`. To find writes of the script, `step()` then
         compares the parameters with copies of their values, and not with the windows."""
         self.settle(keys)
+        if not self._moved.isdisjoint(keys):
+            self._check_moved()
         for key in keys:
             weight = self._weights[key]
             if weight.is_exposed:
@@ -208,6 +213,9 @@ class Weights:
         self._weights[key].look_again()
         self._moved.add(key)
         self._note_places()
+        gradients = self._holder.gradients()
+        if gradients is not None:
+            gradients.moved(parameter)
 
     @contextlib.contextmanager
     def replaced(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -227,15 +235,39 @@ class Weights:
         finally:
             _fill([(weight, each) for (_, weight), each in zip(weights, own)])
 
+    def _check_moved(self) -> None:
+        """Checks the parameters to which the script has given other memory.
+
+        Raises:
+            SettingsError: a parameter has the memory of another parameter, or a shape or type with which the hub cannot step it.
+        """
+        check_memory(self.parameters)
+        for key in self.parameters:
+            now, before = self._weights[key].values, self._windows.like(key)
+            if key in self._moved and (now.shape != before.shape or now.dtype not in DTYPES):
+                was, seen = (f"{each.dtype} of shape {tuple(each.shape)}" for each in (before, now))
+                raise SettingsError(
+                    f"parameter {key!r} was {was} at DistributedOptimizer, and is {seen} now: the hub steps it as it was. Change it "
+                    f"back before the backward pass, or leave() and wrap a new optimizer"
+                )
+
     def written(self) -> List[str]:
         """Returns the keys of the parameters that the script has written since their values arrived.
 
         Raises:
-            SettingsError: the script has given a parameter the memory of another parameter.
+            SettingsError: the hub cannot step a parameter in the memory that the script has given it.
+            StateError: a parameter is not the tensor any more that this optimizer has.
         """
         if self._moved:
-            check_memory(self.parameters)
+            self._check_moved()
         claim(self.parameters.values(), self._holder)  # another optimizer with the same parameters may have made a step
+        swapped = next((key for key, each in self.parameters.items() if not hasattr(type(each), "_phub_own")), None)
+        if swapped is not None:
+            raise StateError(
+                f"parameter {swapped!r} was exchanged for another tensor (torch.utils.swap_tensors, or load_state_dict and to() by "
+                f"torch.__future__.set_swap_module_params_on_conversion): the hub has its former memory. Write the values by copy_, "
+                f"or exchange tensors before DistributedOptimizer"
+            )
         found = []
         with self._lock:
             for key, weight in self._weights.items():

@@ -130,6 +130,10 @@ class HostWindows:
         """Copies the hub's answers into tensors that require no gradient."""
         copy(into, [self._windows[key][1] for key in keys])
 
+    def like(self, key: str) -> torch.Tensor:
+        """Returns a tensor of the key's shape and type."""
+        return self._windows[key][1]
+
     def differs(self, key: str, values: torch.Tensor) -> bool:
         """Whether a tensor has other bits than the hub's last answer."""
         return have_other_bits(values, self._windows[key][1].to(values.device, values.dtype))

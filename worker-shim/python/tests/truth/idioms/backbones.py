@@ -102,6 +102,27 @@ def batch_norm_with_buffers_of_rank_0(ctx):
 
 
 @idiom()
+def batch_norm_of_a_scripted_model_with_buffers_of_rank_0(ctx):
+    """The script compiles the model after the wrap, and calls only the compiled module."""
+    net = Normed(torch.nn.BatchNorm1d(8))
+    run = ctx.run(net, adamw, wrap={"broadcast_buffers": True})
+    run.model = torch.jit.script(net) if run.model is net else run.model
+    run.train()
+    run.model.eval()
+    ctx.record(seen=run.model(torch.ones(2, 6)))
+
+
+@idiom(needs=(2, 1), limit_s=120)
+def batch_norm_of_a_compiled_model_with_buffers_of_rank_0(ctx):
+    net = Normed(torch.nn.BatchNorm1d(8))
+    run = ctx.run(net, adamw, wrap={"broadcast_buffers": True})
+    run.model = torch.compile(run.model, backend="eager")
+    run.train()
+    run.model.eval()
+    ctx.record(seen=run.model(torch.ones(2, 6)))
+
+
+@idiom()
 def batch_norm_of_a_frozen_backbone(ctx):
     net = Normed(torch.nn.BatchNorm1d(8))
     net.first.requires_grad_(False)

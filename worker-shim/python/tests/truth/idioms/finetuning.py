@@ -299,6 +299,22 @@ def put_into_a_group_after_zero_grad_and_read(ctx):
 
 
 @idiom()
+def another_group_between_backward_and_clip(ctx):
+    net = Mlp()
+    model, optimizer = ctx.wrap(net, adamw([*net.first.parameters(), *net.second.parameters(), net.head.weight]))
+    for step, (inputs, targets) in enumerate(ctx.batches()):
+        net.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        if step == 2:
+            optimizer.add_param_group({"params": [net.head.bias]})
+        if step >= 2:
+            ctx.record(norm=torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1))
+        optimizer.step()
+        ctx.record(net, loss=loss)
+
+
+@idiom()
 def put_into_a_group_between_two_reads(ctx):
     """A gradient of the group's first parameters is read before other parameters are put into the group."""
 

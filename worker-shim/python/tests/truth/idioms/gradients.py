@@ -23,6 +23,14 @@ def clamped_in_place(ctx):
             each.grad.clamp_(-0.01, 0.01)
 
 
+@idiom()
+def clamped_by_their_other_name(ctx):
+    run = ctx.run()
+    for _ in run.before_steps():
+        for each in run.net.parameters():
+            each._grad.clamp_(-0.01, 0.01)
+
+
 @idiom(workers=(1, 2, 4))
 def replaced(ctx):
     run = ctx.run()

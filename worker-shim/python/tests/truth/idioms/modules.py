@@ -318,6 +318,16 @@ def moved_to_where_it_is(ctx):
 
 
 @idiom()
+def moved_to_where_it_is_at_rank_0(ctx):
+    """Rank 0 saves `model.cpu().state_dict()`, for a model that is in this memory already."""
+    run = ctx.run()
+    for _ in run.after_steps():
+        if ctx.rank == 0:
+            state = run.net.cpu().float().state_dict()
+            assert all(value.dtype == torch.float32 for value in state.values())
+
+
+@idiom()
 def memory_shared_after_the_wrap(ctx):
     """A3C: `share_memory()` moves all parameters."""
     run = ctx.run()

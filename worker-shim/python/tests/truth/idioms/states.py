@@ -117,6 +117,33 @@ def resumed_after_skipped_steps(ctx):
     again.train(3)
 
 
+@idiom(workers=(1, 2, 4))
+def loaded_between_backward_and_clip(ctx):
+    """The gradients are those of before, and so they are means."""
+    run = ctx.run(make=adamw)
+    for step, _ in enumerate(run.before_steps()):
+        if step == 2:
+            run.optimizer.load_state_dict(through_a_file(run.optimizer.state_dict()))
+        ctx.record(norm=torch.nn.utils.clip_grad_norm_(run.net.parameters(), 0.1))
+
+
+@idiom()
+def loaded_within_no_sync(ctx):
+    """Gradients in the block stay this rank's own."""
+    run = ctx.run(make=adamw)
+    for step, (inputs, targets) in enumerate(ctx.batches()):
+        run.optimizer.zero_grad()
+        with ctx.no_sync(run.model):
+            if step == 2:
+                run.optimizer.load_state_dict(run.optimizer.state_dict())
+            run.loss(inputs, targets).backward()
+            ctx.record(own=[each.grad for each in run.net.parameters()])
+        run.loss(inputs.flip(0), targets).backward()
+        ctx.record(mean=[each.grad for each in run.net.parameters()])
+        run.optimizer.step()
+        ctx.record(run.net)
+
+
 @idiom()
 def best_state_kept(ctx):
     """The best optimizer state is kept by a deep copy, and read at the end."""
@@ -218,6 +245,22 @@ def another_optimizer_in_the_middle(ctx):
     run.train(3)
     run.model, run.optimizer = ctx.again(run.net, run.optimizer, sgd(run.net.parameters(), lr=0.05))
     run.train(3)
+
+
+@idiom()
+def one_of_two_optimizers_ends_first(ctx):
+    net = Mlp()
+    model, first = ctx.wrap(net, sgd(net.parameters()))
+    second = ctx.also(net, adam(net.parameters()))
+    for step, (inputs, targets) in enumerate(ctx.batches()):
+        if step == 2:
+            ctx.leave(second)
+        first.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        ctx.record(norm=torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1), loss=loss)
+        (second if step < 2 else first).step()
+        ctx.record(net)
 
 
 @idiom()
