@@ -100,7 +100,13 @@ fn hubs_that_give_no_common_round_in_five_tries_are_asked_again_later() {
         }
         assert_eq!(tries.load(Ordering::Relaxed), 5);
         is_slow.store(false, Ordering::Relaxed);
-        let (origin, weights) = source.fetch().unwrap();
+        // On a busy machine one more fetch may find no common round.
+        let (origin, weights) = loop {
+            match source.fetch() {
+                Err(NoWeights::NotYet(_)) => {}
+                fetched => break fetched.unwrap(),
+            }
+        };
         check(&weights, origin.round);
     });
 }
