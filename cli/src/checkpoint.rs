@@ -42,7 +42,7 @@ enum Command {
         /// change them.
         #[arg(long, default_value_t, value_name = "MODE")]
         mode: FileMode,
-        /// Also export the optimizer's state, as tensors optimizer/NAME/KEY. Use this to continue the training elsewhere.
+        /// Export the optimizer's state, too, as tensors optimizer/NAME/KEY. Use this to continue the training elsewhere.
         #[arg(long)]
         with_state: bool,
     },

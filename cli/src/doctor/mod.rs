@@ -71,7 +71,7 @@ pub struct DoctorArgs {
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)))]
     workers: u32,
 
-    /// Also measure the path to the hub at this address: its data ports, the path MTU, and each pair of RDMA NICs. Use this
+    /// Measure the path to the hub at this address, too: its data ports, the path MTU, and each pair of RDMA NICs. Use this
     /// on a worker's machine, with that hub's secret. Default port: 7077.
     #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,

@@ -89,7 +89,7 @@ pub struct TopologyArgs {
     #[arg(long, conflicts_with_all = ["machines", "racks"])]
     json: bool,
 
-    /// Also draw the machine and the plan into this file; with --machines the job's machines.
+    /// Draw the machine and the plan into this file, too; with --machines the job's machines.
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
 }

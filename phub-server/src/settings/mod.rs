@@ -144,7 +144,7 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINTS", value_name = "DIRECTORY")]
     pub checkpoints: Option<PathBuf>,
 
-    /// Also write a checkpoint each time this number of rounds has passed. Use this if the hub may be killed. It needs more
+    /// Write a checkpoint also each time this number of rounds has passed. Use this if the hub may be killed. It needs more
     /// memory: as much as the weights and the optimizer's state. Default: no periodic checkpoints.
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,

@@ -30,7 +30,7 @@ pub(super) struct MachinesArgs {
     #[arg(long, value_name = "N", value_parser = workers, requires = "machines")]
     workers_per_machine: Option<u32>,
 
-    /// Also show the shape with this number of dedicated hubs above the machines' hubs.
+    /// Show the shape with this number of dedicated hubs above the machines' hubs, too.
     #[arg(long, value_name = "N", value_parser = above_hubs, requires = "machines")]
     above_hubs: Option<u32>,
 
