@@ -102,6 +102,7 @@ def _holder_of(parameter: Any) -> Optional[Holder]:
     holders = _HOLDERS.get(id(parameter))
     return holders[-1] if holders else None
 
+
 _DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, because mypy knows `data` only of instances
 _GRAD: Any = getattr(torch.Tensor, "grad")  # noqa: B009
 
