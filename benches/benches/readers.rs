@@ -1,14 +1,16 @@
-//! Readers of weights over loopback: the time from the end of a round to a reader's last byte, and how many
+//! Readers of weights on the hub's machine: the time from the end of a round to a reader's last byte, and how many
 //! rounds run meanwhile.
 //!
 //! Two workers and a hub train in this process without a pause. All readers ask at once when a round ends, and get the
 //! weights before the next round (*newest*). Or they have asked for this round before its end (*named*). In the same run, the
-//! same number of plain TCP connections carry the bytes of the f32 weights from memory: that is the bound. Then all readers read
+//! same number of plain TCP connections carry the bytes of the f32 weights from memory: that is the bound. With `shm`, readers lend
+//! memory, and the bound is the same number of threads that copy the bytes into new memory. Then all readers read
 //! once a second. The rounds per second are compared with those without readers, and with those during the plain copies. These
 //! measurements (legs) alternate, so that a change of the machine's load affects all of them.
 //!
-//! `cargo bench --bench readers -- [LEGS] [bf16]` prints the median, lowest and highest of the legs, for f32 or bf16.
+//! `cargo bench --bench readers -- [LEGS] [bf16] [shm]` prints the median, lowest and highest of the legs, for f32 or bf16.
 
+use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -16,11 +18,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use authority::Credential;
+use fabric::Slab;
 use fabric::any::Transport;
 use hub_tests::training::Training;
 use hub_tests::{authorization, hub};
-use pbox_core::{Key, Optimizer};
+use membership::{Values, fetch_state};
+use pbox_core::control::{Only, StateQuery};
+use pbox_core::manifest::MAX_HEADER_BYTES;
+use pbox_core::{Dtype, Key, Optimizer, Round};
 use worker_shim::Session;
+use zerocopy::IntoBytes;
 
 const READERS: [usize; 3] = [1, 8, 32];
 const WORKERS: u32 = 2;
@@ -36,51 +44,86 @@ const COUNTED: Duration = Duration::from_secs(4);
 /// The number of rounds from a request for a named round to the end of this round. A request takes less time.
 const AHEAD: u64 = 60;
 
-/// A source to read from: the request, and the address.
+/// A source to read from.
 #[derive(Clone)]
-struct Source {
-    address: SocketAddr,
-    request: String,
+enum Source {
+    /// The answer to a request at an address.
+    Connection { address: SocketAddr, request: String },
+    /// A hub that writes the job's weights into memory: before this round, or before the next round.
+    Loan { address: SocketAddr, before: Option<u64> },
+    /// Memory.
+    Memory(Arc<[u8]>),
 }
 
 impl Source {
     /// Returns the source of the job's weights at a hub: before this round, or before the next round.
     fn weights(address: SocketAddr, before: Option<u64>) -> Self {
+        if has("shm") {
+            return Source::Loan { address, before };
+        }
         let before = before.map(|round| format!("&before={round}")).unwrap_or_default();
-        let dtype = if is_bf16() { "&dtype=bf16" } else { "" };
+        let dtype = if has("bf16") { "&dtype=bf16" } else { "" };
         let request = format!(
             "GET /v1/jobs/job/state?only=weights{dtype}{before} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
              authorization: {}\r\n\r\n",
             authorization()
         );
-        Source { address, request }
+        Source::Connection { address, request }
+    }
+
+    /// Returns the source of plain copies.
+    fn plain() -> Self {
+        let values: Arc<[u8]> = vec![1; BYTES as usize].into();
+        match has("shm") {
+            true => Source::Memory(values),
+            false => Source::Connection { address: copies(values), request: "GET\r\n\r\n".to_owned() },
+        }
     }
 
     /// Reads the whole answer. Returns the time of the last byte.
     fn read(&self) -> Instant {
-        let mut stream = TcpStream::connect(self.address).expect("it listens");
-        stream.write_all(self.request.as_bytes()).expect("it reads");
-        let (mut buffer, mut bytes) = (vec![0; 1 << 20], 0);
-        while let Ok(count @ 1..) = stream.read(&mut buffer) {
-            bytes += count as u64;
+        let least = if has("bf16") { BYTES / 2 } else { BYTES };
+        match self {
+            Source::Connection { address, request } => {
+                let mut stream = TcpStream::connect(address).expect("it listens");
+                stream.write_all(request.as_bytes()).expect("it reads");
+                let (mut buffer, mut bytes) = (vec![0; 1 << 20], 0);
+                while let Ok(count @ 1..) = stream.read(&mut buffer) {
+                    bytes += count as u64;
+                }
+                let beginning = String::from_utf8_lossy(&buffer[..100]);
+                assert!(bytes >= least, "{bytes} bytes came: {beginning}");
+            }
+            Source::Loan { address, before } => {
+                let before = before.map(|round| Round(round as u32));
+                let dtype = if has("bf16") { Dtype::BF16 } else { Dtype::F32 };
+                let query = StateQuery { only: Some(Only::Weights), before, dtype };
+                let credential = Credential::find_if_any().expect("a secret");
+                let values = (Values::InMemory, BYTES + MAX_HEADER_BYTES);
+                let state = fetch_state(&address.to_string(), "job", query, values, credential.as_ref());
+                let values = state.expect("the hub has it").expect("all of it").take_values();
+                let bytes = size_of_val(values.expect("the hub is on this machine").as_slice());
+                assert!(bytes as u64 >= least, "{bytes} bytes came");
+            }
+            Source::Memory(values) => {
+                let mut slab = Slab::zeroed("a copy", values.len() / size_of::<f32>()).expect("memory");
+                slab.as_mut_slice().as_mut_bytes().copy_from_slice(values);
+                black_box(slab.as_slice());
+            }
         }
-        let beginning = String::from_utf8_lossy(&buffer[..100]);
-        let least = if is_bf16() { BYTES / 2 } else { BYTES };
-        assert!(bytes >= least, "{bytes} bytes came: {beginning}");
         Instant::now()
     }
 }
 
-/// Whether the readers want bf16.
-fn is_bf16() -> bool {
-    std::env::args().any(|word| word == "bf16")
+/// Whether the user has given this word.
+fn has(word: &str) -> bool {
+    std::env::args().any(|given| given == word)
 }
 
-/// Starts a server that sends the same number of bytes to each connection, after its request.
-fn copies() -> SocketAddr {
+/// Starts a server that sends these bytes to each connection, after its request.
+fn copies(values: Arc<[u8]>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it is bound");
-    let values: Arc<[u8]> = vec![1; BYTES as usize].into();
     thread::spawn(move || {
         for stream in listener.incoming() {
             let (mut stream, values) = (stream.expect("a reader"), Arc::clone(&values));
@@ -220,7 +263,7 @@ fn main() {
     };
     let (address, rounds) = (hub.address().to_string(), Rounds::default());
     let state = &Source::weights(hub.address(), None);
-    let copy = &Source { address: copies(), request: "GET\r\n\r\n".to_owned() };
+    let copy = &Source::plain();
     let mut all: [Figures; 3] = Default::default();
     thread::scope(|scope| {
         let (rounds, training, address) = (&rounds, &training, &address);
@@ -245,8 +288,9 @@ fn main() {
         }
         rounds.stop.store(true, Ordering::Relaxed);
     });
-    let dtype = if is_bf16() { "bf16" } else { "f32" };
-    println!("{:.1} MB of weights, read as {dtype}, {legs} legs", BYTES as f64 / 1e6);
+    let dtype = if has("bf16") { "bf16" } else { "f32" };
+    let by = if has("shm") { "shared memory" } else { "TCP" };
+    println!("{:.1} MB of weights, read as {dtype} by {by}, {legs} legs", BYTES as f64 / 1e6);
     for (readers, figures) in READERS.into_iter().zip(&all) {
         println!(
             "{readers} readers: newest {} ms, named {} ms, plain copies {} ms, shares of the bound {} and {}; rounds beside once a \

@@ -68,12 +68,17 @@ impl AsRef<[u8]> for Values {
 /// Reads a checkpoint of `file_bytes` bytes. Checks everything that does not depend on its job: structure,
 /// version, metadata, digest.
 pub fn decode(file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeError> {
-    decode_as(file, file_bytes, Dtype::F32)
+    decode_as(file, file_bytes, Dtype::F32, None)
 }
 
 /// Reads the answer of a hub that was asked for values of this type, with the checks of [`decode`]. A hub answers with f32 if
-/// a value would become infinite.
-pub fn decode_as(mut file: impl Read, file_bytes: u64, dtype: Dtype) -> Result<Decoded, DecodeError> {
+/// a value would become infinite. If there are `values`, `file` is only the file's header.
+pub fn decode_as(
+    mut file: impl Read,
+    file_bytes: u64,
+    dtype: Dtype,
+    values: Option<Slab>,
+) -> Result<Decoded, DecodeError> {
     let mut header = read_header(&mut file, file_bytes)?;
     let metadata = match metadata(&header) {
         Err(version @ DecodeError::Version { .. }) => {
@@ -95,7 +100,10 @@ pub fn decode_as(mut file: impl Read, file_bytes: u64, dtype: Dtype) -> Result<D
     let mut hash = begin_digest(&mut header);
     let value_bytes = file_bytes - header.len() as u64;
     drop(header);
-    let values = read_values(file, value_bytes, file_bytes, &mut hash)?;
+    let values = match values {
+        Some(values) => with_bytes(values, value_bytes, file_bytes, &mut hash)?,
+        None => read_values(file, value_bytes, file_bytes, &mut hash)?,
+    };
     compare(&metadata.digest, &hash)?;
 
     let optimizer = optimizer(&metadata.optimizer)?;
@@ -255,6 +263,16 @@ fn header_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
     let faulty =
         |error: serde_json::Error| ManifestError::HeaderNotJson { reason: excerpt(&error.to_string()) };
     Ok(serde_json::from_slice(bytes).map_err(faulty)?)
+}
+
+/// Adds the bytes of values to the digest.
+fn with_bytes(values: Slab, value_bytes: u64, file_bytes: u64, hash: &mut Xxh3) -> Result<Slab, DecodeError> {
+    let room = size_of_val(values.as_slice()) as u64;
+    let Some(bytes) = values.as_slice().as_bytes().get(..value_bytes as usize) else {
+        return Err(DecodeError::Ended { seen: file_bytes - value_bytes + room, expected: file_bytes });
+    };
+    hash.update(bytes);
+    Ok(values)
 }
 
 /// Returns all values of the file, in its order.

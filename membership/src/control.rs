@@ -134,7 +134,7 @@ impl Control {
 
     /// Sends `GET /v1/hub`.
     pub fn describe(&self) -> Result<HubReply, MemberError> {
-        let reply = self.get("/v1/hub");
+        let reply = self.get("/v1/hub", &[]);
         reply
             .and_then(|response| self.read_reply("describe itself", response))
             .map_err(|failure| failure.error)
@@ -143,7 +143,7 @@ impl Control {
     /// Sends `GET /v1/clock`. Also returns the time at which the hub read its clock, as exactly as one request can tell.
     pub fn clock(&self) -> Result<HubClock, MemberError> {
         let asked = Instant::now();
-        let reply = self.get("/v1/clock");
+        let reply = self.get("/v1/clock", &[]);
         let reply: ClockReply = reply
             .and_then(|response| self.read_reply("tell the time", response))
             .map_err(|failure| failure.error)?;
@@ -152,9 +152,10 @@ impl Control {
     }
 
     /// Sends `GET` for a page. Any status counts as success.
-    pub fn get(&self, path: &str) -> Result<Response<Body>, Failure> {
+    pub fn get(&self, path: &str, more: &[(&str, String)]) -> Result<Response<Body>, Failure> {
         let get = self.agent.get(self.url(path)).header(HOST_HEADER, own_host());
         let get = get.header(READER_HEADER, std::process::id().to_string());
+        let get = more.iter().fold(get, |get, (name, value)| get.header(*name, value));
         let get = match self.proved(Right::Read, "GET", path, b"")? {
             Some(shown) => get.header(AUTHORIZATION, shown),
             None => get,

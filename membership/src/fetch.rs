@@ -1,12 +1,15 @@
-//! The download of a job's state from a hub. The state is read piece by piece, and is never in memory as a whole.
+//! The download of a job's state from a hub: piece by piece, or into memory that this process lends to a hub of its machine.
 //!
 //! Runs on the caller's thread. Must not depend on the content of the state.
 
 use std::io::{self, Read};
+use std::thread;
 use std::time::Duration;
 
-use authority::Credential;
-use pbox_core::control::StateQuery;
+use authority::{Credential, hex};
+use fabric::Slab;
+use fabric::shm::Lender;
+use pbox_core::control::{MEMORY_HEADER, StateQuery};
 use ureq::http::StatusCode;
 
 use crate::control::Control;
@@ -19,17 +22,23 @@ const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 /// The least speed at which a hub sends a state. A slower hub counts as stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
-/// A reader of a state. The bytes are those of a checkpoint's file.
+/// A reader of a state. The bytes are those of a checkpoint's file, or of its header if the values are in memory.
 pub struct StateReader {
     body: Box<dyn Read + Send>,
     bytes: Option<u64>,
     hub: String,
+    values: Option<Slab>,
 }
 
 impl StateReader {
-    /// Returns the length of the state, if the hub has given it.
+    /// Returns the length of the state's file, if the hub has given it.
     pub fn bytes(&self) -> Option<u64> {
         self.bytes
+    }
+
+    /// Returns the values, if the hub has written them into memory.
+    pub fn take_values(&mut self) -> Option<Slab> {
+        self.values.take()
     }
 }
 
@@ -45,9 +54,18 @@ impl Read for StateReader {
     }
 }
 
+/// The place of the values of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// In the bytes of the reader, behind the header.
+    Sent,
+    /// In memory, if the hub is on this machine and in this network namespace, or in the bytes of the reader.
+    InMemory,
+}
+
 /// Asks the hub at this address for the part of a job's state that the query describes. Returns `None` if the hub has no part
-/// of the state. `bytes` is the approximate length. A hub of an older version ignores the query's `only`, and sends the whole
-/// state.
+/// of the state. `bytes` is the approximate length, and the limit of the memory that is lent. A hub of an older version ignores
+/// the query's `only`, and sends the whole state.
 ///
 /// # Errors
 /// Returns an error if the hub cannot be reached, refuses, or is not trusted.
@@ -55,25 +73,55 @@ pub fn fetch_state(
     address: &str,
     job: &str,
     query: StateQuery,
-    bytes: u64,
+    (values, bytes): (Values, u64),
     credential: Option<&Credential>,
 ) -> Result<Option<StateReader>, MemberError> {
     let limit = BEGIN_LIMIT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
     let control = Control::new(address, job, limit, credential, &Named::Here)?;
     let path = format!("/v1/jobs/{job}/state{query}");
-    let response = control.get(&path).map_err(|failure| failure.error)?;
+    let get = |lent: &[_]| control.get(&path, lent).map_err(|failure| failure.error);
+    // A process that cannot lend memory gets the values from the hub's answer.
+    let lender = if values == Values::InMemory { Lender::new().ok() } else { None };
+    let (response, lent) = match &lender {
+        None => (get(&[]), None),
+        Some(lender) => thread::scope(|scope| {
+            let lends = thread::Builder::new().name("phub-lender".into());
+            match lends.spawn_scoped(scope, || lender.lend(bytes)) {
+                Err(_) => (get(&[]), None),
+                Ok(lends) => {
+                    let response = get(&[(MEMORY_HEADER, hex(&lender.token()))]);
+                    lender.stop();
+                    (response, lends.join().expect("a lender does not panic").ok().flatten())
+                }
+            }
+        }),
+    };
+    let response = response?;
+    let (what, hub) = ("give the state", address.to_owned());
+    let nonsense = |saw: String| MemberError::Nonsense { hub: hub.clone(), what, saw };
     match response.status() {
         StatusCode::OK => {
-            let bytes = response.body().content_length();
+            let sent = response.body().content_length();
+            let written = response.headers().get(MEMORY_HEADER).and_then(|bytes| bytes.to_str().ok());
+            let values = match (written, lent) {
+                (None, _) => None,
+                (Some(written), Some(lent)) if written == lent.bytes().to_string() => {
+                    Some((lent.bytes() as u64, lent.seal().map_err(|error| nonsense(error.to_string()))?))
+                }
+                (Some(written), lent) => {
+                    let lent = lent.map_or(0, |lent| lent.bytes());
+                    return Err(nonsense(format!("{written:?} bytes in memory of {lent} bytes")));
+                }
+            };
+            let (in_memory, values) = values.unzip();
+            let bytes = sent.and_then(|sent| sent.checked_add(in_memory.unwrap_or(0)));
             let body = Box::new(response.into_body().into_reader());
-            Ok(Some(StateReader { body, bytes, hub: address.to_owned() }))
+            Ok(Some(StateReader { body, bytes, hub, values }))
         }
         StatusCode::NO_CONTENT => Ok(None),
         status => {
-            let (what, hub) = ("give the state", address.to_owned());
-            let strange = || MemberError::Nonsense { hub, what, saw: status.to_string() };
             let said = control.read_reply::<serde_json::Value>(what, response);
-            Err(said.map_or_else(|failure| failure.error, |_| strange()))
+            Err(said.map_or_else(|failure| failure.error, |_| nonsense(status.to_string())))
         }
     }
 }

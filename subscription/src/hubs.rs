@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use authority::{Credential, SUMS};
 use checkpoint_file::{Decoded, decode_as};
-use membership::{MemberError, describe, fetch_state, hub_addresses};
+use membership::{MemberError, Values, describe, fetch_state, hub_addresses};
 use pbox_core::control::{JobReply, JobState, Only, RefusalCode, StateQuery};
 use pbox_core::manifest::MAX_HEADER_BYTES;
 use pbox_core::{Dtype, Round};
@@ -318,8 +318,9 @@ impl HubOf {
     fn fetch(&mut self, ask: &Ask, before: Option<Round>) -> Result<Option<Decoded>, NoPart> {
         let (most, Ask { job, credential, only, dtype }) = (self.most_bytes(ask)?, ask);
         let query = StateQuery { only: Some(*only), before, dtype: *dtype };
-        let state = fetch_state(&self.address, job, query, most, credential.as_ref());
-        let Some(state) = state.map_err(|error| no_part(error, before))? else { return Ok(None) };
+        let values = (Values::InMemory, most);
+        let state = fetch_state(&self.address, job, query, values, credential.as_ref());
+        let Some(mut state) = state.map_err(|error| no_part(error, before))? else { return Ok(None) };
         let (hub, of) = (self.address.clone(), job.clone());
         let Some(bytes) = state.bytes() else {
             return Err(NoWeights::from(SourceError::NoLength { hub }).into());
@@ -328,7 +329,8 @@ impl HubOf {
             return Err(NoPart::Unlike(SourceError::Length { hub, job: of, only: *only, bytes, most }));
         }
         // A fetch that fails here may succeed later, because a hub that ended during the fetch may return.
-        let decoded = decode_as(state, bytes, *dtype);
+        let values = state.take_values();
+        let decoded = decode_as(state, bytes, *dtype, values);
         let decoded =
             decoded.map_err(|error| NoWeights::NotYet(format!("the state of job {job:?}: {error}")))?;
         match before {

@@ -14,6 +14,7 @@ use hub_tests::program::until;
 use hub_tests::state::{fetch, fetch_only};
 use hub_tests::training::Training;
 use hub_tests::{PATIENT_S, addresses, authorization, describe, hub, says};
+use membership::Values;
 use pbox_core::control::{ErrorReply, Followed, Only, ReadersReply, RefusalCode, StateQuery};
 use pbox_core::{Dtype, Key, Optimizer, Round};
 use phub_server::Hub;
@@ -274,8 +275,40 @@ fn readers_that_wait_share_a_copy() {
 fn follow(address: &str) {
     let query = StateQuery { only: Some(Only::Weights), ..StateQuery::default() };
     let credential = Credential::find_if_any().unwrap();
-    let read = membership::fetch_state(address, "job", query, 4 << 22, credential.as_ref());
+    let read = membership::fetch_state(address, "job", query, (Values::Sent, 4 << 22), credential.as_ref());
     std::io::copy(&mut read.unwrap().unwrap(), &mut std::io::sink()).unwrap();
+}
+
+/// The hub writes the values into the reader's memory, and sends only the header. If the hub cannot use the memory, it sends the same
+/// bytes.
+#[test]
+fn a_reader_on_the_hubs_machine_gets_the_weights_in_its_memory() {
+    let _watchdog = Watchdog::start();
+    let large = Large::start();
+    let credential = Credential::find_if_any().unwrap();
+    let read = |values, dtype| {
+        let query = StateQuery { only: Some(Only::Weights), dtype, ..StateQuery::default() };
+        let state = membership::fetch_state(&large.address, "job", query, values, credential.as_ref());
+        let mut state = state.unwrap().unwrap();
+        let (bytes, memory, mut file) = (state.bytes().unwrap() as usize, state.take_values(), Vec::new());
+        std::io::copy(&mut state, &mut file).unwrap();
+        let is_in_memory = memory.is_some();
+        if let Some(memory) = memory {
+            let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+            assert_eq!(file.len(), header, "no value is sent");
+            file.extend(memory.as_slice().iter().flat_map(|value| value.to_le_bytes()).take(bytes - header));
+        }
+        assert_eq!(file.len(), bytes);
+        (is_in_memory, file)
+    };
+    for dtype in Dtype::ALL {
+        let (is_in_memory, sent) = read((Values::Sent, 1), dtype);
+        assert!(!is_in_memory);
+        assert_eq!(read((Values::InMemory, 5 << 22), dtype), (true, sent.clone()));
+        assert_eq!(read((Values::InMemory, 1), dtype), (false, sent), "the reader lends too little");
+    }
+    until("all reads are done", || large.readers().done == 3 * Dtype::ALL.len() as u64);
+    large.session.leave().unwrap();
 }
 
 /// The process of this test is one follower. The other follower, at the same address, does not name its

@@ -126,6 +126,22 @@ impl Mapping {
         })
     }
 
+    /// Maps the start of a file that nobody can change. The pages that this process writes become its own.
+    pub fn of_sealed(what: &'static str, file: BorrowedFd, bytes: usize) -> Result<Self, MapError> {
+        let len = at_least_one(bytes);
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let mapping = Self::aligned(what, len, |start, flags| {
+            // SAFETY: `aligned` asks for a part of its reservation, or for an address that the kernel
+            // chooses. No other owner has that memory. The caller has sealed the file against writes and
+            // against shrinking.
+            unsafe { mmap(start, len.get(), prot, MapFlags::PRIVATE | flags, file, 0) }
+        })?;
+        // One call maps all pages, which otherwise take a page fault each. SAFETY: the range is this mapping's own, and the kernel
+        // changes no contents.
+        let _ = unsafe { madvise(mapping.start.as_ptr().cast(), bytes, Advice::LinuxPopulateRead) };
+        Ok(mapping)
+    }
+
     /// Returns the mapping that `map` makes. If its size is at least that of a huge page, it begins at a
     /// multiple of that size. The kernel can map huge pages only there. Older kernels choose such an address
     /// only if huge pages are switched on. So the function reserves a larger range of addresses first, and

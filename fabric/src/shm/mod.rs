@@ -25,6 +25,7 @@ mod futex;
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
+mod loan;
 mod message;
 mod port;
 #[cfg(test)]
@@ -33,4 +34,5 @@ mod waking;
 
 pub use connect::{Accepted, ConnectError, Hello, Listener, connect};
 pub use group::Group;
+pub use loan::{Lender, Lent, Loan};
 pub use port::{Endpoint, Port, group};

@@ -49,6 +49,10 @@ pub const HOST_HEADER: &str = "phub-host";
 /// The header with the id of the process that reads a state. It tells the readers of one machine apart, and proves nothing.
 pub const READER_HEADER: &str = "phub-reader";
 
+/// The header for memory that a reader of a state lends. In a request it has the token of the loan, as 32 hexadecimal digits. In an
+/// answer it has the number of bytes of values that are in this memory, and so not in the answer.
+pub const MEMORY_HEADER: &str = "phub-memory";
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -242,7 +242,7 @@ mod tests {
         let image = Image::new("job", of_weights(weights), (Share::WHOLE, None), dtype, most).unwrap();
         let file = bytes_of(&image);
         let bytes = file.len() as u64;
-        let decoded = decode_as(std::io::Cursor::new(file), bytes, dtype).unwrap();
+        let decoded = decode_as(std::io::Cursor::new(file), bytes, dtype, None).unwrap();
         let tensor = decoded.elements().map(|(tensor, bytes)| (tensor.dtype, bytes.to_vec())).next();
         tensor.unwrap()
     }

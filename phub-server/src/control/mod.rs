@@ -15,6 +15,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
+use authority::unhex;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Extension, Path, Request, State};
@@ -26,8 +27,8 @@ use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
     ClockReply, CompareRequest, ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest,
-    NicReply, OfferRequest, OptimizerRequest, PrioritiesRequest, ReadyRequest, RefusalCode, RelinkRequest,
-    StateQuery, parse, parse_join, parse_versioned,
+    MEMORY_HEADER, NicReply, OfferRequest, OptimizerRequest, PrioritiesRequest, ReadyRequest, RefusalCode,
+    RelinkRequest, StateQuery, parse, parse_join, parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -362,11 +363,18 @@ async fn state(
 ) -> Answer {
     let query = StateQuery::parse(request.uri().query().unwrap_or_default())?;
     let reader = client.reader(request.headers());
+    let memory = request.headers().get(MEMORY_HEADER).and_then(|token| unhex(token.to_str().ok()?));
     let cut_off = move || connection.close();
-    let sent = to_its_end(async move { desk.registry.state(&job, query, reader, cut_off).await }).await?;
-    let Some(Sent { bytes, pieces }) = sent else { return Ok(StatusCode::NO_CONTENT.into_response()) };
+    let sent = to_its_end(async move { desk.registry.state(&job, query, (reader, memory), cut_off).await });
+    let Some(Sent { bytes, in_memory, pieces }) = sent.await? else {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    };
     let about = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
-    Ok((about, Body::new(pieces)).into_response())
+    let mut answer = (about, Body::new(pieces)).into_response();
+    if let Some(bytes) = in_memory {
+        answer.headers_mut().insert(MEMORY_HEADER, bytes.into());
+    }
+    Ok(answer)
 }
 
 async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use membership::{MemberError, Named, StateReader};
+use membership::{MemberError, Named, StateReader, Values};
 use pbox_core::control::{JobReply, StateQuery};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -55,8 +55,10 @@ pub fn fetch_state(
     token: Option<&str>,
 ) -> PyResult<Option<StateBytes>> {
     let credential = credential_of(token)?;
-    let found = py
-        .detach(|| membership::fetch_state(address, job, StateQuery::default(), bytes, credential.as_ref()));
+    let found = py.detach(|| {
+        let (query, values) = (StateQuery::default(), Values::Sent);
+        membership::fetch_state(address, job, query, (values, bytes), credential.as_ref())
+    });
     let found = found.map_err(|error| lost(&error, address, job))?;
     Ok(found.map(|reader| StateBytes { reader: Mutex::new(reader), job: job.to_owned() }))
 }

@@ -166,7 +166,7 @@ impl Registry {
 }
 
 /// Returns the bytes of these tensors at this hub, as f32.
-fn bytes_of(state: &coordinator::Job, selection: Selection) -> u64 {
+pub(super) fn bytes_of(state: &coordinator::Job, selection: Selection) -> u64 {
     let elements: usize = state.hubs.pieces.iter().map(|piece| piece.elements.len()).sum();
     let tensors = state.spec.terms.tensors().selected(selection).count();
     (elements * tensors * size_of::<f32>()) as u64

@@ -5,6 +5,9 @@
 //!                                     |__ the cores may take the next snapshot
 //! ```
 //!
+//! A client on this machine may lend memory ([`fabric::shm::Lender`]). The values are then written there, and only the file's
+//! header is sent.
+//!
 //! Clients may be slow, and a checkpoint must not wait for them. So the cores take the next snapshot in other memory. Each
 //! job has at most two files at a time. Clients that come later share the next file ([`copies`](super::copies)).
 
@@ -16,20 +19,23 @@ use authority::hex;
 use axum::body::Bytes;
 use checkpoint_file::check_keys;
 use coordinator::{CutAt, NoState, NotBefore, Secret};
+use fabric::shm::Loan;
 use pbox_core::control::{Only, RefusalCode, StateQuery};
 use pbox_core::{JobId, Selection, Tensor, Tensors, ValueRange};
 use sha2::{Digest, Sha256};
 use tokio::select;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
+use super::clients::bytes_of;
 use super::copies::{StateFile, What};
 use super::reads::{Reader, Reading};
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
 use crate::registry::job::Job;
-use crate::registry::{Because, Refusal, Registry};
+use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
 /// The number of pieces that wait for a client, besides the piece that is being made.
 const PIECES: usize = 1;
@@ -39,6 +45,8 @@ pub(super) const PIECE_BYTES: usize = 256 << 10;
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
 /// The lowest permitted speed of a client while other clients wait until the copy is dropped.
 const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
+/// The lowest permitted speed at which a client allocates the memory that it lends.
+const SLOWEST_LOAN: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 256 << 20 };
 /// The number of bytes in the name by which readers distinguish jobs with the same name. Each byte is two hexadecimal
 /// digits.
 const RUN_BYTES: usize = 16;
@@ -64,35 +72,55 @@ impl Pace {
 /// A checkpoint file that is being sent to a client.
 #[derive(Debug)]
 pub(crate) struct Sent {
+    /// The number of bytes in the pieces.
     pub bytes: u64,
+    /// The number of bytes of values that are in the client's memory, and in no piece. `None` if the pieces have the whole file.
+    pub in_memory: Option<u64>,
     /// The pieces. They end early if the file cannot be sent.
     pub pieces: Pieces,
 }
+
+/// The memory that a client lends, or the reason why there is none.
+type Borrowed = JoinHandle<Result<Result<Loan, String>, NoThread>>;
 
 impl Registry {
     /// Returns a job's state as a checkpoint file, before the round that the query names. If the query
     /// names no round, the file has the state before the round that the furthest chunk has reached. In a job over several hubs,
     /// returns this hub's part, or `None` if this hub has no part. `only` in the query names the tensors that the file has.
+    /// `memory` is the token of the memory that the client lends, if it lends memory.
     /// `cut_off` closes the connection of a client that is too slow, so that the file's memory is released.
     pub async fn state(
         self: &Arc<Self>,
         name: &str,
         query: StateQuery,
-        reader: Reader,
+        (reader, memory): (Reader, Option<[u8; 16]>),
         cut_off: impl FnOnce() + Send + 'static,
     ) -> Result<Option<Sent>, Refusal> {
         let id = self.lock().hub().id(name)?;
         let reads = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reads))?;
+        let borrowed = memory.and_then(|token| self.borrow(id, query, token));
         let copy = self.state_for(name, id, query).await.inspect_err(|_| reads.refused())?;
         let Some(copy) = copy else { return Ok(None) };
         let (sink, pieces) = Pieces::new(PIECES);
-        let (bytes, taken, job) = (copy.image.bytes(), copy.taken, name.to_owned());
+        let (all, taken, job) = (copy.image.bytes(), copy.taken, name.to_owned());
         let reading = reads.begin(reader, copy.before);
+        let in_memory = match borrowed {
+            Some(borrowed) => match write_values(Arc::clone(&copy), borrowed).await {
+                Ok(bytes) => Some(bytes),
+                Err(why) => {
+                    tracing::debug!(job, why, "the client's memory cannot be used; sending the state");
+                    None
+                }
+            },
+            None => None,
+        };
+        reading.got(in_memory.unwrap_or(0) as usize);
+        let bytes = all - in_memory.unwrap_or(0);
         tokio::spawn(async move {
-            match send(copy, &sink, &reading).await {
+            match send(copy, &sink, &reading, in_memory.is_none()).await {
                 Ok(()) => {
                     reading.got_all(taken);
-                    tracing::info!(job, bytes, "state sent");
+                    tracing::info!(job, bytes = all, "state sent");
                 }
                 Err(error) => {
                     cut_off();
@@ -100,7 +128,19 @@ impl Registry {
                 }
             }
         });
-        Ok(Some(Sent { bytes, pieces }))
+        Ok(Some(Sent { bytes, in_memory, pieces }))
+    }
+
+    /// Begins to borrow the memory that a client lends for the values of a state. The client allocates it while the job is still
+    /// before the wanted round.
+    fn borrow(&self, id: JobId, query: StateQuery, token: [u8; 16]) -> Option<Borrowed> {
+        let elements = self.of_job(id, |state, _| {
+            let selection = selection(&state.spec.terms.tensors(), query.only).ok()?;
+            Some(bytes_of(state, selection) / size_of::<f32>() as u64)
+        });
+        let bytes = elements.ok()?? * query.dtype.bytes() as u64;
+        let take = move || Loan::take(token, bytes, SLOWEST_LOAN.time_for(bytes as usize));
+        Some(tokio::spawn(on_thread("phub-loan", move || take().map_err(|error| error.to_string()))))
     }
 
     /// Returns a copy of the state; nothing if this hub has no part.
@@ -148,15 +188,39 @@ impl AsRef<[u8]> for Piece {
     }
 }
 
-/// Sends a file to a client in pieces, until the client's connection needs no more of the file's memory. After an error the caller
-/// must close the connection, because the connection may still have pieces.
-async fn send(file: Arc<StateFile>, sink: &Sender<Bytes>, reading: &Reading) -> Result<(), String> {
+/// Writes the values of a file into the memory that a client on this machine lends. Returns the number of their bytes.
+///
+/// # Errors
+/// Returns an error if there is no memory, or if its length is another.
+async fn write_values(file: Arc<StateFile>, borrowed: Borrowed) -> Result<u64, String> {
+    let mut loan = borrowed.await.map_err(|error| error.to_string())???;
+    let write = move || {
+        let image = &file.image;
+        let (bytes, room) = (image.bytes() - image.header().len() as u64, loan.bytes());
+        if bytes != room {
+            return Err(format!("the values have {bytes} bytes, the memory has {room}"));
+        }
+        let written = image.ranges().try_for_each(|range| loan.write(image.values(&range)));
+        written.map(|()| bytes).map_err(|error| error.to_string())
+    };
+    on_thread("phub-loan", write).await?
+}
+
+/// Sends a file to a client in pieces, until the client's connection needs no more of the file's memory. Without `values`, sends
+/// only the header. After an error the caller must close the connection, because the connection may still have pieces.
+async fn send(
+    file: Arc<StateFile>,
+    sink: &Sender<Bytes>,
+    reading: &Reading,
+    values: bool,
+) -> Result<(), String> {
     let begun = Instant::now();
     let mut is_in_the_way = file.is_in_the_way.subscribe();
     let (_all_taken, all_taken) = oneshot::channel();
     let given = Arc::new(Given { file, _all_taken });
     let mut end = 0;
-    for range in [None].into_iter().chain(given.file.image.ranges().map(Some)) {
+    let ranges = values.then(|| given.file.image.ranges()).into_iter().flatten();
+    for range in [None].into_iter().chain(ranges.map(Some)) {
         let piece = Bytes::from_owner(Piece(Arc::clone(&given), range));
         let bytes = piece.len();
         end += bytes;
