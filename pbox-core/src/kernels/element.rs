@@ -24,6 +24,9 @@ pub trait Element: Converted + Plain + Debug + Default + PartialEq + Send + Sync
     /// Returns the nearest number of this type, ties to even. Numbers beyond the largest number become infinite. Numbers
     /// below the smallest normal number become subnormal. A NaN stays a NaN.
     fn from_f32(value: f32) -> Self;
+
+    /// Whether the number is neither infinite nor NaN.
+    fn is_finite(self) -> bool;
 }
 
 /// A type that all instruction sets convert. It cannot be named outside of this crate, so no other type can be an
@@ -166,6 +169,11 @@ impl Element for f32 {
     fn from_f32(value: f32) -> Self {
         value
     }
+
+    #[inline(always)]
+    fn is_finite(self) -> bool {
+        f32::is_finite(self)
+    }
 }
 
 /// Uses the conversions that `half` offers as `const`: they are plain arithmetic. The other conversions of `half` may check
@@ -181,6 +189,11 @@ impl Element for f16 {
     #[inline]
     fn from_f32(value: f32) -> Self {
         f16::from_f32_const(value)
+    }
+
+    #[inline(always)]
+    fn is_finite(self) -> bool {
+        f16::is_finite(self)
     }
 }
 
@@ -203,6 +216,11 @@ impl Element for bf16 {
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
         let quiet_nan = bits | 0x0040_0000;
         bf16::from_bits(((if value.is_nan() { quiet_nan } else { rounded }) >> 16) as u16)
+    }
+
+    #[inline(always)]
+    fn is_finite(self) -> bool {
+        bf16::is_finite(self)
     }
 }
 
