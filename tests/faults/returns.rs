@@ -17,8 +17,10 @@ use hub_tests::proxy::{Break, Proxy};
 use hub_tests::training::Training;
 use hub_tests::values::{Reference, bits, same_bits};
 use hub_tests::{
-    FIRST, copying_transports, free_address, on_threads, ready_all, refused, says, settings, small_model,
+    FIRST, copying_transports, describe, free_address, on_threads, ready_all, refused, says, settings,
+    small_model,
 };
+use pbox_core::control::JobState;
 use pbox_core::{KeyId, Optimizer, Round, Schedule};
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
@@ -373,4 +375,32 @@ fn a_job_without_weights_needs_no_checkpoint() {
     let _hub = started(&settings);
     mean(&mut sessions);
     assert_eq!(sessions[0].returns(), Returns { times: 1, lost_rounds: 1 });
+}
+
+/// The worker that hears last of the new job hears of its end, too: the first one has ended with its script. It waited for
+/// that worker in a third job.
+#[test]
+fn a_hub_that_comes_back_without_the_weights_is_an_error_of_each_worker_at_once() {
+    let _watchdog = Watchdog::start();
+    let address = free_address();
+    let settings = HubSettings { listen: address, ..settings(1, 30) };
+    let (hub, proxy) = (Hub::start(&settings).unwrap(), Proxy::start(address));
+    let addresses = [address, proxy.address().parse().unwrap()];
+    let mut sessions = ready_all(WORKERS, |rank| waiting(addresses[rank as usize], rank));
+    let (mut last, mut first) = (sessions.pop().unwrap(), sessions.pop().unwrap());
+    proxy.breaks("heartbeat", Break::Lose, u32::MAX);
+    hub.stop("a test");
+    let _hub = started(&settings);
+    let ends = std::thread::scope(|scope| {
+        let last = scope.spawn(|| step(&mut last, 1, 0).unwrap_err());
+        let of_first = step(&mut first, 0, 0).unwrap_err();
+        drop(first);
+        until("the job has failed", || {
+            let jobs = describe(&address.to_string()).jobs;
+            jobs.iter().any(|job| matches!(job.state, JobState::Failed { .. }))
+        });
+        proxy.breaks("heartbeat", Break::Lose, 0);
+        [of_first, last.join().unwrap()]
+    });
+    ends.into_iter().for_each(|end| says(end, &["without the job's weights", "--checkpoints"]));
 }

@@ -239,7 +239,11 @@ impl Session {
             // The hub may be on another machine, so the pulls get a new profile.
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange).map_err(SessionError::from)?);
         }
-        Ok(self.begin(deadline)?)
+        let begun = self.begin(deadline);
+        // The job may be over by now: another worker has found that the weights are lost, and has ended. Joining again would
+        // wait for that worker.
+        own.map_or(Ok(()), |own| self.check_has_weights(own)).map_err(|error| Again::Never(error.into()))?;
+        Ok(begun?)
     }
 
     /// Receives the hub's weights, and continues with the rounds that the weights do not include. `own` is the highest round
@@ -249,7 +253,8 @@ impl Session {
         // A checkpoint may include a round for which no worker has an answer.
         let begins = self.counted(self.first);
         let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
-        self.check_can_go_on(stood, highest).map_err(|error| Again::Never(error.into()))?;
+        self.check_has_weights(highest).map_err(|error| Again::Never(error.into()))?;
+        self.check_has_means(stood, highest).map_err(|error| Again::Never(error.into()))?;
         self.tell_numbers_again()?;
         self.tell_priorities().map_err(SessionError::from)?;
         // The workers of one machine step together, even if machines step alone.
@@ -298,21 +303,28 @@ impl Session {
         Ok(self.exchange.flush()?)
     }
 
-    /// Checks that the hub's state and this worker's state together are enough to continue.
-    fn check_can_go_on(&self, stood: &[Stood], reached: Round) -> Result<(), MemberError> {
-        let lost = |what: &str| Err(self.hubs[0].lost(what.to_owned()));
-        let keeps_weights = self.config.terms.optimizer.keeps_weights();
-        if keeps_weights && self.first == Round(0) && reached > Round(0) {
-            return lost(
+    /// Checks that the job has not begun without the weights of a job in which workers have reached this round, or a later one.
+    fn check_has_weights(&self, own: Round) -> Result<(), MemberError> {
+        let reached = membership::reached(&self.hubs).unwrap_or_default().max(own);
+        let begins_anew = membership::takes_part(&self.hubs, self.config.rank) == Ok(Round(0));
+        if self.config.terms.optimizer.keeps_weights() && begins_anew && reached > Round(0) {
+            return Err(self.hubs[0].lost(
                 "the hub was restarted without the job's weights; start each hub of the job on its former machine, with \
-                 --checkpoints DIRECTORY and --checkpoint-every N",
-            );
+                 --checkpoints DIRECTORY and --checkpoint-every N"
+                    .to_owned(),
+            ));
         }
+        Ok(())
+    }
+
+    /// Checks that no other worker has a mean that this worker lacks, in a job without weights.
+    fn check_has_means(&self, stood: &[Stood], reached: Round) -> Result<(), MemberError> {
         let is_lost = |stood: &Stood| stood.under_way && self.counted(stood.round) < reached;
-        if !keeps_weights && stood.iter().any(is_lost) {
-            return lost(
-                "the hub was restarted, and has lost a round's mean that other workers already have; start the job again",
-            );
+        if !self.config.terms.optimizer.keeps_weights() && stood.iter().any(is_lost) {
+            return Err(self.hubs[0].lost(
+                "the hub was restarted, and has lost a round's mean that other workers already have; start the job again"
+                    .to_owned(),
+            ));
         }
         Ok(())
     }
