@@ -136,7 +136,7 @@ impl Job {
             members,
             round,
             equal_before: state.digests.equal,
-            promised_bytes: state.spec.made.promised,
+            promised_bytes: if state.life.failed() { 0 } else { state.spec.made.promised },
             above: self.above.as_ref().map_or_else(Vec::new, |above| above.addresses()),
             keys: self.model.0,
             model_bytes: self.model.1,

@@ -65,6 +65,8 @@ mod tests {
             assert_eq!(promised(), 2 * of_one);
             registry.fail(&mut registry.lock(), JobId(2), "a test");
             assert_eq!(promised(), of_one);
+            let shown = registry.describe().jobs.iter().map(|job| job.promised_bytes).sum::<u64>();
+            assert_eq!(shown, of_one, "the page and the metrics show what is promised");
             registry.end(&mut registry.lock(), JobId(0));
             assert_eq!(promised(), 0);
         });
