@@ -2,7 +2,7 @@
 //!
 //! Every change of the hub's state goes through [`Inner::ask`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;
 
 use coordinator::input::Release;
@@ -20,6 +20,8 @@ pub(super) struct Inner {
     jobs: BTreeMap<JobId, Job>,
     /// The load of jobs that are being made, by name.
     pub loads: HashMap<String, Load>,
+    /// The members whose client does not have the answer to its join yet.
+    pub unanswered: HashSet<(JobId, u32)>,
     recorder: Option<Recorder>,
 }
 
@@ -28,7 +30,13 @@ pub(super) type Both<'a> = (&'a coordinator::Job, &'a mut Job);
 
 impl Inner {
     pub fn new(settings: Settings, recorder: Option<Recorder>) -> Self {
-        Inner { hub: Hub::new(settings), jobs: BTreeMap::new(), loads: HashMap::new(), recorder }
+        Inner {
+            hub: Hub::new(settings),
+            jobs: BTreeMap::new(),
+            loads: HashMap::new(),
+            unanswered: HashSet::new(),
+            recorder,
+        }
     }
 
     /// Sends a request to the coordinator. The recorder notes it.

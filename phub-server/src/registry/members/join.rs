@@ -55,8 +55,8 @@ impl Unanswered {
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        if let Some(registry) = self.registry.upgrade().filter(|_| self.reply.is_some()) {
-            registry.undo_join(self.member, self.token);
+        if let Some(registry) = self.registry.upgrade() {
+            registry.end_join(self.member, self.reply.is_some().then_some(self.token));
         }
     }
 }
@@ -183,7 +183,14 @@ impl Registry {
         join: Join,
     ) -> Result<Unanswered, Refusal> {
         let (rank, token, at) = (join.rank, join.token, join.from.as_ref().map(Asker::to_string));
-        let (id, pass) = inner.ask(join)?;
+        let name = join.name.clone();
+        let (id, pass) = inner.ask(join).map_err(|why| {
+            let id = inner.hub().names().job(&name);
+            match id.is_some_and(|id| inner.unanswered.contains(&(id, rank))) {
+                true => may_be_interrupted(&name, rank, why.into()),
+                false => why.into(),
+            }
+        })?;
         let (state, job) = inner.running(id)?;
         tracing::info!(job = job.name, rank, workers = state.spec.terms.workers, from = at, "worker joined");
         let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
@@ -191,18 +198,23 @@ impl Registry {
         let relinks = state.members.get(rank).is_some_and(|member| member.relinks);
         let reply = JoinReply { pass, relinks, ..self.answer_of_join(state, job, token, protocol) };
         let (registry, member) = (self.me.clone(), MemberOf { job: id, rank });
+        inner.unanswered.insert((id, rank));
         Ok(Unanswered { registry, member, token, reply: Some(reply) })
     }
 
-    /// Cancels a join whose client hung up before it had the answer.
-    fn undo_join(self: &Arc<Self>, member: MemberOf, token: Token) {
-        let mut inner = self.lock();
-        if let Some((_, job)) = inner.job(member.job) {
-            let rank = member.rank;
-            tracing::warn!(job = job.name, rank, "a client hung up before it had the answer to its join");
+    /// Notes that the client of a join gets its answer. Cancels the join if the client hung up before; `unknown` is then the
+    /// member's token. Other joins may be waiting for either.
+    fn end_join(self: &Arc<Self>, member: MemberOf, unknown: Option<Token>) {
+        let (mut inner, MemberOf { job: id, rank }) = (self.lock(), member);
+        inner.unanswered.remove(&(id, rank));
+        if let Some(token) = unknown {
+            if let Some((_, job)) = inner.job(id) {
+                tracing::warn!(job = job.name, rank, "a client hung up before it had the answer to its join");
+            }
+            let effects = inner.ask(UndoJoin { member, token });
+            self.carry_out(&mut inner, id, effects);
         }
-        let effects = inner.ask(UndoJoin { member, token });
-        self.carry_out(&mut inner, member.job, effects);
+        self.freed.notify_waiters();
     }
 
     /// Returns the reply to a join: the addresses of the job's data path, and the worker's token.
@@ -369,6 +381,17 @@ fn may_pass(refusal: &Refusal) -> bool {
     matches!(refusal.code, RefusalCode::RankBusy | RefusalCode::JobDiffers)
 }
 
+/// Returns the refusal of a join whose rank is taken by a join without an answer. The client of that join may have hung up: the
+/// hub notices this only when it has made the job.
+fn may_be_interrupted(name: &str, rank: u32, refusal: Refusal) -> Refusal {
+    match refusal.code {
+        RefusalCode::RankTaken => RefusalCode::RankBusy.because(format!(
+            "rank {rank} of job {name:?} is not free yet: another join of this rank has no answer yet; try again, or give each worker its own rank"
+        )),
+        _ => refusal,
+    }
+}
+
 fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
     check_job_name(name).map_err(|error| error.to_string())?;
     let JoinRequest { rank, hub, ref terms, .. } = *request;
@@ -428,6 +451,12 @@ pub(in crate::registry) fn new_token() -> Result<Token, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use pbox_core::control::RefusalCode;
+
     use crate::registry::test_bed::{registry, request, runtime};
 
     #[test]
@@ -444,5 +473,28 @@ mod tests {
             registry.join("job".into(), request).await.unwrap();
             assert_eq!(registry.describe().jobs.len(), 1, "the job gathers on");
         });
+    }
+
+    /// The script that was started again at once got "rank taken".
+    #[test]
+    fn a_join_waits_for_an_interrupted_join_of_its_rank() {
+        for workers in [1, 2] {
+            let (registry, _core) = registry();
+            let mut request = request();
+            request.terms.workers = workers;
+            runtime().block_on(async {
+                let begin = || registry.join_from("job".into(), request.clone(), None);
+                let interrupted = begin().await.unwrap();
+                let refusal = registry.try_join("job", &request, None).map(drop).unwrap_err();
+                assert_eq!(refusal.code, RefusalCode::RankBusy, "{refusal:?}");
+                let mut again = pin!(begin());
+                let mut look = Context::from_waker(Waker::noop());
+                assert!(matches!(again.as_mut().poll(&mut look), Poll::Pending));
+                drop(interrupted); // the client had hung up
+                again.await.unwrap().answer();
+                let refusal = begin().await.unwrap_err();
+                assert_eq!(refusal.code, RefusalCode::RankTaken, "{refusal:?}");
+            });
+        }
     }
 }
