@@ -2,6 +2,7 @@
 //!
 //! Runs once, on the thread that joins.
 
+use std::io;
 use std::ops::Range;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -303,7 +304,15 @@ impl LetIn {
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = Some(control.within(FAREWELL_LIMIT));
         // The heartbeat starts now, because the hub's limit may be shorter than the time for making windows and links.
-        let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit()).map_err(MemberError::from)?;
+        let started = Heartbeat::start(&control, &reply.token, reply.limit());
+        let heartbeat = started.map_err(|error| {
+            say_unlinked(&control.within(FAREWELL_LIMIT), &reply.token);
+            let why = format!(
+                "cannot start the thread of the heartbeat to the hub at {}: {error}; raise the limit on threads (ulimit -u)",
+                control.hub
+            );
+            MemberError::System(io::Error::new(error.kind(), why))
+        })?;
         let token = reply.token.clone();
         Ok(LetIn { control, share, reply, token, heartbeat, for_memory, farewell })
     }
@@ -457,10 +466,15 @@ pub fn placements(
 impl Drop for LetIn {
     fn drop(&mut self) {
         if let Some(control) = &self.farewell {
-            let (token, failed) = (self.reply.token.clone(), Some(UNLINKED.to_owned()));
-            let _ = control.leave(&LeaveRequest { token, failed, ..LeaveRequest::default() });
+            say_unlinked(control, &self.reply.token);
         }
     }
+}
+
+/// Notifies a hub that the member with this token will not connect.
+fn say_unlinked(control: &Control, token: &str) {
+    let (token, failed) = (token.to_owned(), Some(UNLINKED.to_owned()));
+    let _ = control.leave(&LeaveRequest { token, failed, ..LeaveRequest::default() });
 }
 
 #[cfg(test)]

@@ -3,16 +3,17 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use crate::processes::hub::start_hub;
-use fabric::conformance::Watchdog;
+use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::{Program, until};
 use hub_tests::training::Training;
 use hub_tests::usage::status_bytes;
 use hub_tests::{SGD, authorization, config_at, describe, join_request, refused, says};
 use pbox_core::control::{JobReply, JobState};
 use pbox_core::{Key, Optimizer};
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use worker_shim::{Session, SessionConfig};
 
 struct Hub {
@@ -100,6 +101,27 @@ fn a_checkpoint_without_memory_for_its_state_is_refused() {
     );
     assert!(!error.contains("move the file away"), "{error}");
     hub.lives();
+}
+
+/// Checks that a worker that cannot start a thread leaves at once. The hub waited for its heartbeats.
+#[test]
+fn a_worker_without_a_thread_for_its_heartbeat_gives_its_rank_back() {
+    let _watchdog = Watchdog::start();
+    alone(|| {
+        let hub = Hub::start();
+        let worker = || config_at(&hub.address, "job", 0, 2);
+        let limit = getrlimit(Resource::As);
+        // There is no room for the stack of a thread.
+        let has = status_bytes(std::process::id(), "VmSize:");
+        setrlimit(Resource::As, Rlimit { current: Some(has + (1 << 20)), ..limit }).unwrap();
+        let error = refused(worker());
+        setrlimit(Resource::As, limit).unwrap();
+        says(error, &["cannot start the thread of the heartbeat", &hub.address, "ulimit -u"]);
+        says(
+            refused(SessionConfig { join_limit: Duration::from_millis(100), ..worker() }),
+            &["for worker(s) [1] of 2"],
+        );
+    });
 }
 
 /// The limit of open files counts descriptor numbers, and a thread in accept(2) has reserved a number that
