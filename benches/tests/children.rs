@@ -4,9 +4,8 @@
 use std::fs::File;
 use std::path::Path;
 
-use crate::probe_program;
 use fabric::conformance::Watchdog;
-use hub_tests::program::{Program, children, is_dead, kill, until, write_manifest};
+use hub_tests::program::{Program, children, interruptible, is_dead, kill, until, write_manifest};
 use hub_tests::says;
 use pbox_core::Key;
 use rustix::process::Signal;
@@ -16,7 +15,7 @@ use rustix::process::Signal;
 fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
     let model = dir.join("model.safetensors");
     write_manifest(&model, &[Key::f32("a", [100_000])]);
-    let mut command = probe_program();
+    let mut command = interruptible(env!("CARGO_BIN_EXE_phub-probe"));
     command
         .args(["--workers", "2", "--rounds", "1000000", "--cores", "1", "--json", "--manifest"])
         .arg(model);

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Mutex;
 
 use fabric::conformance::Watchdog;
-use hub_tests::program::{Program, failure, is_dead, until, write_manifest};
+use hub_tests::program::{Program, failure, interruptible, is_dead, until, write_manifest};
 use hub_tests::says;
 use pbox_core::Key;
 use rustix::process::Signal;
@@ -69,7 +69,7 @@ fn a_family_does_not_outlive_its_leader() {
 fn nobody_survives(signal: Signal) {
     let dir = tempfile::tempdir().unwrap();
     let mut program = Program::start(
-        phub_peers()
+        interruptible(env!("CARGO_BIN_EXE_phub-peers"))
             .args(["--workers", "2", "--rounds", "1000000", "--manifest"])
             .arg(tiny_model(dir.path())),
     );

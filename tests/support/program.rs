@@ -18,6 +18,14 @@ pub fn failure(command: &mut Command) -> String {
     stderr.into_owned()
 }
 
+/// Returns the command of a program that SIGINT ends, also if the test ignores SIGINT: a shell's job in the background does, and
+/// so do its children.
+pub fn interruptible(program: &str) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT", program]);
+    command
+}
+
 /// A program that runs beside the test. Dropping it kills and reaps the process.
 #[derive(Debug)]
 pub struct Program {
