@@ -14,7 +14,7 @@ pub fn check_no_fifo(path: &Path) -> anyhow::Result<()> {
     let is_fifo = path.metadata().is_ok_and(|found| found.file_type().is_fifo());
     if is_fifo && path.canonicalize().is_ok() {
         bail!(
-            "{}: expected a file, found a FIFO, whose writer may never come; give a file, or /dev/stdin with a pipe",
+            "{}: expected a file, found a FIFO, whose writer may never come; give a file or a pipe, as `<(command)` or /dev/stdin",
             path.display()
         );
     }

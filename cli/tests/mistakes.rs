@@ -187,7 +187,8 @@ fn a_fifo_in_place_of_a_file_ends_a_command_and_a_pipe_is_read() {
             &[text(&fifo), "expected a file, found a FIFO", "give a file"],
         );
     }
-    for arguments in with("/dev/stdin") {
+    // The second path is like the one that a shell gives for `<(command)`.
+    for arguments in ["/dev/stdin", "/dev/fd/0"].map(with).into_iter().flatten() {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let (read, mut write) = std::io::pipe().unwrap();
         write.write_all(b"nothing of use\n").unwrap();
