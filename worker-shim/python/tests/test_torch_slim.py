@@ -162,6 +162,20 @@ def test_a_copy_is_an_optimizer_of_torchs_own_with_the_state(hub):
     wrapped.leave()
 
 
+def test_a_step_is_one_step_for_profiles_and_hooks(hub):
+    wrapped, step = of_one_worker(hub, "hooks", torch.nn.Linear(3, 4))
+    calls = []
+    if hasattr(wrapped, "register_step_post_hook"):  # torch 2
+        wrapped.register_step_post_hook(lambda *_: calls.append("step"))
+    with torch.autograd.profiler.profile() as profile:
+        for _ in range(3):
+            step()
+    steps = [each.name for each in profile.function_events if each.name.startswith("Optimizer.step#")]
+    assert steps == ["Optimizer.step#SGD.step"] * 3
+    assert len(calls) in (0, 3)
+    wrapped.leave()
+
+
 def test_buffers_are_not_given_after_steps(hub):
     with pytest.raises(phub.SettingsError, match="broadcast_buffers=True with SlimDP"):
         of_one_worker(hub, "buffers", torch.nn.Linear(3, 4), broadcast_buffers=True)

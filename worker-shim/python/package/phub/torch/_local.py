@@ -97,6 +97,13 @@ class LocalExchange:
         self.session.leave()
 
 
+def _without_hooks(kind: Any) -> Callable[..., Any]:
+    """Returns the step of torch's class without the function in which torch wraps it. That function runs the hooks of steps, and
+    marks a step for the profiler. The class `StepsItself` has such a function, too, so hooks would run twice."""
+    step = kind.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
+
+
 class StepsItself(Joined):
     """A class that is mixed into the optimizer's own class, for an optimizer that makes its own steps."""
 
@@ -120,7 +127,7 @@ class StepsItself(Joined):
         loss = None
         if not found_infinite(self):
             unscale(self)
-            loss = super().step(closure)  # type: ignore[arg-type]
+            loss = _without_hooks(self._phub_own)(self, closure)
         self._phub.end_step()
         return loss
 
