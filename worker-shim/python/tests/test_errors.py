@@ -54,6 +54,15 @@ def test_no_hub_is_named(monkeypatch):
         ({"keys": {"weight": 5}}, "'weight' is 5: expected a shape"),
         ({"keys": {"weight": (2.5,)}}, r"'weight' is \(2.5,\): expected a shape"),
         ({"keys": {"weight": (2, -1)}}, r"'weight' is \(2, -1\): expected a shape"),
+        ({"keys": {"weight": phub.Key(10)}}, r"'weight' is Key\(shape=10.*: expected a shape"),
+        ({"keys": {"weight": phub.Key((2, -1))}}, r"'weight' is Key\(shape=\(2, -1\).*: expected a shape"),
+        ({"keys": {"weight": phub.Key((2,), np.float32)}}, r"'weight' is Key.*: expected .* one such as phub.Key\(\(10, 64\), 'f32'\)"),
+        ({"keys": {"weight": phub.Key((2,), lr_mult=None)}}, "'weight' is Key.*: expected"),
+        ({"maximize": "false"}, "maximize is 'false': expected True or False"),
+        ({"skip_nonfinite": "no"}, "skip_nonfinite is 'no': expected True or False"),
+        ({"checksum": "0"}, "checksum is '0': expected True or False"),
+        ({"state": {"weight": np.zeros((3, 40))}}, "state is {'weight'.*: expected a phub.State"),
+        ({"state": phub.State(1.5, {})}, "state: round 1.5: expected 1"),
         ({"optimizer": phub.Sgd}, "optimizer is <class .*Sgd'>: expected one of phub's"),
         ({"optimizer": phub.Sgd(float("nan"))}, "Sgd: learning_rate is nan; expected a finite number"),
         ({"keys": {"weight": phub.Key((3,), "f64")}}, '"f64": expected one of .*"f32"'),
@@ -131,6 +140,11 @@ def test_calls_out_of_order(hub):
     session.broadcast()
     with pytest.raises(phub.OrderError, match="'added' is not one of this job's 2; keys are fixed at the join"):
         session.push("added")
+    with pytest.raises(phub.OrderError, match=r"key \['bias', 'weight'\] is not one of this job's 2"):
+        session.push(["bias", "weight"])
+    # The hub's answers are weights, which are no means.
+    with pytest.raises(phub.SettingsError, match="average: job 'job' has an optimizer.*optimizer=phub.Average"):
+        session.average({"bias": np.ones(7)})
     session.leave()
     with pytest.raises(phub.LeftError, match="has left"):
         session.push("bias")
@@ -169,6 +183,34 @@ def test_values_of_another_type_are_not_written(hub, key, values, words):
         session.push_pull("full", np.array([1, 2], ">i8"))
         session.push_pull("brain", np.array([0x3F80, 0xBF80], ">u2"))
         assert session.weights("full").tolist() == [1, 2] and session.weights("brain").tolist() == [0x3F80, 0xBF80]
+
+
+def test_values_behind_a_mask_are_not_sent(hub):
+    masked = np.ma.array([1.0, 9.0], mask=[False, True])
+    with join(hub, keys={"a": (2,)}, optimizer=phub.Average()) as session:
+        with pytest.raises(phub.SettingsError, match=r"key 'a': some values are masked.*values.filled\(0.0\)"):
+            session.average({"a": masked})
+        assert session.average({"a": masked.filled(0.0)})["a"].tolist() == [1.0, 0.0]
+        assert session.average({"a": np.ma.array([1.0, 9.0])})["a"].tolist() == [1.0, 9.0], "nothing is masked"
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        # NumPy would convert these numbers to f32 without an error.
+        (np.array([0x3F80, 0xBF80], np.uint16), r"'brain' is an array of uint16; expected f32.*bits.astype\('u4'\) << 16"),
+        (np.array([1, 2]), "'brain' is an array of int64; expected f32"),
+        (np.array([1 + 1j, 2]), "'brain' is an array of complex128; expected f32"),
+        (np.ma.array([1.0, 9.0], mask=[False, True]), "state: 'brain': some values are masked"),
+    ],
+)
+def test_a_state_has_numbers_and_no_bits(hub, values, words):
+    settings = {"keys": {"brain": phub.Key((2,), "bf16")}, "optimizer": SGD}
+    with pytest.raises(phub.SettingsError, match=words):
+        join(hub, state=phub.State(1, {"brain": values}), **settings)
+    numbers = (np.array([0x3F80, 0xBF80], np.uint16).astype("u4") << 16).view("f4")
+    with join(hub, state=phub.State(1, {"brain": numbers}), **settings) as session:
+        assert session.weights("brain").tolist() == [0x3F80, 0xBF80]
 
 
 def test_a_refused_call_does_not_write_a_key_in_flight(hub):

@@ -365,6 +365,19 @@ def test_a_norm_that_is_none_is_refused(hub):
             wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, clip_norm_last=most)
 
 
+def test_a_bound_that_is_none_and_a_text_for_yes_or_no_are_refused():
+    model = Net()
+    for settings, words in (
+        ({"clip_value": -1.0}, "clip_value is -1.0: expected a number above 0"),  # torch would set all gradients to -1
+        ({"clip_value": 0.0}, "clip_value is 0.0: expected"),
+        ({"clip_value": float("nan")}, "clip_value is nan: expected"),
+        ({"overlap": "false"}, "overlap is 'false': expected True or False"),
+        ({"broadcast_buffers": "no"}, "broadcast_buffers is 'no': expected True or False"),
+    ):
+        with pytest.raises(phub.SettingsError, match=words):
+            wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, "127.0.0.1:1", **settings)
+
+
 def test_a_gradient_that_is_changed_before_the_step_counts(hub):
     ours, theirs = Net(), Net()
     optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub)

@@ -35,8 +35,6 @@ _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 def key_of(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
-    if isinstance(given, Key):
-        return given
     if isinstance(given, np.ndarray):
         dtype = _DTYPES.get(given.dtype.name)
         if dtype is None:
@@ -45,13 +43,17 @@ def key_of(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
                 f"(phub.Key(shape, 'bf16')): convert the array first"
             )
         return Key(given.shape, dtype)
+    key = given if isinstance(given, Key) else Key(given)  # type: ignore[arg-type]  # checked below
     try:
-        shape = tuple(map(operator.index, given))
-    except TypeError:
-        shape = (-1,)
-    if min(shape, default=0) < 0:
-        raise _phub.SettingsError(f"key {name!r} is {given!r:.60}: expected a shape such as (10, 64), a NumPy array or a phub.Key")
-    return Key(shape)
+        shape = tuple(map(operator.index, key.shape))
+        made = Key(shape, key.dtype, float(key.lr_mult), float(key.wd_mult))
+    except (TypeError, ValueError):
+        shape, made = (-1,), key
+    if min(shape, default=0) < 0 or not isinstance(key.dtype, str):
+        raise _phub.SettingsError(
+            f"key {name!r} is {given!r:.60}: expected a shape such as (10, 64), a NumPy array, or one such as phub.Key((10, 64), 'f32')"
+        )
+    return made
 
 
 def keys_of(given: Mapping[str, Union[Key, Sequence[int], Array]]) -> Dict[str, Key]:
@@ -68,6 +70,16 @@ def keys_of(given: Mapping[str, Union[Key, Sequence[int], Array]]) -> Dict[str, 
     if strange is not None:
         raise _phub.SettingsError(f"keys: the name {strange!r:.60} is no text: expected names such as 'weight'")
     return {name: key_of(name, each) for name, each in given.items()}
+
+
+def check_unmasked(what: str, values: object) -> None:
+    """Checks that no element of an array is masked. NumPy would copy the numbers behind the mask.
+
+    Raises:
+        SettingsError: an element is masked.
+    """
+    if np.ma.is_masked(values):
+        raise _phub.SettingsError(f"{what}: some values are masked; expected numbers: use values.filled(0.0), or another number")
 
 
 def described(keys: Mapping[str, Key]) -> List[Tuple[str, List[int], str, float, float]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from . import _compression, _failure, _optimizers, _phub, _pull, _run, _secret, _state
 from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
-from ._keys import Array, Key, described, keys_of
+from ._keys import Array, Key, check_unmasked, described, keys_of
 from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
@@ -257,6 +257,9 @@ class Session:
             MissingWorkersError: the other workers did not join within `join_limit`.
         """
         _check_place(hub, rank, world_size, job)
+        check_truths(skip_nonfinite=skip_nonfinite, maximize=maximize, answers_ahead=answers_ahead, checksum=checksum)
+        if state is not None and not isinstance(state, _state.State):
+            raise _phub.SettingsError(f"state is {state!r:.60}: expected a phub.State, such as another session's state()")
         if not 0.0 < join_limit < float("inf"):
             raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
         _compression.check(compression, optimizer)
@@ -269,6 +272,7 @@ class Session:
             raise _phub.SettingsError("pull_layers without pull: say how layers form batches, such as pull='ibatch'")
         self.pull = pull
         self.skips_nonfinite, self.keeps_ema = bool(skip_nonfinite), ema is not None
+        self._keeps_weights = _optimizers.keeps_weights(optimizer)
         self._layers = [[key] for key in self._keys] if pull_layers is None else [list(each) for each in pull_layers]
         layers = _pull.numbers(self._layers, self._numbers)
         is_hub_known = hub is not None or bool(os.environ.get("PHUB_HUB"))
@@ -359,7 +363,7 @@ class Session:
         except BaseException:
             naming.give_back()
             raise
-        if self.rank == 0 and self.next_round > (0 if state is None else state.round) and _optimizers.keeps_weights(optimizer):
+        if self.rank == 0 and self.next_round > (0 if state is None else state.round) and self._keeps_weights:
             _LOG.warning(
                 "job %s continues before round %s, with weights that its hub already had; to train from the start, give the job "
                 "another name (job= or PHUB_JOB)",
@@ -422,7 +426,7 @@ class Session:
         return list(self._keys)
 
     def _number(self, key: str) -> int:
-        number = self._numbers.get(key)
+        number = self._numbers.get(key) if isinstance(key, str) else None  # a list of names has no hash
         if number is None:
             raise _phub.OrderError(
                 f"key {key!r} is not one of this job's {len(self._keys)}; keys are fixed at the join: first "
@@ -433,7 +437,7 @@ class Session:
     def _numbered(self, keys: Iterable[str]) -> List[int]:
         try:
             return [self._numbers[key] for key in keys]
-        except KeyError:
+        except (KeyError, TypeError):
             return [self._number(key) for key in keys]
 
     def _array(self, key: str, which: str) -> Array:
@@ -458,8 +462,10 @@ class Session:
 
         Raises:
             OrderError: the key is in flight, so the hub still uses its gradient.
-            SettingsError: the values have another shape, even if NumPy could broadcast it, or a type that cannot be the key's.
+            SettingsError: the values have another shape, even if NumPy could broadcast it, or a type that cannot be the key's. Or
+                values are masked.
         """
+        check_unmasked(f"key {key!r}", values)
         gradient, dtype = self.gradient(key), self._keys[key].dtype
         if not self.ready(key):
             raise _phub.OrderError(f"key {key!r} is in flight: wait for it before its gradient is written again")
@@ -614,8 +620,14 @@ class Session:
 
         Raises:
             OrderError: a key is in flight.
-            SettingsError: an array does not have its key's shape, or its type cannot become the key's.
+            SettingsError: the hub has an optimizer with steps. Or an array does not have its key's shape, or its type cannot
+                become the key's.
         """
+        if self._keeps_weights:
+            raise _phub.SettingsError(
+                f"average: job {self.job!r} has an optimizer, so its hub answers with weights and not with means: make another session "
+                f"with optimizer=phub.Average(), or use push_pull for steps"
+            )
         if not values:
             return {}  # `push()` without names would push all keys, with values of an earlier round
         for key, value in values.items():
@@ -847,6 +859,17 @@ def _check_place(hub: object, rank: object, world_size: object, job: object) -> 
         raise _phub.SettingsError(f"hub is {hub!r:.60}: expected 'host:port', several with commas between them, or a phub.Hub")
     if not isinstance(job, (str, _run.Helper, type(None))):
         raise _phub.SettingsError(f"job is {job!r:.60}: expected a name, as a text")
+
+
+def check_truths(**named: object) -> None:
+    """Checks settings that are yes or no. Python takes each text for yes, also "false".
+
+    Raises:
+        SettingsError: a setting is a text.
+    """
+    for name, value in named.items():
+        if isinstance(value, (str, bytes)):
+            raise _phub.SettingsError(f"{name} is {value!r:.60}: expected True or False")
 
 
 def _given(settings: Mapping[str, object]) -> List[Tuple[str, str]]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _optimizers, _phub
+from ._keys import check_unmasked
 
 Array = npt.NDArray[Any]
 
@@ -232,8 +233,8 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
     expected = dict(zip(names, [*shapes.values()] * len(names)))
     if not _optimizers.keeps_weights(optimizer):
         raise _phub.SettingsError(f"state: {type(optimizer).__name__} keeps no state")
-    if not 1 <= state.round < 2**32 - 1:
-        raise _phub.SettingsError(f"state: round {state.round}: expected 1, the round after the broadcast, or more")
+    if not isinstance(state.round, (int, np.integer)) or not 1 <= state.round < 2**32 - 1:
+        raise _phub.SettingsError(f"state: round {state.round!r:.60}: expected 1, the round after the broadcast, or more")
     first = {name_of(_EMA, key): state.tensors[key] for key in shapes if ema and key in state.tensors}
     tensors = {**first, **state.tensors}
     for name in names:
@@ -241,6 +242,7 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
         if shape != tuple(expected[name]):
             seen = "not there" if shape is None else f"of shape {shape}"
             raise _phub.SettingsError(f"state: {name!r} is {seen}; expected shape {tuple(expected[name])}")
+        _check_numbers(name, tensors[name])
     strange = next((name for name in [*state.tensors, *state.steps] if name not in expected), None)
     if strange is not None:
         kind = type(optimizer).__name__
@@ -255,6 +257,22 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
                 yield bytes(bytes_[begin : begin + _PIECE])
 
     return send()
+
+
+def _check_numbers(name: str, values: Any) -> None:
+    """Checks that a tensor of a state has numbers that f32 can hold. The bits of a bf16 key, for example, are other numbers.
+
+    Raises:
+        SettingsError: the values have another type, or are masked.
+    """
+    check_unmasked(f"state: {name!r}", values)
+    try:
+        dtype = np.asarray(values).dtype
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _phub.SettingsError(f"state: {name!r} is no array of f32: {error}") from None
+    if dtype.kind != "f":
+        bits = "; bits of bf16 become f32 by (bits.astype('u4') << 16).view('f4')" if dtype == np.uint16 else ""
+        raise _phub.SettingsError(f"state: {name!r} is an array of {dtype}; expected f32, also for keys of 16 bits{bits}")
 
 
 def steps_of(step: Any, source: str) -> int:

@@ -10,6 +10,7 @@ import torch
 from .._compression import SlimDP
 from .._hub import Hub
 from .._phub import SettingsError
+from .._session import check_truths
 from ._at_the_hub import AtTheHub
 from ._errors import WrapError
 from ._join import Join
@@ -92,6 +93,9 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         raise WrapError("this optimizer is a DistributedOptimizer already: wrap it once, or leave() and make another of torch's own")
     if backward_passes_per_step < 1:
         raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}: expected 1 or more")
+    check_truths(overlap=overlap, broadcast_buffers=broadcast_buffers)
+    if clip_value is not None and not clip_value > 0.0:
+        raise SettingsError(f"clip_value is {clip_value}: expected a number above 0; leave it out for no bound")
     if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
         raise SettingsError("DistributedOptimizer needs consistency 'bsp' and on_loss 'stop'; for other values use phub.Session")
     slim = isinstance(session.get("compression"), SlimDP)
