@@ -392,3 +392,49 @@ def test_a_model_that_does_not_fit_is_named_from_both_sides_and_stays_as_it_was(
     with pytest.raises(phub.SettingsError, match="'b' has no values .device 'meta'.: call to_empty"):
         plain.load_into({"a": model.a, "b": model.b.to("meta")})
     assert all(torch.all(parameter == 0) for parameter in model.parameters())
+    repeated = torch.zeros(1, 50).expand(30, 50)
+    with pytest.raises(phub.SettingsError, match="'b' is sparse, or repeats elements"):
+        plain.load_into({"a": model.a, "b": repeated})
+    assert torch.all(model.a == 0)
+
+
+def test_a_weight_that_the_models_type_rounds_to_infinity_is_an_error(hub):
+    with join(hub) as session:
+        session.gradient("b")[...] = 0
+        session.gradient("b")[2, 3] = -2e5  # the weight becomes 1e5 + 1
+        session.push_pull("a", np.ones(100))
+        session.push("b")
+        session.wait()
+        version = next(phub.subscribe(hub.address, "job", timeout=LIMIT_S))
+    model = Model(torch.float16)
+    with pytest.raises(phub.SettingsError, match=r"'b' has the weight 100001, which torch.float16 rounds to infinity"):
+        version.load_into(model)
+    assert all(torch.all(parameter == 0) for parameter in model.parameters())
+    model = Model(torch.bfloat16)
+    version.load_into(model)
+    assert model.b[2, 3] == 99840 and torch.all(model.a == 0.5)
+
+
+def test_two_weights_for_one_tensor_are_an_error_unless_they_are_equal(hub):
+    keys = {"words": (2, 3), "head": (2, 3)}
+    with phub.Session(hub, 0, 1, keys=keys, optimizer=phub.Sgd(0.5), job="job") as session:
+        session.broadcast({"words": np.ones((2, 3)), "head": np.ones((2, 3))})
+        equal = next(phub.subscribe(hub.address, "job", every=0, timeout=LIMIT_S))
+        session.push_pull("words", np.full((2, 3), 2.0))
+        session.push_pull("head", np.zeros((2, 3)))
+        versions = phub.subscribe(hub.address, "job", every=0, timeout=LIMIT_S)
+        different = next(versions)
+    model = torch.nn.Module()
+    model.words = model.head = torch.nn.Parameter(torch.zeros(2, 3))
+    for target in (model, model.state_dict()):
+        with pytest.raises(phub.SettingsError, match="'(head|words)' and '(head|words)' are different in the version, and one tensor"):
+            different.load_into(target)
+        assert torch.all(model.words == 0)
+    equal.load_into(model)
+    assert torch.all(model.words == 1)
+
+
+def test_arguments_that_are_no_text_are_named(hub):
+    for settings, words in (({"hub": hub}, "hub is <.*: expected 'host:port'"), ({"job": 5}, "job is 5"), ({"dtype": torch.bfloat16}, "dtype is torch.bf")):
+        with pytest.raises(phub.SettingsError, match=words):
+            phub.subscribe(**{"hub": hub.address, "job": "job", **settings})

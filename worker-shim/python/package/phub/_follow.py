@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -60,12 +60,12 @@ class Version(Mapping[str, Array]):
         """Copies all weights into a module, or into the tensors of a `state_dict`. Each weight is converted to the type and the
         device of its tensor.
 
-        All names and shapes are compared before the first copy, so an error leaves the target unchanged. Every parameter of a
+        All names, shapes and values are checked before the first copy, so an error leaves the target unchanged. Every parameter of a
         module, or every entry of a mapping, must be in the version. A module's buffers may be missing in the version.
 
         Raises:
-            SettingsError: a name is only in the version or only in the target, a shape differs, or a tensor has no memory or
-                an integer type.
+            SettingsError: a name is only in the version or only in the target, or a shape differs. A tensor has no memory of
+                its own, an integer type, or a type that rounds a weight to infinity.
         """
         import torch
 
@@ -77,31 +77,45 @@ class Version(Mapping[str, Array]):
                 f"{self!r}: the target has no {_few(unknown)}, and the version has no {_few(missing)}; "
                 "give `names`, from the job's keys to the target's names"
             )
-        pairs = []
+        at: Dict[Tuple[Any, int], str] = {}
         for name in self._names:
             to, values = there[name], self[name]
             if tuple(to.shape) != values.shape:
                 raise _phub.SettingsError(
                     f"{name!r}: the version has the shape {values.shape}, and the target {tuple(to.shape)}"
                 )
-            check_target(name, to)
-            pairs.append((name, to, values))
+            check_target(name, to, _as_torch(values, self.dtype(name)))
+            other = at.setdefault((to.device, to.data_ptr()), name)
+            if other != name and not np.array_equal(self[other], values):
+                raise _phub.SettingsError(
+                    f"{name!r} and {other!r} are different in the version, and one tensor in the target: give each its own memory"
+                )
         with torch.no_grad():
-            for name, to, values in pairs:
-                to.copy_(_as_torch(values, self.dtype(name)))
+            for name in self._names:
+                there[name].copy_(_as_torch(self[name], self.dtype(name)))
 
 
-def check_target(name: str, to: "torch.Tensor") -> None:
-    """Checks that a tensor can take weights. Torch itself would copy nothing to a tensor without memory, and round weights to
-    integers, without an error.
+def check_target(name: str, to: "torch.Tensor", values: "torch.Tensor") -> None:
+    """Checks that a tensor can take weights. Torch itself would copy nothing to a tensor without memory, round weights to
+    integers, and round large weights to infinity, without an error.
 
     Raises:
-        SettingsError: the tensor has no memory, or its type has no fractions.
+        SettingsError: the tensor has no memory of its own, or its type cannot hold the weights.
     """
+    import torch
+
     if to.is_meta:
         raise _phub.SettingsError(f"{name!r} has no values (device 'meta'): call to_empty before weights are loaded")
     if not to.is_floating_point():
         raise _phub.SettingsError(f"{name!r} is of type {to.dtype}, which cannot hold weights; expected a floating-point type")
+    if to.layout != torch.strided or any(size > 1 and step == 0 for size, step in zip(to.shape, to.stride())):
+        raise _phub.SettingsError(f"{name!r} is sparse, or repeats elements (expand): expected a dense tensor, such as its clone()")
+    if torch.finfo(to.dtype).max < torch.finfo(values.dtype).max:
+        lost = values[torch.isinf(values.to(to.dtype)) & torch.isfinite(values)]
+        if lost.numel() > 0:
+            raise _phub.SettingsError(
+                f"{name!r} has the weight {float(lost[0]):g}, which {to.dtype} rounds to infinity: give the target another type"
+            )
 
 
 def _tensors_of(target: Any) -> Tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -201,6 +215,9 @@ def subscribe(
         RefusedError: the hub refuses the token, or keeps no weights of the job.
         ProtocolError: a version is damaged. The next call waits for a newer version.
     """
+    for name, value, expected in (("hub", hub, "'host:port'"), ("job", job, "a name"), ("dtype", dtype, "'f32', 'bf16' or 'f16'")):
+        if not isinstance(value, (str, type(None))):
+            raise _phub.SettingsError(f"{name} is {value!r:.60}: expected {expected}, as a text")
     if directory is not None:
         if hub is not None or job is not None or dtype is not None or ema or names is not None or token is not None:
             raise _phub.SettingsError(
