@@ -586,6 +586,25 @@ def test_data_loaders_that_fork(hub):
     optimizer.leave()
 
 
+def test_state_of_another_optimizer_is_not_loaded(tmp_path):
+    ours, theirs = Net(), Net()
+    with phub.serve(cores=1, checkpoints=tmp_path) as hub:
+        optimizer = wrap(torch.optim.Adam(ours.parameters(), lr=0.1), ours, hub)
+        train(ours, optimizer, 2)
+        optimizer.session.checkpoint()
+        before = theirs.first.weight.detach().clone()
+        file = tmp_path / "job.safetensors"
+        for local, words in (
+            (torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9), "state exp_avg, exp_avg_sq, and this SGD keeps momentum_buffer"),
+            (torch.optim.Adam(theirs.parameters(), amsgrad=True), "this Adam keeps exp_avg, exp_avg_sq, max_exp_avg_sq"),
+            (optimizer, "the optimizer is a DistributedOptimizer; expected torch's own"),
+        ):
+            with pytest.raises(phub.SettingsError, match=words):
+                phub.torch.load_checkpoint(file, theirs, local)
+            assert torch.equal(theirs.first.weight, before)
+        assert phub.torch.load_checkpoint(file, theirs) == 2, "the weights alone"
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_checkpoint_goes_on_in_torch(tmp_path, name):
     ours, theirs = Net(), Net()
@@ -613,6 +632,11 @@ def test_a_checkpoint_goes_on_in_torch(tmp_path, name):
     assert all(map(torch.equal, before, theirs.parameters())), "an error changes nothing"
     with pytest.raises(phub.SettingsError, match=r"'weight' is not there; expected shape \(2, 2\)"):
         phub.torch.load_checkpoint(file, torch.nn.Linear(2, 2).named_parameters())
+    frozen = Net().requires_grad_(False)  # for an evaluation
+    for given in (frozen, dict(frozen.named_parameters())):
+        frozen.first.weight.zero_()
+        phub.torch.load_checkpoint(file, given)
+        torch.testing.assert_close(frozen.first.weight, ours.first.weight.detach())
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(phub.SettingsError, match="not a whole checkpoint"):
         phub.torch.load_checkpoint(file, theirs.named_parameters())

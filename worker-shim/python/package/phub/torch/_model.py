@@ -34,7 +34,7 @@ class Model:
                 f"optimizer is a {type(optimizer).__name__}: expected a torch optimizer as first argument, the model as second"
             )
         self._module = _module_of(named)
-        self._named = None if named is None or self._module is not None else _pairs(named)
+        self._named = None if named is None or self._module is not None else pairs_of(named)
         self.trained = {}
         self._wholes: MutableMapping[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
         self.follow(optimizer)
@@ -194,7 +194,7 @@ def _addresses(parameter: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _pairs(named: Any) -> List[Tuple[str, torch.nn.Parameter]]:
+def pairs_of(named: Any) -> List[Tuple[str, torch.nn.Parameter]]:
     """Returns pairs of name and parameter, also of a dict.
 
     Raises:
