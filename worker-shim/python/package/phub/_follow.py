@@ -108,7 +108,7 @@ def check_target(name: str, to: "torch.Tensor", values: "torch.Tensor") -> None:
         raise _phub.SettingsError(f"{name!r} has no values (device 'meta'): call to_empty before weights are loaded")
     if not to.is_floating_point():
         raise _phub.SettingsError(f"{name!r} is of type {to.dtype}, which cannot hold weights; expected a floating-point type")
-    if to.layout != torch.strided or any(size > 1 and step == 0 for size, step in zip(to.shape, to.stride())):
+    if to.layout != torch.strided or repeats_elements(to):
         raise _phub.SettingsError(f"{name!r} is sparse, or repeats elements (expand): expected a dense tensor, such as its clone()")
     if torch.finfo(to.dtype).max < torch.finfo(values.dtype).max:
         lost = values[torch.isinf(values.to(to.dtype)) & torch.isfinite(values)]
@@ -116,6 +116,11 @@ def check_target(name: str, to: "torch.Tensor", values: "torch.Tensor") -> None:
             raise _phub.SettingsError(
                 f"{name!r} has the weight {float(lost[0]):g}, which {to.dtype} rounds to infinity: give the target another type"
             )
+
+
+def repeats_elements(tensor: "torch.Tensor") -> bool:
+    """Whether a tensor has an element several times, as the results of `expand` have. Torch refuses to copy to such a tensor."""
+    return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride()))
 
 
 def _tensors_of(target: Any) -> Tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 
 import torch
 
+from .._follow import repeats_elements
 from .._phub import Error
 from .._session import Session
 from ._errors import GradientError, MeanError
@@ -168,7 +169,7 @@ class Mean:
                             f"seen None on this worker before, where DDP has the mean: use the parameter on all workers, or let the "
                             f"hub clip (clip_norm=) and unscale (skip_nonfinite=True)"
                         )
-                    if gradient is None:
+                    if gradient is None or repeats_elements(gradient):
                         gradient = parameters[key].grad = torch.empty_like(parameters[key], requires_grad=False)
                     windows.take([key], [torch.Tensor.detach(gradient)])
 

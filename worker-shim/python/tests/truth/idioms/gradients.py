@@ -40,6 +40,14 @@ def replaced(ctx):
 
 
 @idiom()
+def replaced_by_one_number(ctx):
+    """A gradient of which all elements are one number in memory."""
+    run = ctx.run()
+    for _ in run.before_steps():
+        run.net.first.weight.grad = torch.full((1, 1), 0.1).expand(8, 6)
+
+
+@idiom()
 def taken_away(ctx):
     run = ctx.run()
     for _ in run.before_steps():
