@@ -280,6 +280,12 @@ def test_a_restart_under_torchrun_is_another_job():
         ({"PMIX_RANK": "1"}, "PMIX_RANK is set, .*start the script by torchrun, mpiexec or srun, or set PHUB_RANK"),
         ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
         ({"PMI_RANK": "1"}, "PMI_RANK is set and PMI_SIZE is not"),
+        # Of the package's own variables a launcher's variables replace neither.
+        ({**TORCHRUN, "PHUB_WORLD_SIZE": "8"}, "PHUB_WORLD_SIZE is '8' and PHUB_RANK is not set, .*: set both, or none"),
+        ({**TORCHRUN, "PHUB_RANK": "1", "PHUB_WORLD_SIZE": ""}, "PHUB_RANK is '1' and PHUB_WORLD_SIZE is not set, so the number of workers"),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_ID": "0"}, "SLURM_PROCID is 1 and neither SLURM_STEP_NUM_TASKS nor SLURM_NTASKS is set"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK is '1' and RANK is not set, .*: set RANK and WORLD_SIZE"),
+        ({"MPI_LOCALNRANKS": "2"}, "MPI_LOCALNRANKS is '2' and PMI_RANK is not set"),
         *(
             ({size: "2"}, f"{size} is '2' and {rank} is not set, so this worker's rank is unknown: set both")
             for rank, size in (
@@ -302,6 +308,8 @@ def test_a_launcher_that_does_not_say_who_this_is(environment, words, hub, monke
 def test_an_environment_that_makes_no_sense():
     with pytest.raises(phub.SettingsError, match="RANK is 'x'; expected a number"):
         phub.worker({"RANK": "x", "WORLD_SIZE": "2"})
+    with pytest.raises(phub.SettingsError, match="WORLD_SIZE is '99999999999'; expected a number"):
+        phub.worker({"RANK": "0", "WORLD_SIZE": "99999999999"})
     # Every rank checks the port. If only rank 0 did, the other ranks would fail only after a minute.
     with pytest.raises(phub.SettingsError, match="PHUB_PORT is '70770'; expected a port, at most 65535"):
         phub.worker({**TORCHRUN, "PHUB_PORT": "70770"})

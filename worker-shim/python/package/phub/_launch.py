@@ -181,6 +181,12 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
         )
     slurm = _slurm_task(env)
     for name, rank, size, *_ in _LAUNCHERS:
+        if name == "PHUB" and (rank in env) != (size in env):
+            # A launcher's own variables must not replace what the user has set.
+            there, missing, what = (rank, size, "the number of workers") if rank in env else (size, rank, "this worker's rank")
+            raise SettingsError(
+                f"environment: {there} is {env[there]!r} and {missing} is not set, so {what} is unknown: set both, or none of the two"
+            )
         if rank in env and size in env:
             place = _number(env, rank), _number(env, size)
             # Slurm sets PMI's variables, too. Slurm's own variables have more information, so they come first.
@@ -220,12 +226,20 @@ def _dmlc(env: Mapping[str, str]) -> Tuple[int, int]:
 
 def _slurm_task(env: Mapping[str, str]) -> Optional[Tuple[int, int]]:
     """Returns rank and number of tasks, if this is a task of srun; None in a batch script or a shell."""
-    tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS")
-    if "SLURM_PROCID" not in env or tasks is None:
+    if "SLURM_PROCID" not in env:
         return None
+    tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS")
     step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or ""
-    rank, of = _number(env, "SLURM_PROCID"), _number({"SLURM_NTASKS": tasks}, "SLURM_NTASKS")
     is_step = step.isdigit() and int(step) < _SLURM_STEPS
+    rank = _number(env, "SLURM_PROCID")
+    if tasks is None:
+        if rank == 0:
+            return None
+        raise SettingsError(
+            f"environment: SLURM_PROCID is {rank} and neither SLURM_STEP_NUM_TASKS nor SLURM_NTASKS is set, so the number of workers is "
+            f"unknown: pass Slurm's variables on to this process, or {_BY_HAND}"
+        )
+    of = _number({"SLURM_NTASKS": tasks}, "SLURM_NTASKS")
     # The shell of an interactive allocation is a step with one task, although the job has several tasks. So the shell is not a
     # rank.
     is_shell = of == 1 and env.get("SLURM_NTASKS", "1") != "1"
@@ -247,14 +261,17 @@ def _alone(env: Mapping[str, str]) -> Tuple[str, int, int]:
     """Returns the position of the only worker.
 
     Raises:
-        SettingsError: the environment has a number of workers above 1, and no rank. Each process would then train alone.
+        SettingsError: the environment has a number of workers above 1, or a rank on this machine above 0, and no rank. Each process
+            would then train alone.
     """
-    for _, rank, size, *_ in _LAUNCHERS:
-        if env.get(size, "1") not in ("", "0", "1"):
-            raise SettingsError(
-                f"environment: {size} is {env[size]!r} and {rank} is not set, so this worker's rank is unknown: set both; for one "
-                f"worker alone, remove {size}"
-            )
+    for _, rank, size, local_rank, local_size in _LAUNCHERS:
+        for name, alone in ((size, ("", "0", "1")), (local_size, ("", "0", "1")), (local_rank, ("", "0"))):
+            if env.get(name, "0") not in alone:
+                both = "both" if name == size else f"{rank} and {size}"
+                raise SettingsError(
+                    f"environment: {name} is {env[name]!r} and {rank} is not set, so this worker's rank is unknown: set {both}; for "
+                    f"one worker alone, remove {name}"
+                )
     return "", 0, 1
 
 
@@ -438,7 +455,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
             f"environment: PHUB_PORT is {text!r}, which Kubernetes sets in pods beside a Service with the name phub; expected a "
             "number: give the Service another name, or the pod enableServiceLinks: false"
         )
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or len(text) > 10:
         raise SettingsError(f"environment: {name} is {text!r}; expected a number")
     if name == "PHUB_PORT" and int(text) > 65535:
         raise SettingsError(f"environment: PHUB_PORT is {text!r}; expected a port, at most 65535")
