@@ -185,6 +185,13 @@ def test_values_of_another_type_are_not_written(hub, key, values, words):
         assert session.weights("full").tolist() == [1, 2] and session.weights("brain").tolist() == [0x3F80, 0xBF80]
 
 
+@pytest.mark.parametrize("skips", [{"skip_nonfinite": True}, {"skip_spikes": 3.0}])
+def test_a_mean_is_never_that_of_the_round_before(hub, skips):
+    with join(hub, optimizer=phub.Average(), **skips) as session:
+        with pytest.raises(phub.SettingsError, match="average: job 'job' skips rounds, and a skipped round has no mean"):
+            session.average({"bias": np.ones(7)})
+
+
 def test_values_behind_a_mask_are_not_sent(hub):
     masked = np.ma.array([1.0, 9.0], mask=[False, True])
     with join(hub, keys={"a": (2,)}, optimizer=phub.Average()) as session:

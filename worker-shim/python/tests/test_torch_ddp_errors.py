@@ -28,6 +28,17 @@ def backward(hub, model, inputs, **session):
     model(inputs).sum().backward()
 
 
+@pytest.mark.parametrize("setting", [{"clip_norm": 1.0}, {"clip_norm_last": 1.0}, {"skip_nonfinite": True}, {"skip_spikes": 3.0}])
+def test_settings_that_need_the_whole_gradient(setting):
+    # A skipped bucket would have the mean of the step before.
+    [name] = setting
+    with pytest.raises(phub.SettingsError, match=f"HubState: {name}=.* needs the whole gradient"):
+        phub.torch.HubState("127.0.0.1:1", 0, 1, **setting)
+    with pytest.raises(phub.SettingsError, match=f"Replicas: {name}=.* needs the whole gradient"):
+        phub.torch.Replicas(torch.nn.Linear(2, 2), None, hub="127.0.0.1:1", **setting)
+    phub.torch.HubState("127.0.0.1:1", 0, 1, skip_nonfinite=False, clip_norm=None)
+
+
 def test_numbers_that_the_hub_does_not_take(hub, group):
     words = BUCKET.format(20, "float64", r"\(4, 4\), \(4,\)") + ": the hub averages .*model.float.*DDP averages torch.float64 by itself"
     with pytest.raises((RuntimeError, phub.SettingsError), match=words):

@@ -273,6 +273,7 @@ class Session:
         self.pull = pull
         self.skips_nonfinite, self.keeps_ema = bool(skip_nonfinite), ema is not None
         self._keeps_weights = _optimizers.keeps_weights(optimizer)
+        self._skips = bool(skip_nonfinite) or skip_spikes is not None
         self._layers = [[key] for key in self._keys] if pull_layers is None else [list(each) for each in pull_layers]
         layers = _pull.numbers(self._layers, self._numbers)
         is_hub_known = hub is not None or bool(os.environ.get("PHUB_HUB"))
@@ -620,13 +621,18 @@ class Session:
 
         Raises:
             OrderError: a key is in flight.
-            SettingsError: the hub has an optimizer with steps. Or an array does not have its key's shape, or its type cannot
+            SettingsError: the hub has an optimizer with steps, or skips rounds. Or an array does not have its key's shape, or its type cannot
                 become the key's.
         """
         if self._keeps_weights:
             raise _phub.SettingsError(
                 f"average: job {self.job!r} has an optimizer, so its hub answers with weights and not with means: make another session "
                 f"with optimizer=phub.Average(), or use push_pull for steps"
+            )
+        if self._skips:
+            raise _phub.SettingsError(
+                f"average: job {self.job!r} skips rounds, and a skipped round has no mean: leave skip_nonfinite and skip_spikes out, "
+                f"and look for NaN in the means"
             )
         if not values:
             return {}  # `push()` without names would push all keys, with values of an earlier round

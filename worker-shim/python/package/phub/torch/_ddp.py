@@ -16,7 +16,7 @@ from .._phub import Error, OrderError, SettingsError
 from .._run import Helper
 from .._session import Session
 from ._joined import leave_dropped
-from ._settings import DTYPES
+from ._settings import DTYPES, check_parts
 from ._windows import tensor as window
 
 # The largest number of shapes that an error lists.
@@ -76,7 +76,12 @@ class HubState:
         world_size: Optional[int] = None,
         **session: Any,
     ) -> None:
-        """Args: as for `phub.Session`."""
+        """Args: as for `phub.Session`.
+
+        Raises:
+            SettingsError: `clip_norm`, `skip_nonfinite` or a similar setting, which a bucket alone cannot have.
+        """
+        check_parts("HubState", session)
         self._jobs = _Jobs((hub, rank, world_size), session)
         self._passes: Tuple[_Pass, _Pass] = ((), ())
         self._seen: _Pass = ()

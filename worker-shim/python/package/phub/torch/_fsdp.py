@@ -22,7 +22,7 @@ from .._optimizers import Average
 from .._phub import SettingsError
 from .._session import Session
 from ._errors import GradientError
-from ._settings import dtype_of
+from ._settings import check_parts, dtype_of
 from ._windows import copy, tensor
 
 
@@ -42,8 +42,9 @@ class Replicas:
             session: more settings of `phub.Session`, such as `compression`.
 
         Raises:
-            SettingsError: the model is not sharded, or no hub is named.
+            SettingsError: the model is not sharded, or no hub is named. Or a setting such as `clip_norm` needs the whole gradient.
         """
+        check_parts("Replicas", session)
         if hub is None and not os.environ.get("PHUB_HUB"):
             raise SettingsError("no hub is named for the replicas: say hub='host:port', or set PHUB_HUB")
         parts = [each for each in model.modules() if hasattr(each, "set_all_reduce_hook")]

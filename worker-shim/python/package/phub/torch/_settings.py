@@ -242,6 +242,25 @@ def _hub_optimizer(kind: type, group: Dict[str, Any], rate: float, decay: float)
     return adam(rate, decay, beta1, beta2, float(group["eps"]))
 
 
+# The settings that depend on the norm of the whole gradient, or on its values.
+_OF_NORMS = ("clip_norm", "clip_norm_last", "skip_nonfinite", "skip_spikes")
+
+
+def check_parts(what: str, session: Mapping[str, Any]) -> None:
+    """Checks the settings of jobs that average parts of a gradient, such as buckets. The norm would be that of a part. A part
+    that is skipped would keep the mean of an earlier step.
+
+    Raises:
+        SettingsError: a setting needs the whole gradient.
+    """
+    name = next((name for name in _OF_NORMS if session.get(name)), None)
+    if name is not None:
+        raise SettingsError(
+            f"{what}: {name}={session[name]} needs the whole gradient, and this job averages parts of it: leave {name} out, and clip or "
+            f"check the gradients after backward(), as without a hub"
+        )
+
+
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
