@@ -159,6 +159,7 @@ def test_values_that_cannot_be_broadcast_are_named(hub):
         (3, "'layer.extra' is 3; expected a tensor"),
         ({"scale": 2.0}, "'layer.extra' is {'scale': 2.0}; expected a tensor"),
         (torch.eye(2).to_sparse(), "'layer.extra' is torch.sparse_coo; expected a dense tensor"),
+        (torch.ones(1).expand(3), r"'layer.extra' has elements that share memory \(expand\); .* use its clone"),
     ]:
         with pytest.raises(phub.SettingsError, match=words):
             phub.torch.broadcast_parameters({"weight": torch.ones(2), "layer.extra": value}, **world)

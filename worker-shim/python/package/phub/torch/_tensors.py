@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 import numpy as np
 import torch
 
+from .._follow import repeats_elements
 from .._hub import Hub
 from .._keys import Key
 from .._optimizers import Sgd, Sum
@@ -48,6 +49,10 @@ def broadcast_parameters(
         if each.layout != torch.strided or each.is_quantized or each.is_meta:
             kind = "quantized" if each.is_quantized else "without values (device 'meta')" if each.is_meta else each.layout
             raise SettingsError(f"broadcast_parameters: {name!r} is {kind}; expected a dense tensor of numbers: {_OTHERS}")
+        if repeats_elements(each):
+            raise SettingsError(
+                f"broadcast_parameters: {name!r} has elements that share memory (expand); expected memory for each: use its clone()"
+            )
     settings = {"job": Helper("broadcast"), "hub": hub, "rank": rank, "world_size": world_size, **session}
     Broadcast(tensors, settings, Sum()).leave()  # `Sum`, because a hub writes no checkpoint of such a job
 
