@@ -250,6 +250,10 @@ impl Session {
         self.call(py, |session| Ok(session.members()))
     }
 
+    fn is_below_others(&self, py: Python<'_>) -> PyResult<bool> {
+        self.call(py, |session| Ok(session.is_below_others()))
+    }
+
     fn not_finite(&self, py: Python<'_>) -> PyResult<u64> {
         self.call(py, |session| Ok(session.not_finite()))
     }

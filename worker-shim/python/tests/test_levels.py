@@ -15,18 +15,19 @@ NESTEROV = phub.Nesterov(0.5, 0.5)
 KEYS = {"a": (30, 40), "b": (3,), "c": ()}
 
 
-def test_a_mesh_of_two_machines_averages_over_all_workers(hubs):
+@pytest.mark.parametrize("workers", [1, WORKERS])
+def test_a_mesh_of_two_machines_averages_over_all_workers(hubs, workers):
     def worker(number):
-        machine, rank = divmod(number, WORKERS)
+        machine, rank = divmod(number, workers)
         keys = {"a": (1000,), "b": (3,)}
-        place = {"rank": rank, "world_size": WORKERS, "mesh": mesh(hubs, machine)}
+        place = {"rank": rank, "world_size": workers, "mesh": mesh(hubs, machine)}
         with phub.Session(hubs[machine], **place, keys=keys, optimizer=phub.Average()) as session:
             means = [session.average({"a": [number] * 1000, "b": [number] * 3}) for _ in range(3)]
             return [np.unique(np.concatenate([mean["a"], mean["b"]])).tolist() for mean in means]
 
-    with concurrent.futures.ThreadPoolExecutor(MACHINES * WORKERS) as threads:
-        for seen in threads.map(worker, range(MACHINES * WORKERS)):
-            assert seen == [[1.5]] * 3
+    with concurrent.futures.ThreadPoolExecutor(MACHINES * workers) as threads:
+        for seen in threads.map(worker, range(MACHINES * workers)):
+            assert seen == [[workers - 0.5]] * 3
 
 
 def train(settings, state=None):

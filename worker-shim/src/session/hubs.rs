@@ -51,6 +51,12 @@ impl Session {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }
 
+    /// Whether the worker's hub is below other hubs. The job may then have workers at other hubs, which
+    /// [`members`](Self::members) does not know.
+    pub fn is_below_others(&self) -> bool {
+        self.is_below_others
+    }
+
     /// Returns the late workers, as the hubs report them. Late workers are alive, but have not pushed rounds that
     /// other workers have pushed.
     pub fn held_up_by(&self) -> Vec<Late> {

@@ -128,7 +128,7 @@ class Place(NamedTuple):
     hub: str
     rank: int
     world_size: int
-    mesh: str
+    mesh: Optional[str]
 
 
 class Helper(NamedTuple):
@@ -145,8 +145,7 @@ def meet(rank: int, join: Join) -> str:
     """Returns a random word, the same at all workers: rank 0 makes the word, and sends it in a separate job."""
     session = join({"word": Key((_WORD_BYTES,))}, Sum())
     np.asarray(session.gradient(0))[:] = list(bytes.fromhex(new_word())) if rank == 0 else 0.0
-    session.push([0])
-    session.wait(0)
+    session.broadcast_written()  # of a mesh's ranks 0, the first machine's counts
     word = np.asarray(session.weights(0)).astype(np.uint8).tobytes().hex()
     session.leave()
     return word
@@ -159,7 +158,8 @@ def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
     """Returns the random word of a run, the same at all workers. The first call for a place calls `meeting` with the name of a
     new job. In this job the workers agree on the word."""
     if at not in _WORDS:
-        _WORDS[at] = new_word() if at.world_size == 1 else meeting(f"{job[:_NAME]}-meeting")
+        is_alone = at.world_size == 1 and not at.mesh
+        _WORDS[at] = new_word() if is_alone else meeting(f"{job[:_NAME]}-meeting")
     return _WORDS[at]
 
 

@@ -315,7 +315,7 @@ class Session:
         if token is None and hub is None and self.world_size == 1 and (me.serve_at or "").endswith(":0"):
             token = _secret.of_lone_process()
         self._token = settings["token"] = token
-        is_me = (self.rank, self.world_size) == (me.rank, me.world_size)
+        is_me = (self.rank, self.world_size) == (me.rank, me.world_size) and mesh is None
         is_plain = isinstance(job, str) or (job is None and (me.is_named or on_loss == "continue"))
         word, is_served = None, False
         if is_me and (not is_plain or (hub is None and me.hub is None)):
@@ -353,7 +353,7 @@ class Session:
             of_place = {setting: settings[setting] for setting in _OF_PLACE if setting in settings}
             return _run.meet(self.rank, lambda keys, to_do: join(name, keys, to_do, of_place, [[0]], None))
 
-        at = _run.Place(address, self.rank, self.world_size, str(settings["mesh"]))
+        at = _run.Place(address, self.rank, self.world_size, mesh or (machine.mesh if machine is not None else None))
         naming = _run.Naming(at, me.job, None if is_plain else word or _run.word_at(at, me.job, meet))
         self.job = job if isinstance(job, str) else naming.take(job)
         brought = None
@@ -364,6 +364,10 @@ class Session:
         except BaseException:
             naming.give_back()
             raise
+        self.is_alone = self.world_size == 1 and not self._native.is_below_others()
+        """Whether this worker is the only worker of its job. With `mesh`, `world_size` counts only the workers of this machine."""
+        self.is_first = self.rank == 0 and int((mesh or "0").partition("/")[0]) == 0
+        """Whether this worker is the first of the job's workers. With `mesh`, it is rank 0 of machine 0."""
         if self.rank == 0 and self.next_round > (0 if state is None else state.round) and self._keeps_weights:
             _LOG.warning(
                 "job %s continues before round %s, with weights that its hub already had; to train from the start, give the job "

@@ -56,7 +56,7 @@ class Exchange:
         self._windows = windows(session, device)
         self._pushes = Pushes(session, self._windows, overlap, clip_value)
         self._mean: Optional[Mean] = None
-        if session.world_size > 1:
+        if not session.is_alone:
             of_mean = lambda joined, its_windows: Pushes(joined, its_windows, overlap, clip_value)  # noqa: E731
             self._mean = Mean(join_mean, lambda joined: windows(joined, device), of_mean)
         self._weights = Weights(parameters, self._windows)
@@ -106,7 +106,7 @@ class Exchange:
         """Sends parameters that the script has written. Then makes a round: pushes the gradients times `times`, and the hub
         steps with the settings of `groups`."""
         self._check_unscaling(times)
-        if self.is_apart and self.session.world_size > 1:
+        if self.is_apart and not self.session.is_alone:
             raise StateError(
                 "step() within no_sync(): DDP's workers would step here by their own gradients, and the hub steps by the mean of "
                 "all. Leave the block before step(); for steps of each worker's own use a phub.Session, as for DiLoCo"
@@ -120,7 +120,7 @@ class Exchange:
         if unanswered:
             self._found = Found(unanswered, self._search_of_this_round())
         without = self._gradients.push(times)
-        self._weights.stepped(without if self.session.world_size == 1 else ())  # another worker may have a gradient
+        self._weights.stepped(without if self.session.is_alone else ())  # another worker may have a gradient
         if self._coverage.is_learning:
             self._uncovered = self._coverage.learn()
             self._follow_order([key for layer in self._coverage.layers for key in layer])
@@ -227,7 +227,7 @@ class Exchange:
     def _tell(self, groups: List[Dict[str, Any]], resets: Set[str]) -> None:
         change = self._settings.changed(groups)
         # A call by rank 0 alone is enough: the hub ends no round without rank 0's pushes, and rank 0 has not begun this round.
-        if (change is not None or resets) and self.session.rank == 0:
+        if (change is not None or resets) and self.session.is_first:
             has_keys = change is not None and change.groups is not None
             keys = by_key(self._settings.groups, groups, self.parameters) if has_keys else None
             others = self._settings.others(groups, self.parameters)
@@ -240,7 +240,7 @@ class Exchange:
         self._gradients.forward_begins()
         if self._weights.pending or self._coverage.is_learning:
             self._weights.wait(self._coverage.called(module))
-            if self._coverage.is_learning and self.session.world_size > 1 and not self._model.is_known:
+            if self._coverage.is_learning and not self.session.is_alone and not self._model.is_known:
                 self._check_rest(module)
 
     def _check_rest(self, module: torch.nn.Module) -> None:
@@ -313,7 +313,7 @@ class Exchange:
     def is_settled(self) -> bool:
         """Whether `leave` waits for no other worker, because the last values have arrived or can never arrive."""
         try:
-            return self.session.world_size == 1 or all(self.session.is_ready(key) for key in self._weights.pending)
+            return self.session.is_alone or all(self.session.is_ready(key) for key in self._weights.pending)
         except Error:
             return True
 

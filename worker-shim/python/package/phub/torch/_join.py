@@ -18,7 +18,7 @@ from ._asleep import Asleep
 from ._exchange import Exchange
 from ._joined import leave_dropped
 from ._model import Model
-from ._pushes import SCALES
+from ._pushes import SCALES, scales_key
 from ._settings import Settings, by_key, dtype_of
 from ._state import from_torch
 from ._tensors import Broadcast
@@ -112,12 +112,12 @@ class Join:
             others = settings.others(optimizer.param_groups, parameters)
             # Rank 0 sends the script's hyperparameters after the join, because a join has one optimizer for all keys, and a
             # job that continues from a checkpoint has the hyperparameters of the checkpoint.
-            if joined.rank == 0 and (joined.next_round > 0 or others):
+            if joined.is_first and (joined.next_round > 0 or others):
                 multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
                 joined.set_optimizer(settings.optimizer, multipliers, groups=others)
             exchange = Exchange(joined, self.model, settings, lambda: self._join_mean(joined, keys), buffers, **self._exchange)
             exchange.start()
-            if joined.world_size > 1:
+            if not joined.is_alone:
                 exchange.asleep = Asleep(self.model, weakref.ref(optimizer))
         except BaseException as error:
             joined.close(reason(error))
@@ -136,11 +136,11 @@ class Join:
         """Joins the job that averages gradients."""
         limits = {"join_limit": 60.0, "wait_limit": 60.0}  # a worker that does not come is the script's mistake
         own = {"answers_ahead": self._exchange["overlap"], **limits}
-        keys = {**keys, SCALES: Key((joined.world_size,))}
+        keys = {**keys, SCALES: scales_key(joined)}
         return Session(keys=keys, optimizer=Average(), job=f"{joined.job[:56]}-mean", **{**self._place(), **own})
 
     def _buffers(self, joined: Session) -> Optional[Broadcast]:
-        if joined.world_size == 1:
+        if joined.is_alone:
             return None
         self.model.broadcast_rest(self._session)
         if not self._broadcast_buffers:

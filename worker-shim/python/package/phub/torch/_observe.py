@@ -31,7 +31,7 @@ from .._hub import Hub
 from .._keys import Key
 from .._launch import group_of_torch, place_of
 from .._optimizers import Sum
-from .._phub import Error, StalledError
+from .._phub import Error, SettingsError, StalledError
 from .._run import Helper
 from .._session import Session
 from ._joined import leave_dropped
@@ -398,11 +398,17 @@ def observe(
         The observer. Keep it: when it is dropped, the observation ends.
 
     Raises:
+        SettingsError: `mesh` without a process group, so that the rank among all workers is unknown.
         UnreachableError, RefusedError, MissingWorkersError: as for `phub.Session`.
     """
     group = group_of_torch()
     if group is not None:
         me, ranks = group.get_rank(), group.get_world_size()  # in a mesh, the argument `rank` is the rank on this machine
+    elif session.get("mesh") is not None:
+        raise SettingsError(
+            f"observe: mesh={session['mesh']!r} needs the rank among all workers: init_process_group of torch.distributed first, or take "
+            f"ranks and mesh from the environment (PHUB_LEVELS=machine)"
+        )
     else:
         known = place_of(rank is not None and world_size is not None)
         me, ranks = known.rank if rank is None else rank, known.world_size if world_size is None else world_size

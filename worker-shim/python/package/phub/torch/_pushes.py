@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 import torch
 
 from .._follow import repeats_elements
+from .._keys import Key
 from .._phub import Error
 from .._session import Session
 from ._errors import GradientError, MeanError
@@ -181,12 +182,20 @@ class Mean:
             session.leave()
 
 
+def scales_key(session: Session) -> Key:
+    """Returns the key for the scales of the workers' scalers: a place for each rank of this machine, and three sums over all
+    workers, also those of other machines: of ones, of scales, and of squares of scales."""
+    return Key((session.world_size + 3,))
+
+
 def _own_scale(session: Session, factor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """Returns the scale of this worker's scaler at the place of its rank, and zeros at the other places."""
+    """Returns this worker's part of the key. All other places are zero."""
     if factor is None:
         return None
-    scales = torch.zeros(session.world_size)
-    scales[session.rank] = 1 / (factor.item() or math.inf)
+    scale = 1 / (factor.item() or math.inf)
+    scales = torch.zeros(session.world_size + 3)
+    scales[session.rank] = scale
+    scales[-3:] = torch.tensor([1.0, scale, scale * scale])
     return scales
 
 
@@ -196,16 +205,22 @@ def _check_scales(session: Session) -> None:
     Raises:
         MeanError: two scales differ.
     """
-    scales: List[float] = torch.mul(window(session, SCALES, "weights"), session.world_size).tolist()
+    *scales, ones, sum_, squares = torch.mul(window(session, SCALES, "weights"), session.world_size).tolist()
     of_ranks = {rank: scale for rank, scale in enumerate(scales) if scale}
-    first, scale = next(iter(of_ranks.items()))
+    advice = (
+        "gradients with different scales have no mean. Give all ranks the same init_scale, load_state_dict() and update(), or wrap with "
+        "skip_nonfinite=True and do not call scaler.unscale_(): each rank then divides its gradients by its own scale"
+    )
+    first, scale = next(iter(of_ranks.items()), (0, 0.0))
     for rank, other in of_ranks.items():
         if not math.isclose(scale, other, rel_tol=1e-5):
             raise MeanError(
-                f"{line()}: the GradScaler of rank {first} has the scale {scale:g}, and that of rank {rank} {other:g}: gradients with "
-                f"different scales have no mean. Give all ranks the same init_scale, load_state_dict() and update(), or wrap with "
-                f"skip_nonfinite=True and do not call scaler.unscale_(): each rank then divides its gradients by its own scale"
+                f"{line()}: the GradScaler of rank {first} has the scale {scale:g}, and that of rank {rank} {other:g}: {advice}"
             )
+    if ones * squares > sum_ * sum_ * (1 + 1e-5):  # equal only if all scales are equal
+        raise MeanError(
+            f"{line()}: the GradScalers of workers on different machines have different scales, in the mean {sum_ / ones:g}: {advice}"
+        )
 
 
 def check(gradients: Mapping[str, torch.Tensor]) -> None:

@@ -82,11 +82,7 @@ class Broadcast:
         self._session = Session(keys=self._keys, optimizer=self._optimizer, **settings)
         try:
             self._write(self._session)
-            if isinstance(self._optimizer, Sgd):
-                self._session.broadcast()
-            else:
-                (self._session.push if self._session.rank == 0 else self._session.push_nothing)(*self._tensors)
-                self._session.wait()
+            self._session.broadcast()
             self._read(self._session)
         except BaseException:
             self._session.close()
@@ -177,7 +173,7 @@ def allreduce_metrics(
     if not names:
         return {}
     settings: Dict[str, Any] = {"job": Helper("metrics"), **session}
-    keys = {name: (1,) for name in names}
+    keys = {name: (2,) for name in names}  # a number, and a one for each worker: `world_size` may be that of one machine
     with Session(hub, rank, world_size, keys=keys, optimizer=Sum(), **settings) as joined:
-        sums = joined.average({name: [float(metrics[name])] for name in names})
-    return {name: float(sums[name][0]) / joined.world_size for name in metrics}
+        sums = joined.average({name: [float(metrics[name]), 1.0] for name in names})
+    return {name: float(sums[name][0]) / float(sums[name][1]) for name in metrics}
