@@ -142,7 +142,7 @@ class Join:
     def _buffers(self, joined: Session) -> Optional[Broadcast]:
         if joined.is_alone:
             return None
-        self.model.broadcast_rest(self._session)
+        self.model.broadcast_rest(self._session, joined.job)
         if not self._broadcast_buffers:
             return None
         return Broadcast(self.model.buffers, {**self._place(), "job": f"{joined.job[:54]}-buffers"}, Sgd(0.0))

@@ -127,12 +127,14 @@ class Model:
         known = {id(each) for each in (*self.trained.values(), *self._frozen.values())}
         return [name for name, each in (*module.named_parameters(), *module.named_buffers()) if id(each) not in known]
 
-    def broadcast_rest(self, session: Mapping[str, Any]) -> None:
-        """Gives all workers rank 0's frozen parameters and buffers."""
+    def broadcast_rest(self, session: Mapping[str, Any], job: Optional[str] = None) -> None:
+        """Gives all workers rank 0's frozen parameters and buffers, in a job that is named after `job`. The workers need not meet
+        for such a name."""
         rest = {**self._frozen, **self.buffers}
         if rest:
             place = {name: session[name] for name in ("hub", "rank", "world_size", "mesh", "token", "transport") if name in session}
-            broadcast_parameters(rest, **place)
+            named = {} if job is None else {"job": f"{job[:56]}-rest"}
+            broadcast_parameters(rest, **place, **named)
 
 
 def _is_stepped(parameter: torch.nn.Parameter) -> bool:
