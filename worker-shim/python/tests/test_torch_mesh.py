@@ -1,5 +1,5 @@
-"""PyTorch on two machines with a hub and one worker each, where `mesh=` names the machines: a script has the numbers of two workers
-of one hub, although each worker is rank 0 of 1 on its machine."""
+"""PyTorch in a mesh of two machines with one worker each. A script has the numbers of two workers of one hub, although each worker
+is rank 0 of 1 on its machine."""
 
 import concurrent.futures
 

@@ -1,6 +1,8 @@
 """`DistributedOptimizer`: steps as torch makes them, refusals, and the waits of modules."""
 
+import functools
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -526,6 +528,32 @@ def test_what_is_no_model_of_the_hub():
     double = torch.nn.Linear(2, 2).double()
     with pytest.raises(phub.SettingsError, match="'weight' is torch.float64; a hub takes"):
         wrap(torch.optim.SGD(double.parameters(), lr=0.1), double, "127.0.0.1:1")
+
+
+def test_a_step_of_the_scripts_own_from_before_the_wrap_is_not_dropped(hub):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # counts steps by a function of its own
+    wrap(optimizer, model, hub, job="counted").leave()
+    for make in (
+        lambda step: lambda: step(),
+        lambda step: functools.wraps(step)(lambda: step()),
+        lambda step: types.MethodType(lambda optimizer: step(), optimizer),
+    ):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.step = make(optimizer.step)
+        with pytest.raises(phub.torch.WrapError, match="replaced optimizer.step before .*: replace optimizer.step after"):
+            wrap(optimizer, model, hub, job="replaced")
+
+
+def test_a_step_after_leave_says_that_the_job_is_left(hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    train(model, optimizer, 1)
+    optimizer.leave()
+    for _ in range(2):
+        with pytest.raises(phub.LeftError, match="has left"):
+            train(model, optimizer, 1)
 
 
 def test_state_dict_of_the_optimizer(hub):

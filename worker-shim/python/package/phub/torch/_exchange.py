@@ -16,7 +16,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from .._keys import Array
-from .._phub import Error
+from .._phub import Error, LeftError
 from .._session import Session
 from ._asleep import Asleep
 from ._coverage import Coverage
@@ -66,6 +66,7 @@ class Exchange:
         self._handles: List[Any] = []
         self._buffers_are_old = False
         self._resets: Set[str] = set()
+        self._has_left = False
         self._averaged = 0  # contexts in which the parameters have averages
         self._groups: List[Dict[str, Any]] = []  # of torch's optimizer, once there was a step
         self._found: Optional[Found] = None
@@ -105,6 +106,9 @@ class Exchange:
     def step(self, groups: List[Dict[str, Any]], times: float = 1.0) -> None:
         """Sends parameters that the script has written. Then makes a round: pushes the gradients times `times`, and the hub
         steps with the settings of `groups`."""
+        if self._has_left:
+            self.session.members()  # raises the error of a session that is over
+            raise LeftError(f"step(): this optimizer has left job {self.session.job!r}: make another optimizer of torch's own")
         self._check_unscaling(times)
         if self.is_apart and not self.session.is_alone:
             raise StateError(
@@ -324,6 +328,7 @@ class Exchange:
             self._answer()
             self._weights.settle_all()
         finally:
+            self._has_left = True
             self._weights.leave()
             if self.asleep is not None:
                 self.asleep.leave()

@@ -75,6 +75,21 @@ def _optimizer(own: type) -> torch.optim.Optimizer:
     return optimizer
 
 
+def check_step(optimizer: torch.optim.Optimizer) -> None:
+    """Checks that the optimizer has the step of its class, at most in the function by which a scheduler counts steps. Another
+    function would call torch's own step, and not the hub's.
+
+    Raises:
+        WrapError: the script has replaced `step`.
+    """
+    own = vars(optimizer).get("step")
+    if own is not None and getattr(own, "__wrapped__", None) is not type(optimizer).step:
+        raise WrapError(
+            "the script has replaced optimizer.step before DistributedOptimizer, by a function that calls torch's own step: replace "
+            "optimizer.step after DistributedOptimizer, so that the function calls the hub's step"
+        )
+
+
 def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: Membership) -> None:
     """Mixes `joined` into the optimizer's class. The optimizer remains the same object."""
     kind: Any = type(optimizer)

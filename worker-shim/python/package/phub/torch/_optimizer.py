@@ -14,7 +14,7 @@ from .._session import check_truths
 from ._at_the_hub import AtTheHub
 from ._errors import WrapError
 from ._join import Join
-from ._joined import Joined, leave_dropped, mix_in
+from ._joined import Joined, check_step, leave_dropped, mix_in
 from ._local import LocalExchange, StepsItself
 from ._model import Model
 from ._settings import Settings, UnsupportedOptimizerError
@@ -86,7 +86,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             next step.
         SettingsError: two parameters have the same name, a parameter has no name or a type that the hub does not take, or a
             setting is invalid.
-        WrapError: the optimizer is already a DistributedOptimizer.
+        WrapError: the optimizer is already a DistributedOptimizer, or the script has replaced its `step`.
         Errors of `phub.Session`: the worker could not join.
     """
     if isinstance(optimizer, Joined):
@@ -112,6 +112,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         raise SettingsError("DistributedOptimizer takes the state from the optimizer: load it by optimizer.load_state_dict")
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
     model = Model(optimizer, named_parameters)
+    check_step(optimizer)
     if slim:
         if clip_value is not None or clip_norm is not None:
             raise SettingsError("with SlimDP the optimizer makes its own steps: clip gradients as without phub, before step()")
