@@ -625,8 +625,8 @@ class Session:
 
         Raises:
             OrderError: a key is in flight.
-            SettingsError: the hub has an optimizer with steps, or skips rounds. Or an array does not have its key's shape, or its type cannot
-                become the key's.
+            SettingsError: the hub has an optimizer with steps, or skips rounds. Or an array does not have its key's shape, or its
+                type cannot become the key's.
         """
         if self._keeps_weights:
             raise _phub.SettingsError(

@@ -183,8 +183,8 @@ class Mean:
 
 
 def scales_key(session: Session) -> Key:
-    """Returns the key for the scales of the workers' scalers: a place for each rank of this machine, and three sums over all
-    workers, also those of other machines: of ones, of scales, and of squares of scales."""
+    """Returns the key for the scales of the workers' scalers. It has a place for each rank of this machine. Three more places
+    are for sums over all workers, also those of other machines: of ones, of scales, and of squares of scales."""
     return Key((session.world_size + 3,))
 
 
