@@ -292,7 +292,7 @@ mod tests {
         let lender = Lender::new().unwrap();
         thread::scope(|scope| {
             let lent = scope.spawn(|| lender.lend(8).map(|lent| lent.map(|lent| lent.bytes())));
-            let stranger = dial(&lender.listener.address().to_owned(), LONG).unwrap();
+            let stranger = dial(lender.listener.address(), LONG).unwrap();
             send(stranger.as_fd(), &ask(8, [0; 16]), &[]).unwrap();
             assert!(receive(stranger.as_fd(), LONG).is_err(), "the lender hangs up");
             assert!(Loan::take([0; 16], 8, LONG).is_err(), "nobody listens there");
