@@ -57,9 +57,9 @@ impl Read for StateReader {
 /// The place of the values of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// In the bytes of the reader, behind the header.
+    /// The bytes of the reader, behind the header.
     Sent,
-    /// In memory, if the hub is on this machine and in this network namespace, or in the bytes of the reader.
+    /// Memory, if the hub is on this machine and in this network namespace. Otherwise the bytes of the reader.
     InMemory,
 }
 
