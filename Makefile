@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` work without further steps.
-.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim environment integration units seeds together others together-and-python seeds-and-others replay
+.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim environment integration units seeds together others python-and-together units-and-others replay
 
 CARGO ?= cargo
 # The flag to build with hwloc, if this machine has a recent hwloc. Without it the programs read the topology from sysfs.
@@ -19,17 +19,16 @@ run: setup  ## build, and probe what a hub can do on this machine
 test: setup  ## test everything that needs no special hardware, as it is shipped
 	$(MAKE) --no-print-directory -j2 loom environment
 	$(MAKE) --no-print-directory integration wheel
-	$(MAKE) --no-print-directory -j2 together-and-python seeds-and-others
+	$(MAKE) --no-print-directory -j2 python-and-together units-and-others
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
 
 # Two rows of steps run beside each other. Most tests of one row wait for something, and the compiler takes the time that is left.
-# The seeds come before the unit tests: while cargo builds, a row that needs cargo, too, would wait.
-together-and-python: together
-	$(MAKE) --no-print-directory pytest
+python-and-together: pytest
+	$(MAKE) --no-print-directory together
 
-seeds-and-others: seeds
-	$(MAKE) --no-print-directory units others
+units-and-others: units
+	$(MAKE) --no-print-directory seeds others
 
 # The tests that use crates from outside, and their programs. They are built before the unit tests: cargo would build the largest
 # unit test last, alone on one core.

@@ -133,8 +133,9 @@ class Model:
         rest = {**self._frozen, **self.buffers}
         if rest:
             place = {name: session[name] for name in ("hub", "rank", "world_size", "mesh", "token", "transport") if name in session}
-            named = {} if job is None else {"job": f"{job[:56]}-rest"}
-            broadcast_parameters(rest, **place, **named)
+            if job is not None:
+                place["job"] = f"{job[:56]}-rest"
+            broadcast_parameters(rest, **place)
 
 
 def _is_stepped(parameter: torch.nn.Parameter) -> bool:
