@@ -36,9 +36,9 @@ impl Slab {
         let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
         let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(file, seals).map_err(memfd("adding seals"))?;
-        let (elements, seen) =
-            (bytes.div_ceil(size_of::<f32>()), fstat(file).map_err(memfd("fstat"))?.st_size as u64);
-        let expected = elements * size_of::<f32>();
+        let elements = bytes.div_ceil(size_of::<f32>());
+        let (expected, seen) =
+            (elements * size_of::<f32>(), fstat(file).map_err(memfd("fstat"))?.st_size as u64);
         if seen < expected as u64 {
             return Err(WindowError::TooSmall { expected, seen });
         }
