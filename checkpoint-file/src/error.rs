@@ -67,6 +67,9 @@ pub enum DecodeError {
     )]
     Digest { written: String, computed: String },
 
+    #[error("the differences from the last version cannot be used: {reason}; ask for the whole state")]
+    Delta { reason: String },
+
     #[error(transparent)]
     Memory(#[from] MapError),
 }

@@ -26,6 +26,7 @@ use xxhash_rust::xxh3::Xxh3;
 use zerocopy::IntoBytes;
 
 use crate::PIECE_BYTES;
+use crate::delta::Applied;
 use crate::error::{DecodeError, Mismatch, excerpt};
 use crate::format::{
     DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, GroupsFrom, Metadata, Multipliers, NO_DIGEST,
@@ -52,8 +53,35 @@ pub struct Decoded {
     run: Option<String>,
     /// The tensors, in the order of their values in the file. All have one element type.
     tensors: Vec<Key>,
+    /// The file's digest, which no other file has.
+    digest: String,
     /// The file's values, as bytes.
     values: Arc<Slab>,
+}
+
+/// The values of a file, to which the differences from this file to a newer one can be applied.
+#[derive(Clone, Debug)]
+pub struct Base {
+    digest: String,
+    values: Arc<Slab>,
+}
+
+impl Base {
+    /// Returns the digest of the file.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+}
+
+/// The place of a file's values.
+#[derive(Debug)]
+pub enum ValuesFrom {
+    /// The file, behind the header.
+    File,
+    /// Memory. The file is only the header.
+    Memory(Slab),
+    /// The values of an older file. This number of deltas is in the file, behind the header.
+    Deltas(Base, usize),
 }
 
 /// The bytes of a file's values.
@@ -68,16 +96,16 @@ impl AsRef<[u8]> for Values {
 /// Reads a checkpoint of `file_bytes` bytes. Checks everything that does not depend on its job: structure,
 /// version, metadata, digest.
 pub fn decode(file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeError> {
-    decode_as(file, file_bytes, Dtype::F32, None)
+    decode_as(file, file_bytes, Dtype::F32, ValuesFrom::File)
 }
 
 /// Reads the answer of a hub that was asked for values of this type, with the checks of [`decode`]. A hub answers with f32 if
-/// a value would become infinite. If there are `values`, `file` is only the file's header.
+/// a value would become infinite. `file_bytes` is the length of the file with all values, wherever they are.
 pub fn decode_as(
     mut file: impl Read,
     file_bytes: u64,
     dtype: Dtype,
-    values: Option<Slab>,
+    values: ValuesFrom,
 ) -> Result<Decoded, DecodeError> {
     let mut header = read_header(&mut file, file_bytes)?;
     let metadata = match metadata(&header) {
@@ -100,10 +128,13 @@ pub fn decode_as(
     let mut hash = begin_digest(&mut header);
     let value_bytes = file_bytes - header.len() as u64;
     drop(header);
-    let values = match values {
-        Some(values) => with_bytes(values, value_bytes, file_bytes, &mut hash)?,
-        None => read_values(file, value_bytes, file_bytes, &mut hash)?,
-    };
+    let values = Arc::new(match values {
+        ValuesFrom::Memory(values) => with_bytes(values, value_bytes, file_bytes, &mut hash)?,
+        ValuesFrom::File => read_values(file, value_bytes, file_bytes, &mut hash)?,
+        ValuesFrom::Deltas(base, count) => {
+            read_deltas(file, (&base.values, count), (value_bytes, of_file), &mut hash)?
+        }
+    });
     compare(&metadata.digest, &hash)?;
 
     let optimizer = optimizer(&metadata.optimizer)?;
@@ -122,7 +153,8 @@ pub fn decode_as(
         shapes: metadata.shapes.as_deref().map(|seen| parse("shapes", seen)).transpose()?.unwrap_or_default(),
         run: metadata.run,
         tensors,
-        values: Arc::new(values),
+        digest: metadata.digest,
+        values,
     })
 }
 
@@ -299,6 +331,27 @@ fn read_values(
     Ok(slab)
 }
 
+/// Returns the values of an older file, after all deltas of the file were applied.
+fn read_deltas(
+    file: impl Read,
+    (base, count): (&Slab, usize),
+    (value_bytes, dtype): (u64, Dtype),
+    hash: &mut Xxh3,
+) -> Result<Slab, DecodeError> {
+    let bytes = usize::try_from(value_bytes).expect("a 64-bit machine");
+    let floats = bytes.div_ceil(size_of::<f32>());
+    if base.as_slice().len() != floats {
+        let (old, new) = (size_of_val(base.as_slice()), floats * size_of::<f32>());
+        let reason = format!("the values took {old} bytes, and the new ones take {new}");
+        return Err(DecodeError::Delta { reason });
+    }
+    let mut slab = Slab::zeroed("a version of weights", floats)?;
+    slab.as_mut_slice().copy_from_slice(base.as_slice());
+    let values = &mut slab.as_mut_slice().as_mut_bytes()[..bytes];
+    Applied::new(count, dtype)?.apply(file, values, |block| hash.update(block))?;
+    Ok(slab)
+}
+
 fn faulty(field: &'static str, seen: &str, reason: impl ToString) -> DecodeError {
     DecodeError::Metadata { field, seen: excerpt(seen), reason: excerpt(&reason.to_string()) }
 }
@@ -413,6 +466,11 @@ impl Decoded {
     /// Returns the optimizer that made the state.
     pub fn optimizer(&self) -> &Optimizer {
         self.kept.optimizer()
+    }
+
+    /// Returns the values, as the base of deltas.
+    pub fn base(&self) -> Base {
+        Base { digest: self.digest.clone(), values: Arc::clone(&self.values) }
     }
 
     /// Describes which hub's part the file is; `None` for a whole job.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use authority::{Credential, hex};
 use fabric::Slab;
 use fabric::shm::Lender;
-use pbox_core::control::{MEMORY_HEADER, StateQuery};
+use pbox_core::control::{BASE_HEADER, DELTAS_HEADER, MEMORY_HEADER, StateQuery};
 use ureq::http::StatusCode;
 
 use crate::control::Control;
@@ -22,16 +22,23 @@ const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 /// The least speed at which a hub sends a state. A slower hub counts as stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
-/// A reader of a state. The bytes are those of a checkpoint's file, or of its header if the values are in memory.
+/// A reader of a state. The bytes are those of a checkpoint's file. If the values are in memory, the bytes are the file's header. If
+/// there are deltas, they follow the header.
 pub struct StateReader {
     body: Box<dyn Read + Send>,
     bytes: Option<u64>,
     hub: String,
     values: Option<Slab>,
+    deltas: Option<usize>,
 }
 
 impl StateReader {
-    /// Returns the length of the state's file, if the hub has given it.
+    /// Returns the number of deltas, if the hub sends them in place of values.
+    pub fn deltas(&self) -> Option<usize> {
+        self.deltas
+    }
+
+    /// Returns the length of the state's file with all values, if the hub has given it.
     pub fn bytes(&self) -> Option<u64> {
         self.bytes
     }
@@ -56,9 +63,12 @@ impl Read for StateReader {
 
 /// The place of the values of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Values {
+pub enum Values<'a> {
     /// The bytes of the reader, behind the header.
     Sent,
+    /// The bytes of the reader, behind the header. If the hub has the differences from the file with this digest, it sends them.
+    /// Without a digest, the hub prepares to send differences later.
+    Changed(Option<&'a str>),
     /// Memory, if the hub is on this machine and in this network namespace. Otherwise the bytes of the reader.
     InMemory,
 }
@@ -73,7 +83,7 @@ pub fn fetch_state(
     address: &str,
     job: &str,
     query: StateQuery,
-    (values, bytes): (Values, u64),
+    (values, bytes): (Values<'_>, u64),
     credential: Option<&Credential>,
 ) -> Result<Option<StateReader>, MemberError> {
     let limit = BEGIN_LIMIT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
@@ -83,7 +93,10 @@ pub fn fetch_state(
     // A process that cannot lend memory gets the values from the hub's answer.
     let lender = if values == Values::InMemory { Lender::new().ok() } else { None };
     let (response, lent) = match &lender {
-        None => (get(&[]), None),
+        None => match values {
+            Values::Changed(base) => (get(&[(BASE_HEADER, base.unwrap_or("none").to_owned())]), None),
+            Values::Sent | Values::InMemory => (get(&[]), None),
+        },
         Some(lender) => thread::scope(|scope| {
             let lends = thread::Builder::new().name("phub-lender".into());
             match lends.spawn_scoped(scope, || lender.lend(bytes)) {
@@ -102,7 +115,8 @@ pub fn fetch_state(
     match response.status() {
         StatusCode::OK => {
             let sent = response.body().content_length();
-            let written = response.headers().get(MEMORY_HEADER).and_then(|bytes| bytes.to_str().ok());
+            let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+            let written = header(MEMORY_HEADER);
             let values = match (written, lent) {
                 (None, _) => None,
                 (Some(written), Some(lent)) if written == lent.bytes().to_string() => {
@@ -114,9 +128,19 @@ pub fn fetch_state(
                 }
             };
             let (in_memory, values) = values.unzip();
-            let bytes = sent.and_then(|sent| sent.checked_add(in_memory.unwrap_or(0)));
+            let parse = |(count, of_file): (&str, &str)| Some((count.parse().ok()?, of_file.parse().ok()?));
+            let deltas = match header(DELTAS_HEADER) {
+                None => None,
+                Some(said) => {
+                    Some(said.split_once(',').and_then(parse).ok_or_else(|| nonsense(said.to_owned()))?)
+                }
+            };
+            let bytes = match deltas {
+                Some((_, of_file)) => Some(of_file),
+                None => sent.and_then(|sent| sent.checked_add(in_memory.unwrap_or(0))),
+            };
             let body = Box::new(response.into_body().into_reader());
-            Ok(Some(StateReader { body, bytes, hub, values }))
+            Ok(Some(StateReader { body, bytes, hub, values, deltas: deltas.map(|(count, _)| count) }))
         }
         StatusCode::NO_CONTENT => Ok(None),
         status => {

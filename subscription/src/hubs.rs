@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use authority::{Credential, SUMS};
-use checkpoint_file::{Decoded, decode_as};
+use checkpoint_file::{Base, DecodeError, Decoded, ValuesFrom, decode_as};
 use membership::{MemberError, Values, describe, fetch_state, hub_addresses};
 use pbox_core::control::{JobReply, JobState, Only, RefusalCode, StateQuery};
 use pbox_core::manifest::MAX_HEADER_BYTES;
@@ -40,6 +40,8 @@ pub(crate) struct Ask {
     pub only: Only,
     /// The wanted element type.
     pub dtype: Dtype,
+    /// Whether the hubs should send the differences from their last part.
+    pub fetch_deltas: bool,
 }
 
 /// All hubs of a job.
@@ -66,6 +68,8 @@ struct HubOf {
     keys: usize,
     /// Whether the job ran according to the last answer.
     runs: bool,
+    /// The last part, if the next one may come as differences from it.
+    last: Option<Base>,
 }
 
 /// The reason why a hub gives no part now.
@@ -312,15 +316,44 @@ fn further(round: Round, rounds: u32) -> Round {
 
 impl HubOf {
     fn new(address: &str) -> Self {
-        HubOf { address: address.to_owned(), start: String::new(), keys: 0, runs: false }
+        HubOf { address: address.to_owned(), start: String::new(), keys: 0, runs: false, last: None }
     }
 
     fn fetch(&mut self, ask: &Ask, before: Option<Round>) -> Result<Option<Decoded>, NoPart> {
-        let (most, Ask { job, credential, only, dtype }) = (self.most_bytes(ask)?, ask);
+        let part = match self.fetch_from(ask, before, self.last.clone())? {
+            // The program may have written into the memory of the last part, so the whole part is needed.
+            Err(_) if self.last.take().is_some() => self.fetch_from(ask, before, None)?,
+            part => part,
+        };
+        // A fetch that fails here may succeed later, because a hub that ended during the fetch may return.
+        let part =
+            part.map_err(|error| NoWeights::NotYet(format!("the state of job {:?}: {error}", ask.job)))?;
+        let Some(part) = part else { return Ok(None) };
+        self.last = ask.fetch_deltas.then(|| part.base());
+        match before {
+            Some(round) if part.round() != round => {
+                let (hub, job, seen) = (self.address.clone(), ask.job.clone(), part.round().0);
+                Err(NoWeights::from(SourceError::Round { hub, job, seen, expected: round.0 }).into())
+            }
+            _ => Ok(Some(part)),
+        }
+    }
+
+    /// Fetches this hub's part, or the differences from the last part. Returns nothing if the hub has no part.
+    fn fetch_from(
+        &mut self,
+        ask: &Ask,
+        before: Option<Round>,
+        last: Option<Base>,
+    ) -> Result<Result<Option<Decoded>, DecodeError>, NoPart> {
+        let (most, Ask { job, credential, only, dtype, fetch_deltas }) = (self.most_bytes(ask)?, ask);
         let query = StateQuery { only: Some(*only), before, dtype: *dtype };
-        let values = (Values::InMemory, most);
-        let state = fetch_state(&self.address, job, query, values, credential.as_ref());
-        let Some(mut state) = state.map_err(|error| no_part(error, before))? else { return Ok(None) };
+        let values = match fetch_deltas {
+            true => Values::Changed(last.as_ref().map(Base::digest)),
+            false => Values::InMemory,
+        };
+        let state = fetch_state(&self.address, job, query, (values, most), credential.as_ref());
+        let Some(mut state) = state.map_err(|error| no_part(error, before))? else { return Ok(Ok(None)) };
         let (hub, of) = (self.address.clone(), job.clone());
         let Some(bytes) = state.bytes() else {
             return Err(NoWeights::from(SourceError::NoLength { hub }).into());
@@ -328,18 +361,12 @@ impl HubOf {
         if bytes > most {
             return Err(NoPart::Unlike(SourceError::Length { hub, job: of, only: *only, bytes, most }));
         }
-        // A fetch that fails here may succeed later, because a hub that ended during the fetch may return.
-        let values = state.take_values();
-        let decoded = decode_as(state, bytes, *dtype, values);
-        let decoded =
-            decoded.map_err(|error| NoWeights::NotYet(format!("the state of job {job:?}: {error}")))?;
-        match before {
-            Some(round) if decoded.round() != round => {
-                let (seen, expected) = (decoded.round().0, round.0);
-                Err(NoWeights::from(SourceError::Round { hub, job: of, seen, expected }).into())
-            }
-            _ => Ok(Some(decoded)),
-        }
+        let values = match (state.take_values(), state.deltas(), last) {
+            (Some(values), ..) => ValuesFrom::Memory(values),
+            (None, Some(count), Some(last)) => ValuesFrom::Deltas(last, count),
+            (None, ..) => ValuesFrom::File,
+        };
+        Ok(decode_as(state, bytes, *dtype, values).map(Some))
     }
 
     /// Returns the length of the longest possible file of the job's weights. This length bounds the memory that is reserved.

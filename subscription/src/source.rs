@@ -35,6 +35,9 @@ pub struct SourceSettings {
     pub averages: bool,
     /// The keys that get another name or another element type, or that are cut or joined.
     pub names: Names,
+    /// Whether the hubs should send the differences from the weights before, if they have them. This needs memory for the weights
+    /// twice at the reader. Without differences, a hub on this machine writes the weights into this process's memory.
+    pub fetch_deltas: bool,
     /// The time limit of the wait for a hub that is away. After this time the reader gets [`NoWeights::Lost`].
     pub hub_wait: Duration,
 }
@@ -49,6 +52,7 @@ impl SourceSettings {
             precision: Precision::F32,
             averages: false,
             names: Names::default(),
+            fetch_deltas: false,
             hub_wait: HUB_WAIT,
         }
     }
@@ -89,7 +93,8 @@ impl Source {
     /// # Errors
     /// Returns an error if no job can have this name, if an address cannot be one, or if the credential cannot be read.
     pub fn new(settings: SourceSettings) -> Result<Self, SourceError> {
-        let SourceSettings { hubs, job, credential, precision, averages, names, hub_wait } = settings;
+        let SourceSettings { hubs, job, credential, precision, averages, names, fetch_deltas, hub_wait } =
+            settings;
         check_job_name(&job)?;
         let credential = match credential {
             Some(given) => Some(given),
@@ -97,7 +102,7 @@ impl Source {
         };
         let only = if averages { Only::Averages } else { Only::Weights };
         let patience = Patience { limit: hub_wait, had_job: false, since: None };
-        let ask = Ask { job, credential, only, dtype: dtype(precision, &names) };
+        let ask = Ask { job, credential, only, dtype: dtype(precision, &names), fetch_deltas };
         Ok(Source { hubs: Hubs::new(&hubs)?, ask, precision, names, patience })
     }
 

@@ -19,14 +19,13 @@ fn each_version_has_the_bits_of_its_round_until_the_job_ends() {
     let mut session = worker(&hub);
     step(&mut session);
     let all = [Precision::F32, Precision::Bf16, Precision::F16];
-    for (precision, of_second) in
-        all.into_iter().flat_map(|of_all| [(of_all, of_all), (of_all, Precision::F16)])
-    {
+    let kinds = all.into_iter().flat_map(|of_all| [(of_all, of_all), (of_all, Precision::F16)]);
+    for ((precision, of_second), fetch_deltas) in kinds.flat_map(|kind| [(kind, false), (kind, true)]) {
         // The first key has another name, and the second one may have its own type.
         let expected = [("model.first", precision), ("second", of_second), ("third", precision)];
         let names = Names::default().with("first", "model.first", None);
         let names = names.with("second", "second", Some(of_second));
-        let versions = newest(SourceSettings { precision, names, ..settings(&hub) });
+        let versions = newest(SourceSettings { precision, names, fetch_deltas, ..settings(&hub) });
         let rounds = while_stepping(&mut session, || {
             let next = || versions.next_version().unwrap().unwrap();
             let all = [(); 5].map(|()| next());

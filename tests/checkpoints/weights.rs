@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use authority::Credential;
+use checkpoint_file::{Base, ValuesFrom, decode_as};
 use fabric::conformance::Watchdog;
 use half::bf16;
 use hub_tests::program::until;
@@ -199,7 +200,11 @@ struct Large {
 
 impl Large {
     fn start() -> Self {
-        let mut training = Training::new("job", vec![Key::f32("a", [1 << 22])], ADAM);
+        Large::with(ADAM)
+    }
+
+    fn with(optimizer: Optimizer) -> Self {
+        let mut training = Training::new("job", vec![Key::f32("a", [1 << 22])], optimizer);
         training.workers = 1;
         let hub = hub(1);
         let address = hub.address().to_string();
@@ -308,6 +313,52 @@ fn a_reader_on_the_hubs_machine_gets_the_weights_in_its_memory() {
         assert_eq!(read((Values::InMemory, 1), dtype), (false, sent), "the reader lends too little");
     }
     until("all reads are done", || large.readers().done == 3 * Dtype::ALL.len() as u64);
+    large.session.leave().unwrap();
+}
+
+/// A reader that wants deltas gets them from the states that readers have got, and whole states otherwise.
+#[test]
+fn a_reader_with_an_older_state_gets_the_differences() {
+    let _watchdog = Watchdog::start();
+    // Together two deltas are shorter than the state only if the weights change little.
+    let mut large = Large::with(Optimizer::Sgd { learning_rate: 1e-6, weight_decay: 0.0 });
+    let credential = Credential::find_if_any().unwrap();
+    let read = |large: &Large, base: Option<&Base>, dtype| {
+        let query = StateQuery { only: Some(Only::Weights), dtype, ..StateQuery::default() };
+        let values = (Values::Changed(base.map(Base::digest)), 5 << 22);
+        let state = membership::fetch_state(&large.address, "job", query, values, credential.as_ref());
+        let state = state.unwrap().unwrap();
+        let (bytes, deltas) = (state.bytes().unwrap(), state.deltas());
+        let from = match (deltas, base) {
+            (Some(count), Some(base)) => ValuesFrom::Deltas(base.clone(), count),
+            _ => ValuesFrom::File,
+        };
+        (deltas, decode_as(state, bytes, dtype, from).unwrap())
+    };
+    for dtype in Dtype::ALL {
+        let round = large.session.next_round().0;
+        let (none, first) = read(&large, None, dtype);
+        large.train_to(round);
+        let (one, second) = read(&large, Some(&first.base()), dtype);
+        large.train_to(round + 1);
+        let (two, third) = read(&large, Some(&first.base()), dtype);
+        let (same, again) = read(&large, Some(&third.base()), dtype);
+        assert_eq!((none, one, two, same), (None, Some(1), Some(2), Some(0)));
+        // The whole state has the digest of all values, which was checked for each of these states.
+        let (_, whole) = read(&large, None, dtype);
+        assert_eq!(
+            [&third, &again, &whole].map(|state| state.base().digest().to_owned()),
+            [(); 3].map(|()| whole.base().digest().to_owned())
+        );
+        assert_ne!(second.base().digest(), whole.base().digest());
+    }
+    let (_, f32s) = read(&large, None, Dtype::F32);
+    let (deltas, _) = read(&large, Some(&f32s.base()), Dtype::BF16);
+    assert_eq!(deltas, None, "a state of another type is no base");
+    let reads = 5 * Dtype::ALL.len() as u64 + 2;
+    until("all reads are done", || large.readers().done == reads);
+    let ReadersReply { bytes, saved, .. } = large.readers();
+    assert!(saved > 0 && bytes + saved < reads * (5 << 22), "{bytes} bytes, {saved} saved");
     large.session.leave().unwrap();
 }
 

@@ -52,6 +52,11 @@ pub struct PublishArgs {
     #[arg(long)]
     once: bool,
 
+    /// Get only the differences from the last version from the hubs, and make the version of them. This needs memory for one more
+    /// version here, and for up to two at the hubs. Use it if the network is slow.
+    #[arg(long)]
+    fetch_deltas: bool,
+
     /// Publish a whole version, not a delta, once in this number of versions. A new reader begins with a whole version.
     #[arg(long, value_name = "VERSIONS", default_value_t = Rules::default().whole_each)]
     whole_each: NonZeroU32,
@@ -86,7 +91,7 @@ impl PublishArgs {
     /// # Errors
     /// Returns an error if the directory is another publisher's or cannot be written, or if the hubs cannot give weights.
     pub fn run(&self) -> anyhow::Result<()> {
-        let source = self.source.source(Duration::from_secs(self.hub_wait))?;
+        let source = self.source.source(Duration::from_secs(self.hub_wait), self.fetch_deltas)?;
         let PublishArgs { whole_each, keep, delta: deltas, ref also, .. } = *self;
         let rules = Rules { whole_each, keep, deltas, also: also.clone(), ..Rules::default() };
         let publisher = Publisher::open(&self.to, rules)?;

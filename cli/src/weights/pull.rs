@@ -30,7 +30,7 @@ impl PullArgs {
     /// Returns an error if the hub is not reached, the hub refuses, or the file cannot be written.
     pub fn run(&self) -> anyhow::Result<()> {
         anyhow::ensure!(!self.to.exists(), "{} exists already; give a new file", self.to.display());
-        let (origin, weights) = self.source.source(HUB_WAIT)?.fetch()?;
+        let (origin, weights) = self.source.source(HUB_WAIT, false)?.fetch()?;
         weights.save(&self.to)?;
         let (to, tensors, bytes) = (self.to.display(), weights.tensors(), spoken(weights.bytes()));
         line(format_args!("{to}: {tensors} tensors, {bytes}, before round {}", origin.round))

@@ -45,16 +45,16 @@ fn precisions() -> impl TypedValueParser<Value = Precision> {
 }
 
 impl SourceArgs {
-    /// Returns the source, which waits up to `hub_wait` for a hub that is away.
+    /// Returns the source, which waits up to `hub_wait` for a hub that is away. With `fetch_deltas`, it gets only differences.
     ///
     /// # Errors
     /// Returns an error if the job's name is invalid, or if the secret or the file of names cannot be read.
-    pub(super) fn source(&self, hub_wait: Duration) -> anyhow::Result<Source> {
+    pub(super) fn source(&self, hub_wait: Duration, fetch_deltas: bool) -> anyhow::Result<Source> {
         let names = self.names.as_deref().map(read_names).transpose();
         let names = names.map_err(|error| WrongSetting(format!("{error:#}")))?.unwrap_or_default();
         let (precision, averages) = (self.dtype, self.ema);
         let settings = SourceSettings::new(&self.hubs, &self.job);
-        Ok(Source::new(SourceSettings { precision, averages, names, hub_wait, ..settings })?)
+        Ok(Source::new(SourceSettings { precision, averages, names, fetch_deltas, hub_wait, ..settings })?)
     }
 }
 

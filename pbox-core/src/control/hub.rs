@@ -243,6 +243,9 @@ pub struct ReadersReply {
     pub copies: u64,
     /// The number of bytes that were sent to readers.
     pub bytes: u64,
+    /// The number of bytes that were not sent, because deltas took their place.
+    #[serde(default)]
+    pub saved: u64,
     /// The number of requests that got no state.
     pub refused: u64,
     /// The number of reads that got the whole state.

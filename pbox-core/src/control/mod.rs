@@ -53,6 +53,13 @@ pub const READER_HEADER: &str = "phub-reader";
 /// answer it has the number of bytes of values that are in this memory, and so not in the answer.
 pub const MEMORY_HEADER: &str = "phub-memory";
 
+/// The header of a reader that wants deltas: the differences from a state that it has. It has the digest of this state's file, or
+/// `none` if the reader has no state yet.
+pub const BASE_HEADER: &str = "phub-base";
+
+/// The header of an answer that has deltas in place of values: the number of deltas, a comma, and the length of the whole file.
+pub const DELTAS_HEADER: &str = "phub-deltas";
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;

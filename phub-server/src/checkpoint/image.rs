@@ -97,6 +97,16 @@ impl Image {
         &self.plan.header
     }
 
+    /// Returns the digest of the file, which no other file has.
+    pub fn digest(&self) -> [u8; DIGEST_BYTES] {
+        self.header()[DIGEST_AT..][..DIGEST_BYTES].try_into().expect("as many bytes")
+    }
+
+    /// Returns the element type of the values.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
     /// Returns the ranges of values that follow the header, in their order. Neighbouring chunks are one range.
     pub fn ranges(&self) -> impl Iterator<Item = ValueRange> {
         let entries = self.plan.entries.iter();
@@ -127,7 +137,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use checkpoint_file::{decode, decode_as};
+    use checkpoint_file::{ValuesFrom, decode, decode_as};
     use fabric::Slab;
     use half::{bf16, f16};
     use pbox_core::{
@@ -242,7 +252,7 @@ mod tests {
         let image = Image::new("job", of_weights(weights), (Share::WHOLE, None), dtype, most).unwrap();
         let file = bytes_of(&image);
         let bytes = file.len() as u64;
-        let decoded = decode_as(std::io::Cursor::new(file), bytes, dtype, None).unwrap();
+        let decoded = decode_as(std::io::Cursor::new(file), bytes, dtype, ValuesFrom::File).unwrap();
         let tensor = decoded.elements().map(|(tensor, bytes)| (tensor.dtype, bytes.to_vec())).next();
         tensor.unwrap()
     }

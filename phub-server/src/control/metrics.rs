@@ -349,6 +349,8 @@ impl Page {
         self.counter("job_read_copies", None, help, of(|read| read.copies as f64));
         let help = "Bytes that went to readers";
         self.counter("job_read", Some(Unit::Bytes), help, of(|read| read.bytes as f64));
+        let help = "Bytes that were not sent to readers, because deltas took their place";
+        self.counter("job_read_saved", Some(Unit::Bytes), help, of(|read| read.saved as f64));
         self.counter("job_reads_refused", None, "Reads that got no state", of(|read| read.refused as f64));
         self.counter("job_reads_done", None, "Reads that got the whole state", of(|read| read.done as f64));
         let help =
@@ -481,6 +483,7 @@ mod tests {
                 reads: 9,
                 copies: 2,
                 bytes: 900,
+                saved: 90,
                 refused: 4,
                 done: 8,
                 delay_ns: 500_000_000,
@@ -534,6 +537,7 @@ mod tests {
             "phub_job_rounds_left_out_total{job=\"job\"} 2.0",
             "phub_job_read_bytes_total{job=\"job\"} 900.0",
             "phub_job_reads_done_total{job=\"job\"} 8.0",
+            "phub_job_read_saved_bytes_total{job=\"job\"} 90",
             "phub_job_read_delay_seconds_total{job=\"job\"} 0.5",
             "phub_job_reads_refused_total{job=\"job\"} 4.0",
             "phub_job_follower_lag_rounds{job=\"job\",follower=\"newest\"} 1.0",

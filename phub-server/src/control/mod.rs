@@ -26,9 +26,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
-    ClockReply, CompareRequest, ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest,
-    MEMORY_HEADER, NicReply, OfferRequest, OptimizerRequest, PrioritiesRequest, ReadyRequest, RefusalCode,
-    RelinkRequest, StateQuery, parse, parse_join, parse_versioned,
+    BASE_HEADER, ClockReply, CompareRequest, DELTAS_HEADER, ErrorReply, HeartbeatRequest, JobState,
+    LearningRateRequest, LeaveRequest, MEMORY_HEADER, NicReply, OfferRequest, OptimizerRequest,
+    PrioritiesRequest, ReadyRequest, RefusalCode, RelinkRequest, StateQuery, parse, parse_join,
+    parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,7 +37,7 @@ use timeline::Clock;
 use tokio::sync::Semaphore;
 
 use crate::refusals::Refusals;
-use crate::registry::{Because, Refusal, Registry, Sent, on_thread};
+use crate::registry::{Because, Instead, Refusal, Registry, Sent, Wish, on_thread};
 use body::{Parts, Received};
 use coordinator::Asker;
 use crowd::ClientAddress;
@@ -363,18 +364,33 @@ async fn state(
 ) -> Answer {
     let query = StateQuery::parse(request.uri().query().unwrap_or_default())?;
     let reader = client.reader(request.headers());
-    let memory = request.headers().get(MEMORY_HEADER).and_then(|token| unhex(token.to_str().ok()?));
+    let wish = wish(request.headers());
     let cut_off = move || connection.close();
-    let sent = to_its_end(async move { desk.registry.state(&job, query, (reader, memory), cut_off).await });
-    let Some(Sent { bytes, in_memory, pieces }) = sent.await? else {
+    let sent = to_its_end(async move { desk.registry.state(&job, query, (reader, wish), cut_off).await });
+    let Some(Sent { bytes, instead, pieces }) = sent.await? else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
     let about = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, bytes.to_string())];
     let mut answer = (about, Body::new(pieces)).into_response();
-    if let Some(bytes) = in_memory {
-        answer.headers_mut().insert(MEMORY_HEADER, bytes.into());
+    let instead = match instead {
+        None => None,
+        Some(Instead::InMemory(bytes)) => Some((MEMORY_HEADER, bytes.to_string())),
+        Some(Instead::Deltas { count, of_file }) => Some((DELTAS_HEADER, format!("{count},{of_file}"))),
+    };
+    if let Some((name, value)) = instead {
+        answer.headers_mut().insert(name, HeaderValue::try_from(value).expect("digits"));
     }
     Ok(answer)
+}
+
+/// Returns the form in which a reader wants the values of a state.
+fn wish(headers: &HeaderMap) -> Wish {
+    let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    match (header(MEMORY_HEADER).and_then(unhex), header(BASE_HEADER)) {
+        (Some(token), _) => Wish::InMemory(token),
+        (None, Some(base)) => Wish::Deltas(base.as_bytes().try_into().ok()),
+        (None, None) => Wish::InFile,
+    }
 }
 
 async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

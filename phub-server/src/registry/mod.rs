@@ -68,7 +68,7 @@ pub(crate) use coordinator::STOPS;
 pub(crate) use recorder::Recorder;
 pub(crate) use refusal::{Because, Refusal};
 pub(crate) use rounds::timeline::Timeline;
-pub(crate) use saved::{Reader, Sent};
+pub(crate) use saved::{Instead, Reader, Sent, Wish};
 pub(crate) use thread::{NoThread, on_thread};
 
 /// The guard of the registry's lock. It publishes the news for the members of jobs before it releases the lock.

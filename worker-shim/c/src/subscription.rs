@@ -66,6 +66,7 @@ struct Settings {
     ema: bool,
     names: Names,
     token: Option<String>,
+    fetch_deltas: bool,
     hub_wait: Option<f64>,
     every: Option<f64>,
     each: Option<NonZeroU32>,
@@ -109,6 +110,7 @@ impl Settings {
             precision: precision.map_err(|error| invalid(&error))?,
             averages: self.ema,
             names: self.names,
+            fetch_deltas: self.fetch_deltas,
             hub_wait,
             ..defaults
         })
@@ -117,7 +119,7 @@ impl Settings {
     /// Checks that there is no setting that only a hub takes.
     fn check_for_directory(&self) -> Result<(), Failure> {
         let of_hubs = self.dtype.is_some() || self.ema || self.token.is_some() || self.hub_wait.is_some();
-        if of_hubs || self.names != Names::default() {
+        if of_hubs || self.fetch_deltas || self.names != Names::default() {
             let words = "settings: a directory has the job, names and type of its publisher; expected \"every\", \"each\" and \
                          \"timeout\" alone";
             return Err(Failure::invalid(words));
@@ -165,7 +167,7 @@ unsafe fn subscribe(
 ///   round that is a multiple of this number.
 /// - "timeout": the longest wait for one version after the time of "every", in seconds; there is no limit by default.
 /// - "hub_wait": the longest wait for a hub that is away, in seconds; 300 by default. "token": a secret, or a token that allows
-///   to read the job.
+///   to read the job. "fetch_deltas": true to get only the differences from the last version, which needs memory for two versions.
 ///
 /// `interrupted` may be null. Otherwise a call that waits calls `interrupted` with `context` 20 times a second.
 ///

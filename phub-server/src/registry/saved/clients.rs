@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::collected::{Checkpoints, Met, ROUND_LIMIT, ended};
 use super::copies::{AtEnd, Copied, StateFile, What};
+use super::deltas::Rows;
 use super::send::{PIECE_BYTES, no_state};
 use super::snapshot::{Wanted, met};
 use crate::checkpoint::Image;
@@ -125,17 +126,21 @@ impl Registry {
         self.make_room(id);
     }
 
-    /// Releases the memory that the cores keep for the next copies of a job, if no client follows the job at this time.
+    /// Releases the memory that the cores keep for the next copies of a job, and the job's deltas, if no client follows the job at
+    /// this time.
     pub(in crate::registry) fn release_kept(&self, id: JobId, now: Instant) {
-        let is_released = self.of_job(id, |_, job| {
+        let released = self.of_job(id, |_, job| {
             let Checkpoints { copies, reads, .. } = &mut job.checkpoints;
-            let is_released = copies.kept > 0 && !reads.is_followed(now);
-            if is_released {
-                copies.kept = 0;
+            if reads.is_followed(now) {
+                return (Rows::default(), false);
             }
-            is_released
+            (std::mem::take(&mut copies.rows), std::mem::take(&mut copies.kept) > 0)
         });
-        if is_released.unwrap_or(false) {
+        let Ok((rows, is_released)) = released else { return };
+        if !rows.is_empty() {
+            self.runtime.spawn(on_thread("phub-free", move || drop(rows)));
+        }
+        if is_released {
             self.cores.iter().for_each(|core| core.tell(Command::Keep { job: id, values: None }));
         }
     }

@@ -26,6 +26,7 @@ use pbox_core::{Dtype, Round, Selection, Share, SnapshotPart};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use super::deltas::Rows;
 use crate::checkpoint::Image;
 use crate::registry::Refusal;
 
@@ -100,6 +101,8 @@ pub(crate) struct Copies {
     pub(super) older: Weak<StateFile>,
     /// The bytes of memory that the cores keep for the next copy.
     pub(super) kept: u64,
+    /// The differences between the states that clients got.
+    pub(super) rows: Rows,
 }
 
 /// A call that is made when this value is dropped. The call takes the registry's lock, so a thread that

@@ -9,6 +9,7 @@
 //! | `last` | saves the last state of a job that failed |
 //! | `copies` | the copies of the state, and the clients that wait for them |
 //! | `clients` | makes copies, each for all clients that wait |
+//! | `deltas` | the differences between the states that clients got |
 //! | `reads` | counts the clients |
 //! | `send` | sends a copy to a client |
 
@@ -17,6 +18,7 @@ pub(super) mod checkpoint;
 mod clients;
 pub(super) mod collected;
 mod copies;
+mod deltas;
 pub(super) mod last;
 mod reads;
 mod restore;
@@ -24,4 +26,4 @@ mod send;
 pub(super) mod snapshot;
 
 pub(crate) use reads::Reader;
-pub(crate) use send::Sent;
+pub(crate) use send::{Instead, Sent, Wish};

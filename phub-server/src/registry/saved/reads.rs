@@ -39,6 +39,7 @@ pub(crate) struct Reads {
     reads: AtomicU64,
     copies: AtomicU64,
     bytes: AtomicU64,
+    saved: AtomicU64,
     refused: AtomicU64,
     done: AtomicU64,
     delay_ns: AtomicU64,
@@ -90,11 +91,21 @@ impl Reads {
 
     /// Returns the counts, if there are some.
     pub fn reply(&self) -> Option<ReadersReply> {
-        let counts =
-            [&self.now, &self.reads, &self.copies, &self.bytes, &self.refused, &self.done, &self.delay_ns];
-        let [now, reads, copies, bytes, refused, done, delay_ns] = counts.map(|count| count.load(Relaxed));
+        let counts = [
+            &self.now,
+            &self.reads,
+            &self.copies,
+            &self.bytes,
+            &self.saved,
+            &self.refused,
+            &self.done,
+            &self.delay_ns,
+        ];
+        let [now, reads, copies, bytes, saved, refused, done, delay_ns] =
+            counts.map(|count| count.load(Relaxed));
         let (round, followed) = (Round(self.round.load(Relaxed)), self.followed(Instant::now()));
-        let reply = ReadersReply { now, reads, copies, bytes, refused, done, delay_ns, round, followed };
+        let reply =
+            ReadersReply { now, reads, copies, bytes, saved, refused, done, delay_ns, round, followed };
         (reply != ReadersReply::default()).then_some(reply)
     }
 }
@@ -111,6 +122,11 @@ impl Reading {
     /// Counts bytes that went to the reader.
     pub fn got(&self, bytes: usize) {
         self.reads.bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Counts bytes that deltas have saved.
+    pub fn saved(&self, bytes: u64) {
+        self.reads.saved.fetch_add(bytes, Relaxed);
     }
 
     /// Counts a whole state, whose snapshot was taken at this time.

@@ -6,19 +6,19 @@
 //! ```
 //!
 //! A client on this machine may lend memory ([`fabric::shm::Lender`]). The values are then written there, and only the file's
-//! header is sent.
+//! header is sent. A client that has an older state may get the differences ([`deltas`](super::deltas)).
 //!
 //! Clients may be slow, and a checkpoint must not wait for them. So the cores take the next snapshot in other memory. Each
 //! job has at most two files at a time. Clients that come later share the next file ([`copies`](super::copies)).
 
 use std::future::pending;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use authority::hex;
 use axum::body::Bytes;
-use checkpoint_file::check_keys;
-use coordinator::{CutAt, NoState, NotBefore, Secret};
+use checkpoint_file::{Delta, check_keys};
+use coordinator::{CutAt, JobEnded, NoState, NotBefore, Secret};
 use fabric::shm::Loan;
 use pbox_core::control::{Only, RefusalCode, StateQuery};
 use pbox_core::{JobId, Selection, Tensor, Tensors, ValueRange};
@@ -31,6 +31,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::clients::bytes_of;
 use super::copies::{StateFile, What};
+use super::deltas::{FileDigest, Row};
 use super::reads::{Reader, Reading};
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
@@ -74,10 +75,42 @@ impl Pace {
 pub(crate) struct Sent {
     /// The number of bytes in the pieces.
     pub bytes: u64,
-    /// The number of bytes of values that are in the client's memory, and in no piece. `None` if the pieces have the whole file.
-    pub in_memory: Option<u64>,
+    /// The values, if they are not in the pieces.
+    pub instead: Option<Instead>,
     /// The pieces. They end early if the file cannot be sent.
     pub pieces: Pieces,
+}
+
+/// The form in which a client wants the values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wish {
+    /// In the file.
+    InFile,
+    /// In the memory that the client lends, which has this token.
+    InMemory([u8; 16]),
+    /// As the differences from the state with this digest. The client may have no state yet.
+    Deltas(Option<FileDigest>),
+}
+
+/// The values that come in another form than in the file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Instead {
+    /// This number of bytes of values is in the client's memory.
+    InMemory(u64),
+    /// The differences from the client's state follow the header.
+    Deltas {
+        /// The number of deltas.
+        count: usize,
+        /// The length of the whole file.
+        of_file: u64,
+    },
+}
+
+/// The bytes behind a file's header.
+enum Behind {
+    Nothing,
+    Values,
+    Deltas(Vec<Arc<Delta>>),
 }
 
 /// The memory that a client lends, or the reason why there is none.
@@ -87,40 +120,58 @@ impl Registry {
     /// Returns a job's state as a checkpoint file, before the round that the query names. If the query
     /// names no round, the file has the state before the round that the furthest chunk has reached. In a job over several hubs,
     /// returns this hub's part, or `None` if this hub has no part. `only` in the query names the tensors that the file has.
-    /// `memory` is the token of the memory that the client lends, if it lends memory.
+    /// `wish` is the form in which the client wants the values, if that is possible.
     /// `cut_off` closes the connection of a client that is too slow, so that the file's memory is released.
     pub async fn state(
         self: &Arc<Self>,
         name: &str,
         query: StateQuery,
-        (reader, memory): (Reader, Option<[u8; 16]>),
+        (reader, wish): (Reader, Wish),
         cut_off: impl FnOnce() + Send + 'static,
     ) -> Result<Option<Sent>, Refusal> {
         let id = self.lock().hub().id(name)?;
         let reads = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reads))?;
-        let borrowed = memory.and_then(|token| self.borrow(id, query, token));
+        let borrowed = if let Wish::InMemory(token) = wish { self.borrow(id, query, token) } else { None };
         let copy = self.state_for(name, id, query).await.inspect_err(|_| reads.refused())?;
         let Some(copy) = copy else { return Ok(None) };
         let (sink, pieces) = Pieces::new(PIECES);
-        let (all, taken, job) = (copy.image.bytes(), copy.taken, name.to_owned());
-        let reading = reads.begin(reader, copy.before);
-        let in_memory = match borrowed {
-            Some(borrowed) => match write_values(Arc::clone(&copy), borrowed).await {
-                Ok(bytes) => Some(bytes),
+        let (all, header, taken) = (copy.image.bytes(), copy.image.header().len() as u64, copy.taken);
+        let (job, reading) = (name.to_owned(), reads.begin(reader, copy.before));
+        let (behind, instead) = match (wish, borrowed) {
+            (_, Some(borrowed)) => match write_values(Arc::clone(&copy), borrowed).await {
+                Ok(bytes) => {
+                    reading.got(bytes as usize);
+                    (Behind::Nothing, Some(Instead::InMemory(bytes)))
+                }
                 Err(why) => {
                     tracing::debug!(job, why, "the client's memory cannot be used; sending the state");
-                    None
+                    (Behind::Values, None)
                 }
             },
-            None => None,
+            (Wish::Deltas(base), None) => match self.deltas(id, query, &copy, base).await {
+                Ok(Some(deltas)) => {
+                    let (count, of_file) = (deltas.len(), all);
+                    reading.saved(all - header - bytes_of_deltas(&deltas));
+                    (Behind::Deltas(deltas), Some(Instead::Deltas { count, of_file }))
+                }
+                Ok(None) => (Behind::Values, None),
+                Err(why) => {
+                    tracing::warn!(job, why, "no deltas; sending the state");
+                    (Behind::Values, None)
+                }
+            },
+            (_, None) => (Behind::Values, None),
         };
-        reading.got(in_memory.unwrap_or(0) as usize);
-        let bytes = all - in_memory.unwrap_or(0);
+        let bytes = match &behind {
+            Behind::Nothing => header,
+            Behind::Values => all,
+            Behind::Deltas(deltas) => header + bytes_of_deltas(deltas),
+        };
         tokio::spawn(async move {
-            match send(copy, &sink, &reading, in_memory.is_none()).await {
+            match send(copy, behind, &sink, &reading).await {
                 Ok(()) => {
                     reading.got_all(taken);
-                    tracing::info!(job, bytes = all, "state sent");
+                    tracing::info!(job, bytes, of = all, "state sent");
                 }
                 Err(error) => {
                     cut_off();
@@ -128,7 +179,28 @@ impl Registry {
                 }
             }
         });
-        Ok(Some(Sent { bytes, in_memory, pieces }))
+        Ok(Some(Sent { bytes, instead, pieces }))
+    }
+
+    /// Returns the differences from the state that a client has; `None` if the client needs the whole state.
+    async fn deltas(
+        &self,
+        id: JobId,
+        query: StateQuery,
+        file: &Arc<StateFile>,
+        base: Option<FileDigest>,
+    ) -> Result<Option<Vec<Arc<Delta>>>, String> {
+        let row = self.of_job(id, |state, job| {
+            let selection = selection(&state.spec.terms.tensors(), query.only)?;
+            Ok::<_, String>(job.checkpoints.copies.rows.of(selection, query.dtype))
+        });
+        let row = row.map_err(|JobEnded| "the job has ended".to_owned())??;
+        let file = Arc::clone(file);
+        let make = move || {
+            let mut row = row.lock().unwrap_or_else(PoisonError::into_inner);
+            Row::deltas(&mut row, &file, base, fabric::available_bytes()).map_err(|error| error.to_string())
+        };
+        on_thread("phub-delta", make).await.map_err(|error| error.to_string())?
     }
 
     /// Begins to borrow the memory that a client lends for the values of a state. The client allocates it while the job is still
@@ -172,19 +244,70 @@ impl Registry {
     }
 }
 
-/// A file that is sent to a client. It ends when the client's connection has dropped the last piece.
-struct Given {
-    file: Arc<StateFile>,
+/// The end of all pieces: the client's connection has dropped the last one.
+struct Taken {
     _all_taken: oneshot::Sender<()>,
 }
 
-/// A piece of a file: the header, or a range of values.
-struct Piece(Arc<Given>, Option<ValueRange>);
+/// A piece of an answer.
+struct Piece<T> {
+    of: T,
+    _taken: Arc<Taken>,
+}
 
-impl AsRef<[u8]> for Piece {
+impl<T: AsRef<[u8]> + Send + 'static> Piece<T> {
+    fn bytes(of: T, taken: &Arc<Taken>) -> Bytes {
+        Bytes::from_owner(Piece { of, _taken: Arc::clone(taken) })
+    }
+}
+
+impl<T: AsRef<[u8]>> AsRef<[u8]> for Piece<T> {
     fn as_ref(&self) -> &[u8] {
-        let image = &self.0.file.image;
+        self.of.as_ref()
+    }
+}
+
+/// A part of a file: the header, or a range of values.
+struct OfFile(Arc<StateFile>, Option<ValueRange>);
+
+impl AsRef<[u8]> for OfFile {
+    fn as_ref(&self) -> &[u8] {
+        let image = &self.0.image;
         self.1.as_ref().map_or(image.header(), |range| image.values(range))
+    }
+}
+
+/// Returns the pieces of an answer.
+fn pieces_of(
+    file: Arc<StateFile>,
+    behind: Behind,
+    taken: Arc<Taken>,
+) -> Box<dyn Iterator<Item = Bytes> + Send> {
+    let of_file = |file: &Arc<StateFile>, range| OfFile(Arc::clone(file), range);
+    match behind {
+        Behind::Nothing => Box::new([Piece::bytes(of_file(&file, None), &taken)].into_iter()),
+        Behind::Values => {
+            let ranges: Vec<ValueRange> = file.image.ranges().collect();
+            let ranges = [None].into_iter().chain(ranges.into_iter().map(Some));
+            Box::new(ranges.map(move |range| Piece::bytes(of_file(&file, range), &taken)))
+        }
+        Behind::Deltas(deltas) => {
+            // The file's memory is not needed any more.
+            let header = file.image.header().to_vec();
+            let mut blocks = 0..deltas.first().map_or(0, |delta| delta.blocks());
+            let frames = std::iter::from_fn(move || {
+                let mut piece = Vec::new();
+                for block in blocks.by_ref() {
+                    deltas.iter().for_each(|delta| piece.extend_from_slice(delta.block(block)));
+                    if piece.len() >= PIECE_BYTES {
+                        break;
+                    }
+                }
+                (!piece.is_empty()).then_some(piece)
+            });
+            let all = [header].into_iter().chain(frames);
+            Box::new(all.map(move |piece| Piece::bytes(piece, &taken)))
+        }
     }
 }
 
@@ -206,28 +329,24 @@ async fn write_values(file: Arc<StateFile>, borrowed: Borrowed) -> Result<u64, S
     on_thread("phub-loan", write).await?
 }
 
-/// Sends a file to a client in pieces, until the client's connection needs no more of the file's memory. Without `values`, sends
-/// only the header. After an error the caller must close the connection, because the connection may still have pieces.
+/// Sends a file to a client in pieces, until the client's connection needs no more of their memory. After an error the caller must
+/// close the connection, because the connection may still have pieces.
 async fn send(
     file: Arc<StateFile>,
+    behind: Behind,
     sink: &Sender<Bytes>,
     reading: &Reading,
-    values: bool,
 ) -> Result<(), String> {
     let begun = Instant::now();
     let mut is_in_the_way = file.is_in_the_way.subscribe();
     let (_all_taken, all_taken) = oneshot::channel();
-    let given = Arc::new(Given { file, _all_taken });
     let mut end = 0;
-    let ranges = values.then(|| given.file.image.ranges()).into_iter().flatten();
-    for range in [None].into_iter().chain(ranges.map(Some)) {
-        let piece = Bytes::from_owner(Piece(Arc::clone(&given), range));
+    for piece in pieces_of(file, behind, Arc::new(Taken { _all_taken })) {
         let bytes = piece.len();
         end += bytes;
         in_time(begun, end, &mut is_in_the_way, sink.send(piece)).await?.map_err(|_| "the client is gone")?;
         reading.got(bytes);
     }
-    drop(given);
     // The sender is dropped, so the result is an error.
     let _ = in_time(begun, end, &mut is_in_the_way, all_taken).await?;
     Ok(())
@@ -254,6 +373,10 @@ async fn in_time<T>(
         () = others_wait => Err(SLOWEST_IN_THE_WAY.too_slow(", and other clients wait")),
         () = sleep_until(begun + SLOWEST.time_for(end)) => Err(SLOWEST.too_slow("")),
     }
+}
+
+fn bytes_of_deltas(deltas: &[Arc<Delta>]) -> u64 {
+    deltas.iter().map(|delta| delta.bytes() as u64).sum()
 }
 
 /// Returns the name by which readers distinguish this job from other jobs with its name. The result is the same at all

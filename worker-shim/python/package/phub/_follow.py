@@ -181,6 +181,7 @@ def subscribe(
     ema: bool = False,
     names: Optional[Names] = None,
     token: Optional[str] = None,
+    fetch_deltas: bool = False,
     hub_wait: float = 300.0,
 ) -> Subscription:
     """Follows the weights of a job while it trains, from its hub or from a directory of `phub-server publish`.
@@ -212,6 +213,8 @@ def subscribe(
             dimension with {"key": {"split": [{"name": "tensor", "shape": [2, 3]}, ...]}}. Keys are joined with {"tensor":
             {"join": ["key", ...], "shape": [4, 3]}}. Default: the job's keys. Not with a directory, whose versions have names.
         token: a secret, or a token that allows to read the job. Default: from the environment or this user's file.
+        fetch_deltas: whether to get only the differences from the last version, if the hub has them. This needs memory for two
+            versions here, and for up to two at the hub. Use it with a network that is slower than some 4 Gb/s. Not with a directory.
         hub_wait: the longest time to wait for a hub that is away, or for its job after the hub has returned, in seconds.
 
     Raises:
@@ -224,13 +227,13 @@ def subscribe(
         if not isinstance(value, (str, type(None))):
             raise _phub.SettingsError(f"{name} is {value!r:.60}: expected {expected}, as a text")
     if directory is not None:
-        if hub is not None or job is not None or dtype is not None or ema or names is not None or token is not None:
+        if hub is not None or job is not None or dtype is not None or ema or names is not None or token is not None or fetch_deltas:
             raise _phub.SettingsError(
-                "a directory has the job, names and type of its publisher: give no hub, job, dtype, ema, names or token with it"
+                "a directory has the job, names and type of its publisher: give no hub, job, dtype, ema, names, token or fetch_deltas"
             )
         return Subscription(_phub.Follower.of_directory(os.fspath(directory), every, each, timeout))
     if hub is None or job is None:
         raise _phub.SettingsError("expected a hub and a job, or a directory")
     lines = json.dumps(dict(names or {}), default=dict)
-    native = _phub.Follower.of_hub(hub, job, dtype or "f32", ema, lines, token, hub_wait, every, each, timeout)
+    native = _phub.Follower.of_hub(hub, job, dtype or "f32", ema, lines, token, fetch_deltas, hub_wait, every, each, timeout)
     return Subscription(native)

@@ -143,6 +143,7 @@ class Follower:
         ema: bool,
         names: str,
         token: str | None,
+        fetch_deltas: bool,
         hub_wait: float,
         every: float | None,
         each: int | None,

@@ -27,7 +27,7 @@ impl Follower {
     /// or a name and a type, for each key. With `every`, requests for versions are at least `every` seconds apart. With `each`,
     /// versions come before rounds that are multiples of `each`. A wait ends `timeout` seconds after the next version is due.
     #[staticmethod]
-    #[pyo3(signature = (hub, job, dtype, ema, names, token, hub_wait, every, each, timeout))]
+    #[pyo3(signature = (hub, job, dtype, ema, names, token, fetch_deltas, hub_wait, every, each, timeout))]
     #[allow(clippy::too_many_arguments)] // the arguments of a function in Python
     fn of_hub(
         hub: &str,
@@ -36,6 +36,7 @@ impl Follower {
         ema: bool,
         names: &str,
         token: Option<&str>,
+        fetch_deltas: bool,
         hub_wait: f64,
         every: Option<f64>,
         each: Option<i64>,
@@ -47,6 +48,7 @@ impl Follower {
             averages: ema,
             names: serde_json::from_str(names)
                 .map_err(|error| SettingsError::new_err(format!("names: {error}")))?,
+            fetch_deltas,
             hub_wait: seconds("hub_wait", hub_wait)?,
             ..SourceSettings::new(hub, job)
         };
