@@ -171,6 +171,17 @@ impl Subscription {
         state.next((self.every, self.timeout), &self.is_closed, interrupted)
     }
 
+    /// Forgets the last version. So the next call returns the newest version at once, even if it is the same. The memory of the
+    /// weights stays the base of differences. While another thread waits for a version, this call does nothing.
+    pub fn forget(&self) {
+        if let Ok(mut state) = self.state.try_lock()
+            && let Work::Idle(way) = &mut state.work
+        {
+            way.forget();
+            state.begun = None;
+        }
+    }
+
     /// Ends the subscription. A thread that waits for the next version stops waiting.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);

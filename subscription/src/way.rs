@@ -69,6 +69,14 @@ impl Way {
         Way::Directory(OfDirectory { reader: Reader::new(directory), wanted, last: None, shown: None })
     }
 
+    /// Forgets the last version.
+    pub fn forget(&mut self) {
+        match self {
+            Way::Hubs(hubs) => hubs.last = None,
+            Way::Directory(directory) => (directory.last, directory.shown) = (None, None),
+        }
+    }
+
     /// Tries once.
     pub fn step(&mut self) -> Step {
         match self {

@@ -73,10 +73,12 @@ def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in {**one, **other})
 
 
-def test_a_receiver_of_sglang_prepares_applies_and_aborts(hub):
+@pytest.mark.parametrize("fetch_deltas", [False, True])
+def test_a_receiver_of_sglang_prepares_applies_and_aborts(hub, fetch_deltas):
     model = Model()
     session = join(hub)
-    receiver = sglang.receiver(Context(model, init_payload={"hub": hub.address, "job": "job", "timeout": LIMIT_S}))
+    payload = {"hub": hub.address, "job": "job", "timeout": LIMIT_S, "fetch_deltas": fetch_deltas}
+    receiver = sglang.receiver(Context(model, init_payload=payload))
     receiver.receive()
     assert all(bool((tensor == 1).all()) for tensor in model.state().values())
     # A prepared version is applied, although the job has newer weights by then.

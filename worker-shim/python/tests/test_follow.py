@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,29 @@ def check(version, names=("a", "b")):
     assert sorted(version) == sorted(names)
     for values in version.values():
         np.testing.assert_array_equal(values, 1 - (version.round - 1) / 2)
+
+
+def saved_bytes(hub, token):
+    """Returns the number of bytes that the hub has not sent to readers, because differences took their place."""
+    request = urllib.request.Request(f"http://{hub.address}/metrics", headers={"authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("phub_job_read_saved_bytes_total"))
+
+
+def test_a_reader_gets_differences_if_it_asks_for_them():
+    token = "a-secret-of-a-test-of-readers"
+    with phub.serve(cores=1, idle="sleep", token=token) as hub, join(hub) as session:
+        for fetch_deltas in (False, True):
+            settings = {"every": 0, "timeout": LIMIT_S, "token": token, "fetch_deltas": fetch_deltas}
+            with phub.subscribe(hub.address, "job", **settings) as versions:
+                for _ in range(3):
+                    step(session)
+                    check(next(versions))
+            read = phub._phub.token("read", "*", token)
+            assert (saved_bytes(hub, read) > 0) == fetch_deltas
+    with pytest.raises(phub.SettingsError, match="or fetch_deltas with it"):
+        phub.subscribe(directory="/somewhere", fetch_deltas=True)
 
 
 @contextlib.contextmanager

@@ -164,6 +164,10 @@ class Subscription(Iterator[Version]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _forget(self) -> None:
+        """Forgets the last version, so that the next one may be the same."""
+        self._native.forget()
+
     def close(self) -> None:
         """Ends the subscription. Another thread that waits for the next version then stops waiting."""
         self._native.close()
@@ -229,7 +233,7 @@ def subscribe(
     if directory is not None:
         if hub is not None or job is not None or dtype is not None or ema or names is not None or token is not None or fetch_deltas:
             raise _phub.SettingsError(
-                "a directory has the job, names and type of its publisher: give no hub, job, dtype, ema, names, token or fetch_deltas"
+                "a directory has the job, names and type of its publisher: give no hub, job, dtype, ema, names, token or fetch_deltas with it"
             )
         return Subscription(_phub.Follower.of_directory(os.fspath(directory), every, each, timeout))
     if hub is None or job is None:

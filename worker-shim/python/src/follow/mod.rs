@@ -83,6 +83,11 @@ impl Follower {
             .map_err(|error| signal.unwrap_or_else(|| raised(&error)))
     }
 
+    /// Forgets the last version, so that the next call returns the newest one at once.
+    fn forget(&self) {
+        self.0.forget();
+    }
+
     /// Ends all waits.
     fn close(&self) {
         self.0.close();

@@ -42,6 +42,7 @@ class Source:
     ema: bool = False
     names: Optional[Names] = None
     token: Optional[str] = dataclasses.field(default=None, repr=False)
+    fetch_deltas: bool = False
     timeout: float = 300.0
 
     def subscribe(self) -> Subscription:
@@ -60,6 +61,7 @@ class Source:
             ema=self.ema,
             names=self.names,
             token=self.token,
+            fetch_deltas=self.fetch_deltas,
             hub_wait=self.timeout,
         )
 
@@ -115,6 +117,8 @@ class Receiver:
         self._group = group
         self._pool = ThreadPoolExecutor(1, "phub-engine")
         self._reading: Optional[Tuple[Subscription, "Future[Version]"]] = None
+        # The subscription with the last version, to which the differences of the next version apply.
+        self._last: Optional[Subscription] = None
 
     def update(self, request: Request) -> Optional[str]:
         """Does what the request says. Returns the version in words if the model has loaded it.
@@ -140,6 +144,8 @@ class Receiver:
     def close(self) -> None:
         """Ends the reading, and drops what was read."""
         self._drop()
+        if self._last is not None:
+            self._last.close()
         self._pool.shutdown(wait=False)
 
     def _is_first(self) -> bool:
@@ -150,7 +156,8 @@ class Receiver:
         return dist.get_rank(self._group) == 0
 
     def _begin(self, request: Request) -> "Future[Version]":
-        subscription = self._source.subscribe()
+        subscription, self._last = self._last or self._source.subscribe(), None
+        subscription._forget()
         future = self._pool.submit(_read, subscription, request, self._source.timeout)
         self._reading = (subscription, future)
         return future
@@ -162,15 +169,23 @@ class Receiver:
 
     def _take(self, request: Request) -> Version:
         """Returns the prepared version if the request takes it, else reads a version."""
-        if self._reading is not None:
-            prepared = self._reading[1]
-            self._reading = None
-            if request.is_met_by(version := prepared.result()):
-                return version
+        if self._reading is not None and request.is_met_by(version := self._finish()):
+            return version
+        self._begin(request)
+        return self._finish()
+
+    def _finish(self) -> Version:
+        """Waits for the version that is being read."""
+        assert self._reading is not None
+        subscription, version = self._reading[0], self._reading[1]
         try:
-            return self._begin(request).result()
+            return version.result()
         finally:
-            self._drop()
+            self._reading = None
+            if self._source.fetch_deltas and version.done() and version.exception() is None:
+                self._last = subscription
+            else:
+                subscription.close()
 
     def _apply(self, request: Request) -> str:
         version: Optional[Version] = None
@@ -250,12 +265,11 @@ def _read(subscription: Subscription, request: Request, timeout: float) -> Versi
     deadline = time.monotonic() + timeout
     newest: Any = "no version"
     try:
-        with subscription:
-            for newest in subscription:
-                if request.is_met_by(newest):
-                    return newest
-                if time.monotonic() >= deadline:
-                    raise _phub.UnreachableError(f"the newest version after {timeout} s is {newest!r}")
+        for newest in subscription:
+            if request.is_met_by(newest):
+                return newest
+            if time.monotonic() >= deadline:
+                raise _phub.UnreachableError(f"the newest version after {timeout} s is {newest!r}")
     except _phub.UnreachableError as error:
         raise _phub.UnreachableError(f"expected {request}: {error}") from error
     raise _phub.UnreachableError(f"expected {request}: the job ended, or the update was aborted, after {newest!r}")
