@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` work without further steps.
-.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim environment integration units seeds together others python-and-together units-and-others replay
+.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim environment integration units seeds together others replay
 
 CARGO ?= cargo
 # The flag to build with hwloc, if this machine has a recent hwloc. Without it the programs read the topology from sysfs.
@@ -19,22 +19,19 @@ run: setup  ## build, and probe what a hub can do on this machine
 test: setup  ## test everything that needs no special hardware, as it is shipped
 	$(MAKE) --no-print-directory -j2 loom environment
 	$(MAKE) --no-print-directory integration wheel
-	$(MAKE) --no-print-directory -j2 python-and-together units-and-others
+	$(MAKE) --no-print-directory -j3 pytest together units
+	$(MAKE) --no-print-directory -j2 seeds others
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
 
-# Two rows of steps run beside each other. Most tests of one row wait for something, and the compiler takes the time that is left.
-python-and-together: pytest
-	$(MAKE) --no-print-directory together
-
-units-and-others: units
-	$(MAKE) --no-print-directory seeds others
-
 # The tests that use crates from outside, and their programs. They are built before the unit tests: cargo would build the largest
-# unit test last, alone on one core.
+# unit test last, alone on one core. While cargo builds, it starts no test. So the path of the test program `together` is kept.
 integration:
 	$(CARGO) test --release $(FEATURES) --no-run --test '*'
+	$(CARGO) test --release $(FEATURES) --no-run --test together --message-format=json | \
+	    sed -n 's/.*"name":"together".*"executable":"\([^"]*\)".*/\1/p' > target/together
 
+# The unit tests are built beside tests that wait for something. The compiler takes the time that is left.
 units:
 	nice $(CARGO) test --release $(FEATURES) --no-run
 
@@ -45,7 +42,7 @@ seeds:
 # There are four tests at a time on each core, because most tests wait for something.
 together others: export RUST_TEST_THREADS = $(shell expr 4 '*' $$(nproc))
 together:
-	$(CARGO) test --release $(FEATURES) --test together
+	cd tests && "$$(cat ../target/together)"
 
 others:
 	$(CARGO) test --release $(FEATURES) --workspace --exclude sim-tests --exclude hub-tests --exclude fabric-loom --exclude phub-python
