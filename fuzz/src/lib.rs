@@ -6,6 +6,7 @@
 //! | [`checkpoint`] | a checkpoint file |
 //! | [`codecs`] | the payload of a compressed chunk |
 //! | [`control`] | a body of the control port, of any kind |
+//! | [`deltas`] | differences from the values of a file |
 //! | [`file_names`] | the names of files in a checkpoint directory |
 //! | [`frame_rule`] | spans and immediates of a hostile peer's frames |
 //! | [`handshake`](shm::handshake) | a peer's message in the shared-memory handshake, and the memory it offers |
@@ -24,6 +25,7 @@
 pub mod checkpoint;
 pub mod codecs;
 pub mod control;
+pub mod deltas;
 pub mod file_names;
 pub mod frame_rule;
 pub mod immediates;
@@ -39,10 +41,11 @@ pub mod verbs_messages;
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("checkpoint", checkpoint::run),
     ("codecs", codecs::run),
     ("control", control::run),
+    ("deltas", deltas::run),
     ("file_names", file_names::run),
     ("frame_rule", frame_rule::run),
     ("handshake", shm::handshake::run),
