@@ -253,7 +253,7 @@ mod tests {
     fn frames_that_lie_are_named() {
         let (a, b) = (values(1, 64), values(2, 64));
         let of_a = delta(&a, &b, Dtype::F32).unwrap();
-        let mut applied = |sent: &[u8]| {
+        let applied = |sent: &[u8]| {
             let mut now = a.clone();
             Applied::new(1, Dtype::F32).unwrap().apply(sent, &mut now, |_| ()).unwrap_err().to_string()
         };

@@ -25,9 +25,12 @@ use super::copies::StateFile;
 /// The digest of a state's file.
 pub(crate) type FileDigest = [u8; DIGEST_BYTES];
 
+/// A row of a job, which begins with the first state that a reader gets.
+pub(super) type JobRow = Arc<Mutex<Option<Row>>>;
+
 /// The rows of a job, each with its kind of state.
 #[derive(Debug, Default)]
-pub(crate) struct Rows(Vec<((Selection, Dtype), Arc<Mutex<Option<Row>>>)>);
+pub(crate) struct Rows(Vec<((Selection, Dtype), JobRow)>);
 
 impl Rows {
     pub fn is_empty(&self) -> bool {
@@ -35,7 +38,7 @@ impl Rows {
     }
 
     /// Returns the row of a kind of state.
-    pub fn of(&mut self, selection: Selection, dtype: Dtype) -> Arc<Mutex<Option<Row>>> {
+    pub fn of(&mut self, selection: Selection, dtype: Dtype) -> JobRow {
         let of = (selection, dtype);
         let found = self.0.iter().find(|(other, _)| *other == of).map(|(_, row)| Arc::clone(row));
         found.unwrap_or_else(|| {

@@ -84,11 +84,11 @@ pub(crate) struct Sent {
 /// The form in which a client wants the values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wish {
-    /// In the file.
+    /// Values in the file.
     InFile,
-    /// In the memory that the client lends, which has this token.
+    /// Values in the memory that the client lends, which has this token.
     InMemory([u8; 16]),
-    /// As the differences from the state with this digest. The client may have no state yet.
+    /// Differences from the state with this digest. The client may have no state yet.
     Deltas(Option<FileDigest>),
 }
 
