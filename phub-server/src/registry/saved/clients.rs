@@ -126,21 +126,17 @@ impl Registry {
         self.make_room(id);
     }
 
-    /// Releases the memory that the cores keep for the next copies of a job, and the job's deltas, if no client follows the job at
-    /// this time.
+    /// Releases the memory that the cores keep for the next copies of a job, if no client follows the job at this time. Releases the
+    /// job's deltas if no client has read for an hour.
     pub(in crate::registry) fn release_kept(&self, id: JobId, now: Instant) {
         let released = self.of_job(id, |_, job| {
             let Checkpoints { copies, reads, .. } = &mut job.checkpoints;
-            if reads.is_followed(now) {
-                return (Rows::default(), false);
+            if !reads.is_read(now) {
+                copies.rows = Rows::default();
             }
-            (std::mem::take(&mut copies.rows), std::mem::take(&mut copies.kept) > 0)
+            !reads.is_followed(now) && std::mem::take(&mut copies.kept) > 0
         });
-        let Ok((rows, is_released)) = released else { return };
-        if !rows.is_empty() {
-            self.runtime.spawn(on_thread("phub-free", move || drop(rows)));
-        }
-        if is_released {
+        if released.unwrap_or(false) {
             self.cores.iter().for_each(|core| core.tell(Command::Keep { job: id, values: None }));
         }
     }

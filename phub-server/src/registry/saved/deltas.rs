@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A job has one row of deltas for each kind of state that readers want, from the first reader that wants deltas until no reader
-//! follows the job. The memory of a row has a bound: the values of the newest state, and as many bytes of deltas. So deltas are
+//! has read for an hour. The memory of a row has a bound: the values of the newest state, and as many bytes of deltas. So deltas are
 //! never longer than the state.
 //!
 //! A lock belongs to each row, because a delta is made without the registry's lock. This module must not depend on clients.
@@ -32,11 +32,18 @@ pub(super) type JobRow = Arc<Mutex<Option<Row>>>;
 #[derive(Debug, Default)]
 pub(crate) struct Rows(Vec<((Selection, Dtype), JobRow)>);
 
-impl Rows {
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+impl Drop for Rows {
+    /// Releases the memory on another thread. The kernel needs seconds for tens of GiB, and this thread may hold the registry's lock.
+    fn drop(&mut self) {
+        let rows = std::mem::take(&mut self.0);
+        if !rows.is_empty() {
+            // If there is no thread, the memory is released here.
+            let _ = std::thread::Builder::new().name("phub-free".into()).spawn(move || drop(rows));
+        }
     }
+}
 
+impl Rows {
     /// Returns the row of a kind of state.
     pub fn of(&mut self, selection: Selection, dtype: Dtype) -> JobRow {
         let of = (selection, dtype);

@@ -84,6 +84,12 @@ impl Reads {
         Some(Followed { newest: rounds().max()?, slowest: rounds().min()? })
     }
 
+    /// Whether a reader has read in the last hour.
+    pub(super) fn is_read(&self, now: Instant) -> bool {
+        let all = self.got.lock().unwrap_or_else(PoisonError::into_inner);
+        all.values().any(|got| now.duration_since(got.at) < SILENT)
+    }
+
     /// Whether readers follow the job at this time: they have read more than once.
     pub(super) fn is_followed(&self, now: Instant) -> bool {
         self.followed(now).is_some()
@@ -159,6 +165,7 @@ mod tests {
         let followed = |minutes| reads.followed(after(minutes)).map(|both| (both.newest.0, both.slowest.0));
         reads.got(reader(1), Round(4), after(0));
         assert_eq!(followed(0), None, "it may have read once alone");
+        assert_eq!([59, 60].map(|minutes| reads.is_read(after(minutes))), [true, false]);
         reads.got(reader(1), Round(5), after(1));
         assert_eq!(followed(1), Some((5, 5)));
         reads.got(reader(2), Round(2), after(1));
