@@ -376,7 +376,7 @@ PhubStatus phub_pull_plan_text(const PhubSession *session,
 //   round that is a multiple of this number.
 // - "timeout": the longest wait for one version after the time of "every", in seconds; there is no limit by default.
 // - "hub_wait": the longest wait for a hub that is away, in seconds; 300 by default. "token": a secret, or a token that allows
-//   to read the job.
+//   to read the job. "fetch_deltas": true to get only the differences from the last version, which needs memory for two versions.
 //
 // `interrupted` may be null. Otherwise a call that waits calls `interrupted` with `context` 20 times a second.
 //
