@@ -40,11 +40,15 @@ pub fn read(task: &Task, tally: &Tally, ends: &AtomicBool) -> Read {
     };
     let credential = Credential::find_if_any().expect("the run has a secret");
     let settings = SourceSettings { credential, ..SourceSettings::new(&hubs, &job) };
-    let source = || Source::new(settings.clone()).expect("a job's name");
-    let mut all = source();
+    let source = |fetch_deltas| {
+        Source::new(SourceSettings { fetch_deltas, ..settings.clone() }).expect("a job's name")
+    };
+    // Whole weights and differences come in turns.
+    let (mut sources, mut turns) = ([false, true].map(source), (0..2).cycle());
     while !ends.load(Ordering::Relaxed) {
+        let turn = turns.next().expect("it has no end");
         let begun = Instant::now();
-        let fetched = all.fetch();
+        let fetched = sources[turn].fetch();
         if begun.elapsed() > READ_LIMIT {
             tally.wrong(format!("{job}: a read took {:?}", begun.elapsed()));
         }
@@ -57,7 +61,7 @@ pub fn read(task: &Task, tally: &Tally, ends: &AtomicBool) -> Read {
                 } else {
                     tally.wrong(error);
                 }
-                all = source();
+                sources[turn] = source(turn == 1);
             }
             Err(NoWeights::Lost(why)) => tally.wrong(format!("{job}: a reader: {why}")),
             Err(NoWeights::Away(_) | NoWeights::NotYet(_) | NoWeights::NoJob(_)) => {}
