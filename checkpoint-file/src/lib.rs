@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `format.rs` | the order and the names in a file, and the plan of a new file |
 //! | `read.rs` | a parser that trusts nothing in a file |
+//! | `decoded.rs` | a checkpoint in memory, and whether it belongs to a job |
 //! | `delta.rs` | the differences between the values of two files |
 //! | `error.rs` | bytes that are no checkpoint, and checkpoints of other jobs |
 //!
@@ -13,18 +14,20 @@
 
 #![forbid(unsafe_code)]
 
+mod decoded;
 mod delta;
 mod error;
 mod format;
 mod read;
 
+pub use decoded::{Base, Decoded};
 pub use delta::{Delta, MAX_DELTAS};
 pub use error::{DecodeError, Mismatch, UnusableKeys};
 pub use format::{
     DIGEST_AT, DIGEST_BYTES, Entry, FileShare, Plan, check_keys, digest_text, entries, is_state, of_piece,
     whole,
 };
-pub use read::{About, Base, Decoded, ValuesFrom, about, check_digest, decode, decode_as};
+pub use read::{About, ValuesFrom, about, check_digest, decode, decode_as};
 
 /// The number of bytes that are read, written and digested at a time. This number is large enough for the
 /// full speed of any disk. Besides such a piece, a save needs only the memory of the snapshot and the header.
