@@ -10,7 +10,7 @@ use pbox_core::KeyId;
 use pbox_core::control::{CheckpointReply, Late, Left, reason};
 
 use super::error::SessionError;
-use super::hold::TELL_LIMIT;
+use super::recovery::TELL_LIMIT;
 use super::session::Session;
 use crate::exchange::ExchangeError;
 

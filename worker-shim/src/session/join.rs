@@ -13,16 +13,13 @@ use membership::{
 use pbox_core::control::{JoinRequest, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
-use super::codec_rate;
 use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
-use super::hold::{Returns, TELL_LIMIT};
-use super::relink;
+use super::measured::{Stopwatch, Timeline, Who, codec_rate};
+use super::recovery::{Returns, TELL_LIMIT, relink};
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
-use super::timeline::{Timeline, Who};
-use super::times::Stopwatch;
 use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::Pulling;
 

@@ -17,11 +17,9 @@ use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Numbers, Round};
 use super::compare::Digests;
 use super::config::SessionConfig;
 use super::contents::Pushed;
-use super::credit::{Trial, Tuner};
 use super::error::SessionError;
-use super::hold::Returns;
-use super::timeline::Timeline;
-use super::times::{Stopwatch, Times};
+use super::measured::{Stopwatch, Timeline, Times, Trial, Tuner};
+use super::recovery::Returns;
 use crate::exchange::{Exchange, ExchangeError, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 

@@ -12,7 +12,7 @@ use pbox_core::codec::{Codec, Draw};
 use pbox_core::kernels::Kernels;
 use pbox_core::{ChunkId, Compression, Round};
 
-use super::config::SessionConfig;
+use crate::session::config::SessionConfig;
 
 /// The time for which encoding is measured.
 const MEASURED: Duration = Duration::from_millis(3);
@@ -57,7 +57,7 @@ impl fmt::Display for Rates {
 }
 
 /// Logs the rate of the codec of the job's terms, if the terms have a codec. The log line is a warning if the NIC is faster.
-pub(super) fn say(config: &SessionConfig, ways: &[Way]) {
+pub(in crate::session) fn say(config: &SessionConfig, ways: &[Way]) {
     let Some(Compression::Codec(codec)) = config.terms.level.compression else { return };
     let elements = (config.terms.chunk_bytes / size_of::<f32>()).clamp(1, MOST_ELEMENTS);
     let is_tcp = ways.iter().all(|way| way.transport == Transport::Tcp);

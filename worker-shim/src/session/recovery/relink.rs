@@ -16,14 +16,14 @@ use std::time::Instant;
 use fabric::{Receive, any};
 use membership::{Event, Failure, Hub, LetIn, Over, Step, Way};
 
-use super::config::SessionConfig;
-use super::error::SessionError;
-use super::join::{Attached, attach, drafts};
-use super::session::Session;
 use crate::exchange::ExchangeError;
+use crate::session::config::SessionConfig;
+use crate::session::error::SessionError;
+use crate::session::join::{Attached, attach, drafts};
+use crate::session::session::Session;
 
 /// Whether a worker with these settings asks the hub to wait for new links when links are lost.
-pub(super) fn asks(config: &SessionConfig) -> bool {
+pub(in crate::session) fn asks(config: &SessionConfig) -> bool {
     !config.hub_wait.is_zero()
 }
 
@@ -40,7 +40,7 @@ impl Session {
     /// # Errors
     /// Returns the error if there is no recovery, with the hub's reason if the hub gives one.
     #[cold]
-    pub(super) fn survive_loss(&mut self, error: ExchangeError) -> Result<(), SessionError> {
+    pub(in crate::session) fn survive_loss(&mut self, error: ExchangeError) -> Result<(), SessionError> {
         if !matches!(error, ExchangeError::Closed { .. }) {
             return Err(error.into());
         }
@@ -114,7 +114,7 @@ impl Session {
     }
 
     /// Waits until this time, or until the caller gives up.
-    pub(super) fn pause(&self, until: Instant) -> Event {
+    pub(in crate::session) fn pause(&self, until: Instant) -> Event {
         if (self.given_up)() {
             return Event::CallerGaveUp;
         }

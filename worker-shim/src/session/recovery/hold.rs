@@ -27,15 +27,15 @@ use fabric::{Receive, any};
 use membership::{End, Event, Failure, Hub, MemberError, Step};
 use pbox_core::{Consistency, Content, JobTerms, KeyId, Round, Wire};
 
-use super::compare::Digests;
-use super::config::SessionConfig;
-use super::error::SessionError;
-use super::join::{Attached, attach, drafts, let_in};
-use super::session::{LOOK, Session};
 use crate::pull::Pulling;
+use crate::session::compare::Digests;
+use crate::session::config::SessionConfig;
+use crate::session::error::SessionError;
+use crate::session::join::{Attached, attach, drafts, let_in};
+use crate::session::session::{LOOK, Session};
 
 /// The time limit for notifying another hub of the job that a hub is lost.
-pub(super) const TELL_LIMIT: Duration = Duration::from_secs(2);
+pub(in crate::session) const TELL_LIMIT: Duration = Duration::from_secs(2);
 
 /// The number of times that lost hubs have returned, and the number of lost rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,12 +80,12 @@ impl Session {
     }
 
     /// Whether the session waits for lost hubs, in a job whose workers or machines have no common round.
-    pub(super) fn waits_alone(&self) -> bool {
+    pub(in crate::session) fn waits_alone(&self) -> bool {
         self.member.waits_for_hubs() && self.asked.consistency != Consistency::Bsp
     }
 
     /// Whether the next push of a key must not be sent. Counts the push.
-    pub(super) fn skips(&mut self, key: KeyId) -> bool {
+    pub(in crate::session) fn skips(&mut self, key: KeyId) -> bool {
         let left = self.skips.get_mut(key.index()).filter(|left| **left > 0);
         left.map(|left| *left -= 1).is_some()
     }
@@ -94,7 +94,7 @@ impl Session {
     ///
     /// # Errors
     /// Returns the error if it is not the loss of the hub, or if the hub does not return.
-    pub(super) fn survive(&mut self, error: SessionError) -> Result<(), SessionError> {
+    pub(in crate::session) fn survive(&mut self, error: SessionError) -> Result<(), SessionError> {
         let (lost, end) = match error {
             SessionError::Member(lost) if lost.is_loss_of_hub() => (lost, End::HubLost),
             SessionError::Member(over @ MemberError::JobFailed { .. }) => (over, End::JobOver),
@@ -173,7 +173,7 @@ impl Session {
     ///
     /// # Errors
     /// Returns the error if it is not the loss of a hub, or if the hub does not return within `hub_wait`.
-    pub(super) fn begin_at_first(
+    pub(in crate::session) fn begin_at_first(
         &mut self,
         deadline: Instant,
         may_join_again: bool,
@@ -291,7 +291,7 @@ impl Session {
 
     /// Converts a round of the hub into this session's count, which includes the rounds that were lost before. Another worker's
     /// count may be higher, if this worker has missed a return of the hub.
-    pub(super) fn counted(&self, round: Round) -> Round {
+    pub(in crate::session) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }
 
