@@ -113,7 +113,7 @@ impl Decoded {
         Some((begin..end, self.shapes.get(key).map(Vec::as_slice)))
     }
 
-    /// Returns the values of each f32 tensor. These are all tensors of a file that [`decode`] has read.
+    /// Returns the values of each f32 tensor. These are all tensors of a file that [`decode`](crate::decode) has read.
     pub fn tensors(&self) -> impl Iterator<Item = (&Key, &[f32])> {
         let mut rest = self.values.as_slice();
         self.tensors.iter().filter(|tensor| tensor.dtype == Dtype::F32).map(move |tensor| {
