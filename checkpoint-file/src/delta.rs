@@ -116,21 +116,32 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Joined<'a, I> {
 
 /// Puts like bytes of all elements together.
 fn to_planes(elements: &[u8], planes: &mut [u8], dtype: Dtype) {
-    let count = elements.len() / dtype.bytes();
-    for (index, element) in elements.chunks_exact(dtype.bytes()).enumerate() {
-        for (plane, byte) in element.iter().enumerate() {
-            planes[plane * count + index] = *byte;
-        }
+    match dtype {
+        Dtype::F32 => split::<4>(elements, planes),
+        Dtype::F16 | Dtype::BF16 => split::<2>(elements, planes),
     }
 }
 
 /// Adds the differences to the elements: the reverse of [`to_planes`].
 fn add_planes(planes: &[u8], elements: &mut [u8], dtype: Dtype) {
-    let count = elements.len() / dtype.bytes();
-    for (index, element) in elements.chunks_exact_mut(dtype.bytes()).enumerate() {
-        for (plane, byte) in element.iter_mut().enumerate() {
-            *byte ^= planes[plane * count + index];
-        }
+    match dtype {
+        Dtype::F32 => join::<4>(planes, elements),
+        Dtype::F16 | Dtype::BF16 => join::<2>(planes, elements),
+    }
+}
+
+/// Copies plane by plane, so that the compiler uses vector instructions.
+fn split<const BYTES: usize>(elements: &[u8], planes: &mut [u8]) {
+    let (elements, _) = elements.as_chunks::<BYTES>();
+    for (byte, plane) in planes.chunks_exact_mut(elements.len()).enumerate() {
+        plane.iter_mut().zip(elements).for_each(|(to, element)| *to = element[byte]);
+    }
+}
+
+fn join<const BYTES: usize>(planes: &[u8], elements: &mut [u8]) {
+    let (elements, _) = elements.as_chunks_mut::<BYTES>();
+    for (byte, plane) in planes.chunks_exact(elements.len()).enumerate() {
+        plane.iter().zip(&mut *elements).for_each(|(from, element)| element[byte] ^= from);
     }
 }
 
