@@ -91,8 +91,8 @@ pub(crate) fn while_counting<T>(session: &mut Session, next: &AtomicU32, read: i
     })
 }
 
-fn source(hubs: &str, averages: bool) -> Source {
-    Source::new(SourceSettings { averages, ..SourceSettings::new(hubs, "job") }).unwrap()
+fn source(hubs: &str, averages: bool, fetch_deltas: bool) -> Source {
+    Source::new(SourceSettings { averages, fetch_deltas, ..SourceSettings::new(hubs, "job") }).unwrap()
 }
 
 /// Asserts that each element of each key has its value before a round.
@@ -130,8 +130,8 @@ fn every_element_is_of_the_round(count: usize) {
     step(&mut session);
     let last = while_stepping(&mut session, || {
         let mut last = 0;
-        for averages in [false, true] {
-            let mut source = source(&hubs, averages);
+        for (averages, fetch_deltas) in [(false, false), (true, false), (false, true), (true, true)] {
+            let mut source = source(&hubs, averages, fetch_deltas);
             for _ in 0..10 {
                 let (origin, weights) = source.fetch().unwrap();
                 if averages {
@@ -148,7 +148,7 @@ fn every_element_is_of_the_round(count: usize) {
     });
     // The worker pushes nothing now, so all hubs of the job are in the same round.
     assert!(session.next_round().0 >= last);
-    let (origin, weights) = source(&hubs, false).fetch().unwrap();
+    let (origin, weights) = source(&hubs, false, false).fetch().unwrap();
     assert_eq!(origin.round, session.next_round().0);
     check(&weights, origin.round);
     session.leave().unwrap();
@@ -173,7 +173,7 @@ fn a_reader_that_named_rounds_ahead_also_reads_a_job_that_rests() {
     let hubs = serve(dir.path(), 2);
     let hubs = list(&hubs);
     let mut session = worker(&hubs);
-    let mut source = source(&hubs, false);
+    let mut source = source(&hubs, false, false);
     // The reader first asks for a round that never comes, and then for the current state.
     while_stepping(&mut session, || (0..5).for_each(|_| _ = source.fetch().unwrap()));
     let (origin, weights) = source.fetch().unwrap();
@@ -275,7 +275,7 @@ fn a_reader_of_a_hub_below_others_gets_the_weights_from_the_hubs_above() {
     let of_level = ["--machine", "0/1", "--above", &list(&above)];
     let mut below = phub_server(&[&arguments[..], &of_level].concat());
     let below = Serve::start(below.current_dir(dir.path()).env("RUST_LOG", "error"));
-    let mut source = source(&below.address, false);
+    let mut source = source(&below.address, false, false);
     assert!(matches!(source.fetch(), Err(NoWeights::NoJob(_))));
     for steps in 1..=2 {
         // The second job has the name of the first one.
@@ -346,6 +346,6 @@ fn hubs_that_do_not_belong_together_are_named() {
     // No hub listens at this port.
     let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     refused(&format!("{first},{away}"), &[&away]);
-    let mut source = source(&format!("{first},{away}"), false);
+    let mut source = source(&format!("{first},{away}"), false, false);
     assert!(matches!(source.fetch(), Err(NoWeights::Away(why)) if why.contains(&away)));
 }

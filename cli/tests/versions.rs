@@ -236,8 +236,8 @@ fn a_publisher_waits_for_its_job_follows_it_and_ends_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().join("versions").to_str().unwrap().to_owned();
     let hub = serve(dir.path());
-    let mut publisher =
-        Publisher::start(&mut phub_server(&["publish", "job", &hub.address, "--to", &to, "--every", "1"]));
+    let arguments = ["publish", "job", &hub.address, "--to", &to, "--every", "1", "--fetch-deltas"];
+    let mut publisher = Publisher::start(&mut phub_server(&arguments));
     says(publisher.line(), &["waiting: ", "no job \"job\" is here"]);
     let mut session = worker(&hub.address, SGD);
     let mut line = publisher.line();
