@@ -60,6 +60,25 @@ def test_sums_and_means_of_all_shapes_go_by_the_hub(hub, tmp_path, world_size):
     in_processes(world_size, shapes_and_types, tmp_path / "store", world_size, hub.address)
 
 
+def in_inference_mode(rank, store, hub):
+    begin(store, rank, 2, hub)
+    with torch.inference_mode():  # as in an evaluation, whose metrics are means
+        kinds = [torch.ones(3), torch.ones(2, 3).t(), torch.ones(300_001), torch.ones(3, dtype=torch.int64)]
+        for ones in kinds:
+            for op, sum_ in ((dist.ReduceOp.SUM, 4.0), (dist.ReduceOp.AVG, 2.0)):
+                tensor = ones.clone() * (1 + 2 * rank)
+                dist.all_reduce(tensor, op=op)
+                assert tensor.unique().tolist() == [sum_], (ones.dtype, ones.shape, op)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.tolist()
+
+
+def test_tensors_of_inference_mode(hub, tmp_path):
+    assert in_processes(2, in_inference_mode, tmp_path / "store", hub.address) == [[2.0] * 3] * 2
+
+
 def other_sizes(rank, store, world_size, hub, sizes, op):
     begin(store, rank, world_size, hub)
     try:

@@ -25,7 +25,7 @@ from ._phub import SettingsError
 from ._run import new_word
 from ._session import Session
 from .torch._calls import Answer, Depths
-from .torch._means import Way
+from .torch._means import Way, put
 from .torch._settings import DTYPES
 
 __all__ = ["counts"]
@@ -164,7 +164,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
         def done(error: Optional[BaseException]) -> None:
             try:
                 if error is None and flat.data_ptr() != tensor.data_ptr():
-                    tensor.copy_(flat.view(tensor.shape))
+                    put(tensor, flat.view(tensor.shape))
             except BaseException as failed:
                 error = failed
             work.finish(error)
@@ -186,7 +186,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
                 sums.wait()
                 for each in tensors:
                     is_whole = not (each.is_floating_point() or each.is_complex())
-                    each.div_(size, rounding_mode="trunc" if is_whole else None)
+                    put(each, each.div(size, rounding_mode="trunc" if is_whole else None))
             except BaseException as failed:
                 error = failed
             work.finish(error)

@@ -15,6 +15,7 @@ from .._optimizers import Average
 from .._phub import Error, OrderError, SettingsError
 from .._run import Helper
 from .._session import Session
+from ._held import eager
 from ._joined import leave_dropped
 from ._settings import DTYPES, check_parts
 from ._windows import tensor as window
@@ -100,6 +101,7 @@ class HubState:
         """The session of the job that has all buckets; `None` in the first passes."""
         return self._jobs.session
 
+    @eager
     def average(self, bucket: Any) -> Any:
         """Sends a bucket. Returns a future of the bucket's buffer, which has the mean when the future is done.
 

@@ -148,7 +148,7 @@ class Means:
             session.wait(piece.key)
             answer, used = window(session, piece.key, "weights"), piece.target.numel()
             _check_end(answer[used:], session, isinstance(piece.way.optimizer, Sum))
-            piece.target.copy_(answer[:used])
+            put(piece.target, answer[:used])
         except BaseException as error:
             self._error = self._error or error
         self._busy.discard((piece.way, piece.key))
@@ -158,6 +158,13 @@ class Means:
     def _fail(self, error: BaseException, done: Callable[[Optional[BaseException]], None]) -> None:
         self._error = self._error or error
         done(self._error)
+
+
+def put(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies values into a tensor of the script, which may be from `torch.inference_mode()`: torch lets only code within this mode
+    write such a tensor."""
+    with torch.inference_mode(target.is_inference()):
+        target.copy_(values)
 
 
 def _check_end(rest: torch.Tensor, session: Session, is_sum: bool) -> None:

@@ -230,6 +230,23 @@ def compiled_step(ctx):
         ctx.record(run.net)
 
 
+@idiom(needs=(2, 6), limit_s=120)
+def compiled_loop(ctx):
+    """`torch.compile` of a whole training step. So torch also compiles Python functions that the backward pass calls."""
+    run = ctx.run()
+
+    @torch.compile(backend="eager")
+    def step(inputs, targets):
+        loss = run.loss(inputs, targets)
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss
+
+    for inputs, targets in ctx.batches():
+        ctx.record(run.net, loss=step(inputs, targets))
+
+
 @idiom()
 def scripted(ctx):
     ctx.run(torch.jit.script(Mlp())).train()
