@@ -40,7 +40,7 @@ def by_hand():
     return [each.detach() for each in model.parameters()]
 
 
-def sharded(rank, hub, file):
+def sharded(rank, hub, file, are_together):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -48,8 +48,8 @@ def sharded(rank, hub, file):
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=REPLICAS * SHARDS)
     mesh = init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=("replica", "shard"))
     model = net()
-    for layer in (model[0], model[2]):
-        fully_shard(layer, mesh=mesh["shard"])
+    for layers in [[model[0]], [model[2], model[4]]] if are_together else [model[0], model[2]]:
+        fully_shard(layers, mesh=mesh["shard"])
     fully_shard(model, mesh=mesh["shard"])
     replicas = phub.torch.Replicas(model, mesh["replica"], hub=hub, job="fsdp")
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -65,9 +65,10 @@ def sharded(rank, hub, file):
     return keys, [each.numpy() for each in whole]
 
 
-def test_replicas_of_shards_have_the_bits_of_the_sums_by_hand(hub, tmp_path):
+@pytest.mark.parametrize("are_together", [False, True], ids=["each_layer", "two_layers_together"])
+def test_replicas_of_shards_have_the_bits_of_the_sums_by_hand(hub, tmp_path, are_together):
     expected = by_hand()
-    results = in_processes(REPLICAS * SHARDS, sharded, hub.address, tmp_path / "store")
+    results = in_processes(REPLICAS * SHARDS, sharded, hub.address, tmp_path / "store", are_together)
     for rank, (keys, weights) in enumerate(results):
         assert sorted(keys) == sorted(f"{name}/{rank % SHARDS}" for name, _ in net().named_parameters())
         for ours, theirs in zip(weights, expected):

@@ -54,20 +54,20 @@ class Replicas:
         shards = next(model.parameters()).device_mesh  # type: ignore[union-attr]
         shard, count = shards.get_local_rank(), shards.size()
         self._keys: Dict[str, Key] = {}
-        owned: Dict[torch.nn.Module, List[str]] = {}
+        owned: Dict[Any, List[str]] = {}  # by FSDP's state: modules that were sharded together have one, and are reduced together
         for part in parts:
-            owned[part] = []
+            keys = owned.setdefault(part._get_fsdp_state(), [])  # type: ignore[operator]
             for parameter in _own(part):
                 name = names.pop(id(parameter), None)
                 if name is not None:
                     key = f"{name}/{shard}"
                     rows = -(-parameter.shape[0] // count)  # FSDP pads the last shards to this size
                     self._keys[key] = Key((rows, *parameter.shape[1:]), dtype_of(name, parameter))
-                    owned[part].append(key)
+                    keys.append(key)
         place = hub, mesh.get_local_rank(), mesh.size()
         self.session = Session(*place, keys=self._keys, optimizer=Average(), job=f"{job}.{shard}", **session)
-        for part, keys in owned.items():
-            part.set_all_reduce_hook(self._mean_of(keys))
+        for part in parts:
+            part.set_all_reduce_hook(self._mean_of(owned[part._get_fsdp_state()]))  # type: ignore[operator]
 
     def _mean_of(self, keys: List[str]) -> Callable[[torch.Tensor], None]:
         """Returns FSDP's hook for a sharded module. The hook replaces the replica's gradients by the means over replicas."""
