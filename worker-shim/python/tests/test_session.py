@@ -232,6 +232,7 @@ def test_pulls_that_cannot_be(hub):
         ({"pull": "all", "schedule": "p3"}, "pull all with schedule p3: only kvstore"),
         ({"pull": "all", "pull_layers": LAYERS[1:]}, "key 0 is in 0 layers"),
         ({"pull": "all", "pull_layers": [["fourth"]]}, "'fourth' is not one of this job's 4"),
+        ({"pull": "all", "pull_layers": ["fourth"]}, r"a layer is 'fourth': expected a list of names, such as \['fourth'\]"),
     ]:
         with pytest.raises(phub.SettingsError, match=words):
             pulling(hub, **settings)

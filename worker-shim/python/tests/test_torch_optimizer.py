@@ -490,8 +490,9 @@ def test_changes_that_the_hub_cannot_follow(hub):
             optimizer.add_param_group({"params": [parameter]})
         assert len(optimizer.param_groups) == 2, "as before"
     train(model, optimizer, 1)
-    with pytest.raises(phub.SettingsError, match="backward_passes_per_step is 0: expected 1 or more"):
-        wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, backward_passes_per_step=0)
+    for passes in (0, 1.5, float("inf"), float("nan")):
+        with pytest.raises(phub.SettingsError, match=f"backward_passes_per_step is {passes}: expected a whole number, 1 or more"):
+            wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, backward_passes_per_step=passes)
 
 
 def test_each_optimizer_of_a_script_has_a_job_of_its_own(hub):

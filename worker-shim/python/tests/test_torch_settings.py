@@ -200,6 +200,8 @@ def test_multipliers_of_a_session_are_those_of_all_its_keys(hub):
         assert session.weights("b").tolist() == [-2.5] * 3, "half of the former gradient and a new one"
         with pytest.raises(phub.SettingsError, match="reset: 'c' is not one of the job's keys"):
             session.set_optimizer(phub.Momentum(1.0, 0.5), reset=["c"])
+        with pytest.raises(phub.SettingsError, match=r"reset is 'ab': expected a list of names, such as \['ab'\]"):
+            session.set_optimizer(phub.Momentum(1.0, 0.5), reset="ab")
         for wrong, words in (({"a": (1, 1)}, "'b' is missing"), ({"a": (1, 1), "b": (1, 1), "c": (1, 1)}, "'c' is not one of")):
             with pytest.raises(phub.SettingsError, match=words):
                 session.set_optimizer(phub.Momentum(1.0, 0.0), wrong)

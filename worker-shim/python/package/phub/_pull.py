@@ -54,9 +54,11 @@ def numbers(layers: Sequence[Sequence[str]], keys: Dict[str, int]) -> List[List[
     """Returns the layers with numbers in place of the keys' names.
 
     Raises:
-        SettingsError: a name is not a key of the job.
+        SettingsError: a name is not a key of the job, or a layer is a text.
     """
     for layer in layers:
+        if isinstance(layer, str):  # a sequence of letters, which may be keys
+            raise SettingsError(f"layers to pull by: a layer is {layer!r}: expected a list of names, such as [{layer!r}]")
         for key in layer:
             if key not in keys:
                 raise SettingsError(f"layers to pull by: key {key!r} is not one of this job's {len(keys)}")

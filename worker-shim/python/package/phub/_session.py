@@ -274,8 +274,9 @@ class Session:
         self.skips_nonfinite, self.keeps_ema = bool(skip_nonfinite), ema is not None
         self._keeps_weights = _optimizers.keeps_weights(optimizer)
         self._skips = bool(skip_nonfinite) or skip_spikes is not None
-        self._layers = [[key] for key in self._keys] if pull_layers is None else [list(each) for each in pull_layers]
-        layers = _pull.numbers(self._layers, self._numbers)
+        of_layers = [[key] for key in self._keys] if pull_layers is None else pull_layers
+        layers = _pull.numbers(of_layers, self._numbers)
+        self._layers = [list(each) for each in of_layers]
         is_hub_known = hub is not None or bool(os.environ.get("PHUB_HUB"))
         me = place_of(is_hub_known and rank is not None and world_size is not None)
         self.rank = me.rank if rank is None else rank
@@ -687,6 +688,8 @@ class Session:
                     f"set_optimizer: {strange!r} {seen}: expected multipliers of each of the {len(self._keys)} keys, or none"
                 )
             multipliers = [keys[name] for name in self._keys]
+        if isinstance(reset, str):  # a sequence of letters, which may be keys
+            raise _phub.SettingsError(f"set_optimizer: reset is {reset!r}: expected a list of names, such as [{reset!r}]")
         for name in reset:
             if name not in self._keys:
                 raise _phub.SettingsError(f"set_optimizer: reset: {name!r} is not one of the job's keys")

@@ -19,11 +19,11 @@ class Model:
     """A model's parameters and buffers by name, and which of the parameters the optimizer trains."""
 
     trained: Dict[str, torch.nn.Parameter]
-    """The parameters that the optimizer has and that are not frozen, in the order of the model. A shared parameter is there
-    once. A frozen parameter that has a gradient is among them, because torch steps it."""
+    """The parameters that the optimizer has, that are not frozen, and that have elements, in the order of the model. A shared
+    parameter is there once. A frozen parameter that has a gradient is among them, because torch steps it."""
 
     asleep: List[torch.nn.Parameter]
-    """The parameters that the optimizer has and that were frozen, without a gradient, when the job was joined."""
+    """The parameters that the optimizer has and that had no elements, or were frozen without a gradient, when the job was joined."""
 
     without_optimizer: Dict[str, torch.nn.Parameter]
     """The parameters that the optimizer does not have."""
@@ -89,7 +89,8 @@ class Model:
 
     def has_changed(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer has other parameters than when the job was joined, or a frozen parameter is no longer frozen."""
-        return not _have_same(_members(optimizer), self._members) or any(each.requires_grad for each in self.asleep)
+        is_awake = any(each.requires_grad and each.numel() > 0 for each in self.asleep)
+        return is_awake or not _have_same(_members(optimizer), self._members)
 
     def changes_in_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether torch would step other parameters than the job has: because of `has_changed`, or because the script has given a
@@ -139,8 +140,10 @@ class Model:
 
 
 def _is_stepped(parameter: torch.nn.Parameter) -> bool:
-    """Whether torch steps a parameter of an optimizer, now or after a backward pass."""
-    return parameter.requires_grad or gradient_of(parameter) is not None
+    """Whether a step of torch changes a parameter of an optimizer, now or after a backward pass. The parameter has elements, or is
+    lazy."""
+    is_empty = not torch.nn.parameter.is_lazy(parameter) and parameter.numel() == 0
+    return (parameter.requires_grad or gradient_of(parameter) is not None) and not is_empty
 
 
 def _members(optimizer: torch.optim.Optimizer) -> List[List[torch.nn.Parameter]]:

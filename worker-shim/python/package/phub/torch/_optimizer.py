@@ -91,8 +91,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     """
     if isinstance(optimizer, Joined):
         raise WrapError("this optimizer is a DistributedOptimizer already: wrap it once, or leave() and make another of torch's own")
-    if backward_passes_per_step < 1:
-        raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}: expected 1 or more")
+    if not backward_passes_per_step >= 1 or backward_passes_per_step % 1 != 0:
+        raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}: expected a whole number, 1 or more")
     check_truths(overlap=overlap, broadcast_buffers=broadcast_buffers)
     if clip_value is not None and not clip_value > 0.0:
         raise SettingsError(f"clip_value is {clip_value}: expected a number above 0; leave it out for no bound")

@@ -51,6 +51,33 @@ def loaded_by_assignment(ctx):
     ctx.run(net).train()
 
 
+class WithExtra(Mlp):
+    """A model with a parameter that has no elements, as a part that this configuration switches off."""
+
+    def __init__(self):
+        super().__init__()
+        self.extra = torch.nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, inputs):
+        return super().forward(inputs) + self.extra.sum(0)
+
+
+@idiom()
+def parameter_without_elements(ctx):
+    run = ctx.run(WithExtra(), adamw)
+    for _ in run.before_steps():
+        ctx.record(norm=torch.nn.utils.clip_grad_norm_(run.net.parameters(), 0.1))
+
+
+@idiom(workers=(1,))
+def parameter_that_gets_elements(ctx):
+    run = ctx.run(WithExtra(), momentum=0.0)
+    run.train(2)
+    run.optimizer.zero_grad()
+    run.net.extra.data = torch.full((2, 3), 0.1)
+    run.train(2)
+
+
 @idiom()
 def orthogonal(ctx):
     net = Mlp()
