@@ -154,3 +154,20 @@ def nested(rank, store, world_size, hub):
 
 def test_callbacks_make_calls_in_the_same_order_everywhere(hub, tmp_path):
     in_processes(2, nested, tmp_path / "store", 2, hub.address)
+
+
+def means_at_all_depths(rank, store, hub):
+    begin(store, rank, 2, hub)
+
+    def mean_at(depth):
+        tensor = torch.tensor([2.0 * rank], dtype=torch.bfloat16)
+        future = dist.all_reduce(tensor, op=dist.ReduceOp.AVG, async_op=True).get_future()
+        return future.then(lambda given: mean_at(depth - 1) if depth else given.wait()[0].item()).wait()
+
+    assert mean_at(MAX_DEPTHS - 1) == 1.0
+    dist.destroy_process_group()
+
+
+def test_a_job_may_have_a_long_name(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("PHUB_JOB", "j" * 64)  # "torchrun --standalone" gives a job a name of 36 letters
+    in_processes(2, means_at_all_depths, tmp_path / "store", hub.address)
