@@ -1,7 +1,7 @@
 #!/bin/sh
-# Trains with real frameworks from PyPI over the backend "phub", with Ray Train, and in the idioms of tests/truth:
-# `tools/frameworks.sh`. Arguments go to pytest. The environment is in target/frameworks (or PHUB_FRAMEWORKS_DIR). It takes 6 GB,
-# because PyPI's PyTorch includes CUDA.
+# Trains with real frameworks from PyPI over the backend "phub", with Ray Train, and in the idioms of tests/truth. Runs all tests of
+# PyTorch with PyPI's newest PyTorch: `tools/frameworks.sh`. Arguments go to pytest. The environment is in target/frameworks (or
+# PHUB_FRAMEWORKS_DIR). It takes 6 GB, because PyPI's PyTorch includes CUDA.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -21,9 +21,7 @@ cd "$dir"
 # OpenMP's threads spin while they wait. On busy cores they took most of the time of these tests.
 export OMP_NUM_THREADS=1
 python -m pip list --disable-pip-version-check 2>/dev/null | grep -E '^(torch|lightning|accelerate|transformers|ray|phub) '
+tests=$root/worker-shim/python/tests
 python -m pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
-    -p no:cacheprovider "$root/worker-shim/python/tests/test_c10d.py" "$root/worker-shim/python/tests/test_c10d_callbacks.py" \
-    "$root/worker-shim/python/tests/test_torch_join.py" "$root/worker-shim/python/tests/test_torch_ddp_errors.py" \
-    "$root/worker-shim/python/tests/test_torch_warnings.py" "$root/worker-shim/python/tests/test_torch_fsdp.py" \
-    "$root/worker-shim/python/tests/test_torch_means.py" "$root/worker-shim/python/tests/test_frameworks.py" \
-    "$root/worker-shim/python/tests/test_ray.py" "$root/worker-shim/python/tests/truth" "$@"
+    -p no:cacheprovider "$tests"/test_c10d*.py "$tests"/test_torch_*.py "$tests/test_frameworks.py" "$tests/test_ray.py" \
+    "$tests/truth" "$@"
