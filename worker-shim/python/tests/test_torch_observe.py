@@ -141,6 +141,18 @@ def check_part(results, part):
     assert waiting[SLOW] < waiting[0] / 2, "the others wait for it, and it does not wait for them"
 
 
+def test_a_model_of_fsdp_is_refused(hub, tmp_path):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip(f"fully_shard needs torch 2.6 or later, and this is {torch.__version__}")
+    group(0, tmp_path / "store", 1)
+    model = Net()
+    fsdp.fully_shard(model.first, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    with pytest.raises(phub.SettingsError, match="each layer of an FSDP model waits for all ranks"):
+        phub.torch.observe(torch.nn.Sequential(model), hub=hub, rank=0, world_size=1)
+    end_gloo()
+
+
 def test_nobody_is_late_where_all_are_as_fast():
     times = np.full((20, 4, 4), 0.01, np.float32)
     times[:, :, 2] += np.arange(4) * 1e-4

@@ -55,6 +55,7 @@ _FIRST_LOG = 10
 _LOGS_EVERY = 50
 _BEHIND = 1000  # the largest number of steps without an answer, of 16 bytes each
 _WAIT_LIMIT_S = 600.0  # how long to wait for a rank that makes no step: it may be saving a model
+_FSDP = ("FSDPModule", "FullyShardedDataParallel")  # the classes of FSDP2's and FSDP1's modules
 _LEAST_SHARE = 0.05  # the smallest part of a step's time that makes a rank late, as for the hub's verdict
 
 Times = npt.NDArray[np.float32]
@@ -386,9 +387,6 @@ def observe(
     answer. When a rank becomes late, rank 0 logs a warning by the logger "phub". The hub's page shows the job, too. If the hub is lost,
     the observation ends, and training continues. The time of passes in DDP's `no_sync()` is added to the next step.
 
-    With FSDP every layer waits for all ranks, so a rank that is slow in its passes makes the passes of all ranks equally long.
-    Only a rank that is late before its forward pass is named, and the hub's page shows the last rank. Nobody has tried FSDP.
-
     Args:
         model: the module that the script calls, such as the `DistributedDataParallel`.
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment, or a hub that rank 0 starts.
@@ -398,9 +396,15 @@ def observe(
         The observer. Keep it: when it is dropped, the observation ends.
 
     Raises:
-        SettingsError: `mesh` without a process group, so that the rank among all workers is unknown.
+        SettingsError: `mesh` without a process group, so that the rank among all workers is unknown. Or a model of FSDP, in which
+            every layer waits for all ranks: the steps of all ranks are equally long, so nobody would be named.
         UnreachableError, RefusedError, MissingWorkersError: as for `phub.Session`.
     """
+    if any(each.__name__ in _FSDP for module in model.modules() for each in type(module).__mro__):
+        raise SettingsError(
+            "observe: each layer of an FSDP model waits for all ranks, so the passes of all ranks are equally long, and a slow rank "
+            "would not be named: observe a model without FSDP, or compare the ranks' times of loading data"
+        )
     group = group_of_torch()
     if group is not None:
         me, ranks = group.get_rank(), group.get_world_size()  # in a mesh, the argument `rank` is the rank on this machine
