@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 from test_torch_optimizer import Net, backward, data, same, wrap  # noqa: E402
 
 import phub.torch  # noqa: E402
+from phub.torch import _weights  # noqa: E402
 from phub.torch._held import is_pending  # noqa: E402
 
 linear = torch.nn.functional.linear
@@ -533,3 +534,17 @@ def test_a_thread_that_reads_during_a_step_does_not_hide_the_new_values(hub, mon
     local.step()
     same(model, theirs)
     optimizer.leave()
+
+
+@pytest.mark.parametrize("error", [None, AttributeError, RuntimeError, TypeError])
+def test_writes_are_counted_in_all_versions_of_torch(monkeypatch, error):
+    def increment(_tensors):  # torch 2.4 takes one tensor
+        raise error("increment_version expect a Tensor as input")
+
+    if error is not None:
+        monkeypatch.setattr(torch.autograd.graph, "increment_version", increment, raising=False)
+    place, count = _weights._counting()
+    values = torch.ones(3)
+    with torch.no_grad():
+        count([place(values)])
+    assert values._version == 1 and values.tolist() == [1.0] * 3

@@ -306,8 +306,8 @@ def _fill(weights: List[Tuple[_Weight, torch.Tensor]]) -> None:
 def _counting() -> Tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[List[torch.Tensor]], None]]:
     count: Any = getattr(torch.autograd.graph, "increment_version", None)
     try:
-        count([torch.zeros(1)])  # older versions of torch take one tensor, or lack the function
-    except (AttributeError, TypeError):
+        count([torch.zeros(1)])  # older versions of torch take one tensor (2.4), or lack the function
+    except (AttributeError, RuntimeError, TypeError):
         # An operation that torch counts as a write, and that writes nothing: zeros into an empty view.
         return lambda values: values.as_strided((0,), (1,)), torch._foreach_zero_  # type: ignore[attr-defined]
     return lambda values: values, count
