@@ -1,6 +1,7 @@
 """torch.distributed's backend "phub": the operations of the hub, the operations of gloo, and the end. Needs torch 2.4."""
 
 import datetime
+import inspect
 import os
 import signal
 import time
@@ -221,7 +222,12 @@ def lose_one(rank, store, hub, how):
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("how", ["sum", "ddp"])
+HAS_INIT_SYNC = "init_sync" in inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
+
+
+@pytest.mark.parametrize(
+    "how", ["sum", pytest.param("ddp", marks=pytest.mark.skipif(not HAS_INIT_SYNC, reason="needs DDP's init_sync"))]
+)
 def test_a_killed_worker_is_named(hub, tmp_path, how):
     with pytest.raises(AssertionError, match="rank 1: it ended without a word, status -9") as failed:
         in_processes(2, lose_one, tmp_path / "store", hub.address, how)

@@ -39,6 +39,8 @@ _torch: Any = torch  # untyped, because mypy may see another version of torch th
 _c10d: Any = torch.distributed.distributed_c10d
 _Group: Any = _c10d.ProcessGroup
 _Work: Any = _c10d.Work
+# In torch 2.4 options name the default backend of a group, and not a method.
+_OPTIONS = () if hasattr(_Group, "_set_default_backend") else (_Group.Options("gloo"),)
 # An upper bound for the number of all-reduces of one element between a forward pass under `Join` and its backward pass. DDP makes
 # a few, and a script may add some for its losses.
 _SMALL_CALLS = 256
@@ -119,11 +121,12 @@ class _HubGroup(_Group):  # type: ignore[misc]
         words = gather(StoreBoard(store), rank, size, new_word(), timeout.total_seconds())
         self.unique_name = words[0]
         store = _c10d.PrefixStore(self.unique_name, store)
-        super().__init__(store, rank, size)
+        super().__init__(store, rank, size, *_OPTIONS)
         gloo, kind = _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout), _Group.BackendType.GLOO
-        self._gloo = _Group(store, rank, size)
+        self._gloo = _Group(store, rank, size, *_OPTIONS)
         for group in (self, self._gloo):
-            group._set_default_backend(kind)
+            if not _OPTIONS:
+                group._set_default_backend(kind)
             group._register_backend(torch.device("cpu"), kind, gloo)
         hub, job = _agree_on_hub(store, rank, self.unique_name)
         limit = timeout.total_seconds()

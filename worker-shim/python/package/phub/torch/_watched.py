@@ -42,7 +42,7 @@ try:
     # torch.compile (torch 2) also looks at a parameter's gradient, but neither reads nor keeps it.
     from torch._guards import TracingContext  # type: ignore[import-not-found, unused-ignore]
 
-    _traced: Callable[[], Any] = TracingContext.try_get
+    _traced: Callable[[], Any] = getattr(TracingContext, "try_get", None) or TracingContext.get  # `get` in torch 2.0
 except ImportError:
     _traced = lambda: None  # noqa: E731
 
