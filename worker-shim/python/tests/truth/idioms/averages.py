@@ -156,7 +156,7 @@ def swa_utils_with_ema(ctx):
         ctx.record(averaged=averaged.state_dict())
 
 
-@idiom(needs=(2, 0))
+@idiom(needs=(2, 1))
 def swa_utils_with_multi_avg_fn(ctx):
     run = ctx.run(make=adamw)
     averaged = AveragedModel(run.net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))

@@ -118,7 +118,7 @@ def weight_norm(ctx):
     ctx.run(net, adam).train()
 
 
-@idiom(needs=(2, 0))
+@idiom(needs=(2, 1))
 def weight_norm_by_parametrisation(ctx):
     net = Mlp()
     parametrizations.weight_norm(net.second)
