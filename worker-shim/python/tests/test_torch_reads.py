@@ -426,6 +426,17 @@ def test_compiled(hub, monkeypatch, what, first):
     assert counter.frame_count == 1 or first == "eager", "nothing is compiled again"
 
 
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch.compile came with torch 2")
+def test_a_copy_without_values_has_none(hub, monkeypatch):
+    """torch.compile of torch 2.4 makes such a copy of a model. It ended the process if a parameter of the copy had another class."""
+    fake = pytest.importorskip("torch._subclasses.fake_tensor")
+    held = Held(hub, monkeypatch)
+    with fake.FakeCopyMode(fake.FakeTensorMode()):
+        copied = copy.deepcopy(held.model)
+    assert all(isinstance(each, fake.FakeTensor) for each in copied.parameters())
+    assert not any(isinstance(each, fake.FakeTensor) for each in copy.deepcopy(held.model).parameters())
+
+
 def at_the_end(rank, hub):
     """Returns the output of a script that reads parameters after each step and at its end, outside of modules."""
     torch.set_num_threads(1)

@@ -252,7 +252,8 @@ class Held:
         if id(self) not in memo:
             _read(self)
             found = memo[id(self)] = super().__deepcopy__(memo)  # type: ignore[misc]
-            found.__class__ = self._phub_own
+            if isinstance(found, Held):  # torch.compile may copy parameters to tensors without values, of another class
+                found.__class__ = self._phub_own
         return memo[id(self)]
 
     def __copy__(self) -> Any:
