@@ -142,12 +142,13 @@ def check_part(results, part):
 
 
 def test_a_model_of_fsdp_is_refused(hub, tmp_path):
-    fsdp = pytest.importorskip("torch.distributed.fsdp")
-    if not hasattr(fsdp, "fully_shard"):
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
         pytest.skip(f"fully_shard needs torch 2.6 or later, and this is {torch.__version__}")
+    from torch.distributed.fsdp import fully_shard
+
     group(0, tmp_path / "store", 1)
     model = Net()
-    fsdp.fully_shard(model.first, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    fully_shard(model.first, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
     with pytest.raises(phub.SettingsError, match="each layer of an FSDP model waits for all ranks"):
         phub.torch.observe(torch.nn.Sequential(model), hub=hub, rank=0, world_size=1)
     end_gloo()
