@@ -547,6 +547,26 @@ def test_a_step_of_the_scripts_own_from_before_the_wrap_is_not_dropped(hub):
             wrap(optimizer, model, hub, job="replaced")
 
 
+def test_a_schedule_of_torch_2_4_from_before_the_wrap_counts_steps(hub):
+    def count(optimizer, func):
+        def wrapper(*arguments):  # without `__wrapped__`
+            return func.__get__(optimizer, type(optimizer))(*arguments)
+
+        wrapper._wrapped_by_lr_sched = True
+        optimizer.step = wrapper
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count(optimizer, type(optimizer).step)
+    optimizer = wrap(optimizer, model, hub, job="counted")
+    train(model, optimizer, 2)
+    assert optimizer.session.next_round == 3 and optimizer._opt_called
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    count(other, lambda optimizer: None)
+    with pytest.raises(phub.torch.WrapError, match="replaced optimizer.step before"):
+        wrap(other, model, hub, job="replaced")
+
+
 def test_a_step_after_leave_says_that_the_job_is_left(hub):
     model = Net()
     optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
