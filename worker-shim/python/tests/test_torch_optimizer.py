@@ -560,6 +560,7 @@ def test_a_schedule_of_torch_2_4_from_before_the_wrap_counts_steps(hub):
     count(optimizer, type(optimizer).step)
     optimizer = wrap(optimizer, model, hub, job="counted")
     train(model, optimizer, 2)
+    optimizer.synchronize()
     assert optimizer.session.next_round == 3 and optimizer._opt_called
     other = torch.optim.SGD(model.parameters(), lr=0.1)
     count(other, lambda optimizer: None)

@@ -84,10 +84,12 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
         WrapError: the script has replaced `step`.
     """
     own = vars(optimizer).get("step")
+    if own is None:
+        return
     wrapped = getattr(own, "__wrapped__", None)
-    if wrapped is None and hasattr(own, "_wrapped_by_lr_sched"):  # the scheduler's function in torch 2.4 has only a closure
+    if wrapped is None and hasattr(own, "_wrapped_by_lr_sched"):  # a scheduler's function in torch 2.4 has only a closure
         wrapped = inspect.getclosurevars(own).nonlocals.get("func")
-    if own is not None and wrapped is not type(optimizer).step:
+    if wrapped is not type(optimizer).step:
         raise WrapError(
             "the script has replaced optimizer.step before DistributedOptimizer, by a function that calls torch's own step: replace "
             "optimizer.step after DistributedOptimizer, so that the function calls the hub's step"
