@@ -11,7 +11,7 @@ import torch
 from .._phub import SettingsError
 from ._errors import StateError
 from ._exchange import Exchange
-from ._held import drop_gradient, gradient_of, unasked
+from ._held import drop_gradient, eager, gradient_of, unasked
 from ._join import Join
 from ._joined import Joined
 from ._scaler import found_infinite, reads_before_steps, unscaling
@@ -40,6 +40,7 @@ class AtTheHub(Joined):
     _phub_read: Optional[Dict[Any, _Read]] = None
     """The state that a script has read since the last step, by parameter."""
 
+    @eager
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         """Makes a step with the current gradients, parameters and settings. Does not wait for the new values: a read of a
         parameter waits for them, and a call of a module waits for its parameters.
