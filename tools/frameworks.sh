@@ -11,7 +11,7 @@ python=${PHUB_PYTHON:-/usr/bin/python3}
 mkdir -p "$dir"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv "$dir/venv"
 export PATH="$dir/venv/bin:$PATH"
-python -m pip install -q --disable-pip-version-check 'torch>=2.4' numpy lightning accelerate transformers 'ray[train]' pytest \
+python -m pip install -q --disable-pip-version-check "${PHUB_TORCH:-torch>=2.4}" numpy lightning accelerate transformers 'ray[train]' pytest \
     scikit-learn 'maturin>=1.9,<2'
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \

@@ -20,7 +20,7 @@ import phub
 
 PARAMETERS = 1 << 24
 LEGS = 7
-RATES = ("1gbit", "4gbit", "10gbit")
+RATES = ("1gbit", "4gbit")
 LEARNING_RATES = (1e-3, 1e-5, 1e-6)
 HUB = "10.0.0.1:7077"
 
