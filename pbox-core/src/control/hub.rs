@@ -7,7 +7,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointReply, GradientsReply, JobState, Late, Latest, RoundsReply, TransportAddress};
+use super::{
+    CheckpointReply, GradientsReply, JobState, Late, Latest, Machine, RoundsReply, TransportAddress,
+};
 use crate::layout::Round;
 
 /// `GET /v1/hub`: the state of the hub.
@@ -30,6 +32,9 @@ pub struct HubReply {
     /// Whether the hub takes no more jobs.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
+    /// The number of this hub's machine among the members of the hubs above, if the settings name hubs above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
     /// The address of the hub's data path, for each transport that it offers.
     pub transports: Vec<TransportAddress>,
     /// The counts of events since the hub's start. All are zero without this field.

@@ -502,6 +502,7 @@ mod tests {
             kernels: "none".into(),
             rss_bytes: 9,
             draining: false,
+            machine: None,
             transports: Vec::new(),
             counts: CountsReply {
                 joins: 5,

@@ -57,6 +57,7 @@ impl Registry {
             kernels: self.kernels.name().to_owned(),
             rss_bytes: fabric::resident_bytes().unwrap_or(0),
             draining: inner.hub().end().drains(),
+            machine: self.up.above.as_ref().map(|above| above.machine),
             transports: self.transports.clone(),
             counts: inner.hub().counts(),
             cores: self.cores.iter().enumerate().map(core).collect(),

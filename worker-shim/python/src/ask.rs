@@ -44,6 +44,15 @@ pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> P
     Ok(hub.job(job).map_or(Vec::new(), |each| each.above.clone()))
 }
 
+/// Returns the number of the machine of the hub at this address, among the members of the hubs above. Returns None if the hub was
+/// not started below other hubs.
+#[pyfunction]
+pub fn machine_below(py: Python<'_>, address: &str, token: Option<&str>) -> PyResult<Option<u32>> {
+    let credential = credential_of(token)?;
+    let hub = py.detach(|| membership::describe(address, LIMIT, credential.as_ref()));
+    Ok(hub.map_err(|error| of_member(&error))?.machine.map(|machine| machine.number))
+}
+
 /// Returns the part of a job's state that the hub at this address has; None if it has no part. `bytes` is the
 /// approximate length.
 #[pyfunction]

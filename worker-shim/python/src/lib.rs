@@ -37,6 +37,7 @@ fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ask::answers, module)?)?;
     module.add_function(wrap_pyfunction!(ask::is_done, module)?)?;
     module.add_function(wrap_pyfunction!(ask::above, module)?)?;
+    module.add_function(wrap_pyfunction!(ask::machine_below, module)?)?;
     module.add_function(wrap_pyfunction!(ask::fetch_state, module)?)?;
     module.add_class::<ask::StateBytes>()?;
     module.add_function(wrap_pyfunction!(state::check_digest, module)?)?;

@@ -130,6 +130,7 @@ mod tests {
         let (transports, cores, jobs) = (vec![], vec![], vec![]);
         Seen::Hub(Box::new(HubReply {
             draining: false,
+            machine: None,
             protocol,
             protocol_lowest: None,
             version,

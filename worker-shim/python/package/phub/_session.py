@@ -354,7 +354,12 @@ class Session:
             of_place = {setting: settings[setting] for setting in _OF_PLACE if setting in settings}
             return _run.meet(self.rank, lambda keys, to_do: join(name, keys, to_do, of_place, [[0]], None))
 
-        at = _run.Place(address, self.rank, self.world_size, mesh or (machine.mesh if machine is not None else None))
+        levels = mesh or (machine.mesh if machine is not None else None)
+        if not is_plain and self.world_size == 1 and machine is None and mesh is None and (hub is not None or me.hub is not None):
+            below = self._machine_below()
+            if below is not None:  # the workers of other machines need the same word
+                word, levels = None, f"machine {below}"
+        at = _run.Place(address, self.rank, self.world_size, levels)
         naming = _run.Naming(at, me.job, None if is_plain else word or _run.word_at(at, me.job, meet))
         self.job = job if isinstance(job, str) else naming.take(job)
         brought = None
@@ -366,9 +371,13 @@ class Session:
             naming.give_back()
             raise
         self.is_alone = self.world_size == 1 and not self._native.is_below_others()
-        """Whether this worker is the only worker of its job. With `mesh`, `world_size` counts only the workers of this machine."""
-        self.is_first = self.rank == 0 and int((mesh or "0").partition("/")[0]) == 0
-        """Whether this worker is the first of the job's workers. With `mesh`, it is rank 0 of machine 0."""
+        """Whether this worker is the only worker of its job."""
+        self.has_local_rank = machine is None and (mesh is not None or self._native.is_below_others())
+        """Whether `rank` and `world_size` count only the workers of this machine, although the job has workers of other machines."""
+        self.is_first = self.rank == 0
+        """Whether this worker is the first of the job's workers. With `has_local_rank`, it is rank 0 of machine 0."""
+        if self.is_first and self.has_local_rank:
+            self.is_first = (int(mesh.partition("/")[0]) if mesh else self._machine_below()) == 0
         if self.rank == 0 and self.next_round > (0 if state is None else state.round) and self._keeps_weights:
             _LOG.warning(
                 "job %s continues before round %s, with weights that its hub already had; to train from the start, give the job "
@@ -378,6 +387,19 @@ class Session:
         self._arrays: Dict[Tuple[str, str], Array] = {}
         self._is_logged = False
         _SESSIONS.add(self)
+
+    def _machine_below(self) -> Optional[int]:
+        """Returns the number of this machine among the members of the hubs above the session's hub; None without hubs above. Waits
+        for the hub for at most `hub_wait`."""
+        deadline = time.monotonic() + self._hub_wait
+        while "," not in self.hub_address:  # several hubs are below no others
+            try:
+                return _phub.machine_below(self.hub_address, self._token)
+            except _phub.UnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(RETRY_S)
+        return None
 
     def _machine(
         self, me: Worker, hub: Union[str, Hub, None], mesh: Optional[str], settings: Mapping[str, object]

@@ -56,6 +56,10 @@ _LOGS_EVERY = 50
 _BEHIND = 1000  # the largest number of steps without an answer, of 16 bytes each
 _WAIT_LIMIT_S = 600.0  # how long to wait for a rank that makes no step: it may be saving a model
 _FSDP = ("FSDPModule", "FullyShardedDataParallel")  # the classes of FSDP2's and FSDP1's modules
+_NEEDS_RANKS = (
+    "needs the rank among all workers: init_process_group of torch.distributed first, or take ranks and mesh from the environment "
+    "(PHUB_LEVELS=machine)"
+)
 _LEAST_SHARE = 0.05  # the smallest part of a step's time that makes a rank late, as for the hub's verdict
 
 Times = npt.NDArray[np.float32]
@@ -396,8 +400,8 @@ def observe(
         The observer. Keep it: when it is dropped, the observation ends.
 
     Raises:
-        SettingsError: `mesh` without a process group, so that the rank among all workers is unknown. Or a model of FSDP, in which
-            every layer waits for all ranks: the steps of all ranks are equally long, so nobody would be named.
+        SettingsError: `mesh`, or a hub below others, without a process group, so that the rank among all workers is unknown. Or a
+            model of FSDP, in which every layer waits for all ranks: the steps of all ranks are equally long, so nobody would be named.
         UnreachableError, RefusedError, MissingWorkersError: as for `phub.Session`.
     """
     if any(each.__name__ in _FSDP for module in model.modules() for each in type(module).__mro__):
@@ -409,15 +413,15 @@ def observe(
     if group is not None:
         me, ranks = group.get_rank(), group.get_world_size()  # in a mesh, the argument `rank` is the rank on this machine
     elif session.get("mesh") is not None:
-        raise SettingsError(
-            f"observe: mesh={session['mesh']!r} needs the rank among all workers: init_process_group of torch.distributed first, or take "
-            f"ranks and mesh from the environment (PHUB_LEVELS=machine)"
-        )
+        raise SettingsError(f"observe: mesh={session['mesh']!r} {_NEEDS_RANKS}")
     else:
         known = place_of(rank is not None and world_size is not None)
         me, ranks = known.rank if rank is None else rank, known.world_size if world_size is None else world_size
     settings = {"job": Helper("observed"), "wait_limit": _WAIT_LIMIT_S, **session}
     joined = Session(hub, rank, world_size, keys={_KEY: Key((ranks, _BATCH, _COLUMNS))}, optimizer=Sum(), **settings)
+    if group is None and joined.has_local_rank:
+        joined.close()
+        raise SettingsError(f"observe: the hub at {joined.hub_address} is below other hubs, which {_NEEDS_RANKS}")
     return Observer(model, joined, me, ranks)
 
 

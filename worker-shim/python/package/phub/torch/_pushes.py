@@ -183,9 +183,14 @@ class Mean:
 
 
 def scales_key(session: Session) -> Key:
-    """Returns the key for the scales of the workers' scalers. It has a place for each rank of this machine. Three more places
-    are for sums over all workers, also those of other machines: of ones, of scales, and of squares of scales."""
-    return Key((session.world_size + 3,))
+    """Returns the key for the scales of the workers' scalers. It has a place for each rank, if ranks count all workers. Three more
+    places are for sums over all workers: of ones, of scales, and of squares of scales."""
+    return Key((_ranks(session) + 3,))
+
+
+def _ranks(session: Session) -> int:
+    # Machines may have different numbers of workers, and all need the same key.
+    return 0 if session.has_local_rank else session.world_size
 
 
 def _own_scale(session: Session, factor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
@@ -193,8 +198,9 @@ def _own_scale(session: Session, factor: Optional[torch.Tensor]) -> Optional[tor
     if factor is None:
         return None
     scale = 1 / (factor.item() or math.inf)
-    scales = torch.zeros(session.world_size + 3)
-    scales[session.rank] = scale
+    scales = torch.zeros(_ranks(session) + 3)
+    if not session.has_local_rank:
+        scales[session.rank] = scale
     scales[-3:] = torch.tensor([1.0, scale, scale * scale])
     return scales
 
