@@ -1,7 +1,7 @@
 //! `phub-server replay`: replays the record of a hub.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ impl ReplayArgs {
         input::check_no_fifo(&self.file)?;
         let file = File::open(&self.file)
             .with_context(|| format!("{}: give a file that `serve --record FILE` has made", shown()))?;
-        match replay(BufReader::new(file).lines(), Instant::now()) {
+        match replay(input::lines(BufReader::new(file)), Instant::now()) {
             Ok(replayed) => out::line(replayed)?,
             Err(NotReplayed::Differs(difference)) => {
                 out::verdict(difference)?;

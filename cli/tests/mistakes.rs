@@ -198,3 +198,18 @@ fn a_fifo_in_place_of_a_file_ends_a_command_and_a_pipe_is_read() {
         assert!(!ended.status.success() && !said.contains("FIFO"), "{arguments:?}: {said}");
     }
 }
+
+/// `/dev/zero` has no end: a command once read until the memory was full.
+#[test]
+fn a_file_without_an_end_ends_a_command() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let all = dir.path().join("all.json");
+    for (arguments, limit) in [
+        (&["topology", "--xml", "/dev/zero"][..], "more than 67108864 bytes"),
+        (&["trace", "--to", text(&all), "/dev/zero"], "a line of more than 16777216"),
+        (&["replay", "/dev/zero"], "more than 268435456 bytes without a line's end"),
+    ] {
+        says(failure(arguments), &["/dev/zero", limit]);
+    }
+}

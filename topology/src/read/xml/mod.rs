@@ -7,6 +7,8 @@ mod object;
 
 use crate::host::Host;
 use object::Objects;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// The largest file that is read. The largest machines have about 10 MB of lstopo's XML.
@@ -37,12 +39,10 @@ pub enum XmlError {
         path: PathBuf,
     },
     /// The file is too large to be a topology.
-    #[error("topology XML {path}: {bytes} bytes, expected at most {limit}; is the file a topology?")]
+    #[error("topology XML {path}: more than {limit} bytes; is the file a topology?")]
     TooLarge {
         /// The file asked for.
         path: PathBuf,
-        /// The size.
-        bytes: u64,
         /// The most that is read.
         limit: u64,
     },
@@ -85,11 +85,13 @@ pub(crate) fn read(path: &Path) -> Result<Host, XmlError> {
         return Err(XmlError::WithoutHwloc { path: path.to_owned() });
     }
     let unreadable = |source| XmlError::Unreadable { path: path.to_owned(), source };
-    let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
-    if bytes > FILE_BYTES_LIMIT {
-        return Err(XmlError::TooLarge { path: path.to_owned(), bytes, limit: FILE_BYTES_LIMIT });
+    let file = File::open(path).map_err(unreadable)?;
+    let mut text = String::new();
+    let bytes = file.take(FILE_BYTES_LIMIT + 1).read_to_string(&mut text).map_err(unreadable)?; // the length of a pipe is unknown
+    if bytes as u64 > FILE_BYTES_LIMIT {
+        return Err(XmlError::TooLarge { path: path.to_owned(), limit: FILE_BYTES_LIMIT });
     }
-    parse(path, &std::fs::read_to_string(path).map_err(unreadable)?)
+    parse(path, &text)
 }
 
 /// Parses the host that a file's text describes.
