@@ -2,20 +2,22 @@
 //! object, the expected value, and the next step.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use authority::Credential;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
+use hub_tests::proxy::Proxy;
 use hub_tests::{
-    NOWHERE, config, config_at, describe, hub, hub_with_limit, join_by_hand, join_request, on_threads,
-    post_as_member, post_json, refusal, refusal_of_member, refused, says,
+    NOWHERE, authorization, config, config_at, describe, hub, hub_below, hub_with_limit, join_by_hand,
+    join_request, on_threads, post_as_member, post_json, refusal, refusal_of_member, refused, says,
 };
 use membership::{Join, Named};
-use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL, RefusalCode};
+use pbox_core::control::{HeartbeatReply, JobReply, JobState, PROTOCOL, RefusalCode};
 use pbox_core::{Key, Optimizer};
-use serde_json::json;
+use serde_json::{Value, json};
 use worker_shim::{Session, SessionError};
 
 /// A time after which a silent worker would be lost, and which no test reaches.
@@ -49,6 +51,18 @@ fn programs_tell_refusals_apart_by_their_codes() {
     ] {
         assert_eq!(code_of(worker), Some(code));
     }
+}
+
+/// A script that was interrupted and changed may meet the workers of its first start.
+#[test]
+fn a_worker_with_other_terms_hears_whose_job_it_is_and_how_it_ends() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 40);
+    join_by_hand(&hub, "job", &join_request(1, 2));
+    let mut changed = config(&hub, "job", 0, 2);
+    changed.terms.seed = 1;
+    let words = ["seed", "worker 1 at 127.0.0.1", "earlier start", "`phub-server stop job`", "within 40.0 s"];
+    says(refused(changed), &words);
 }
 
 #[test]
@@ -318,6 +332,40 @@ fn workers_that_do_not_come_are_named() {
     assert!(matches!(error, SessionError::Missing { .. }));
     // The job has failed for all its workers, so its name is free again.
     Session::join(config(&hub, "job", 0, 1)).unwrap().leave().unwrap();
+}
+
+/// Answers of joins pass the proxy once this is true.
+static PASSES: AtomicBool = AtomicBool::new(false);
+
+/// The hub below waits for the hub above when its client hangs up. Nobody gets the answer, so the join must not count.
+#[test]
+fn a_client_that_hangs_up_before_the_answer_to_its_join_leaves_no_worker() {
+    fn held(path: &str, _: &mut Value) {
+        until("the client has hung up", || !path.ends_with("/join") || PASSES.load(Ordering::Acquire));
+    }
+    let _watchdog = Watchdog::start();
+    let above = hub(1);
+    let proxy = Proxy::start(above.address());
+    proxy.rewrites(|_, _| {}, held);
+    let below = hub_below(&proxy.address(), 0, 1);
+    let body = serde_json::to_string(&join_request(0, 1)).unwrap();
+    let (address, shown, length) = (below.address(), authorization(), body.len());
+    let mut client = TcpStream::connect(address).unwrap();
+    write!(
+        client,
+        "POST /v1/jobs/job/join HTTP/1.1\r\nhost: {address}\r\nauthorization: {shown}\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    until("the join has reached the hub above", || describe(&above.address().to_string()).counts.joins == 1);
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(client.read(&mut [0]).unwrap(), 0, "the hub has closed the connection, without an answer");
+    PASSES.store(true, Ordering::Release);
+    let has_ended = || describe(&above.address().to_string()).jobs.iter().all(JobReply::has_failed);
+    until("the hub has left the job above", has_ended);
+    let mut other = config(&below, "job", 0, 1);
+    other.terms.seed = 1;
+    Session::join(other).unwrap().leave().unwrap();
 }
 
 /// Formerly rank 0 waited for a minute, and did not learn that rank 1 had come with another model.

@@ -18,6 +18,8 @@ use crate::registry::job::{Cores, Job};
 use crate::registry::members::links::links_by;
 use crate::registry::{Because, Inner, Refusal, Registry, on_thread};
 
+/// The number of members that a refusal names.
+const SPOKEN: usize = 3;
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
 
 /// The parts that a connection of the data path needs, after its token was checked.
@@ -185,10 +187,14 @@ impl Registry {
         let (rank, token, at) = (join.rank, join.token, join.from.as_ref().map(Asker::to_string));
         let name = join.name.clone();
         let (id, pass) = inner.ask(join).map_err(|why| {
-            let id = inner.hub().names().job(&name);
-            match id.is_some_and(|id| inner.unanswered.contains(&(id, rank))) {
+            let Some(id) = inner.hub().names().job(&name) else { return why.into() };
+            // The worker that makes a job is added a moment after the job.
+            let has_none = inner
+                .job(id)
+                .is_some_and(|(job, _)| job.life.gathers() && job.members.present().next().is_none());
+            match has_none || inner.unanswered.contains(&(id, rank)) {
                 true => may_be_interrupted(&name, rank, why.into()),
-                false => why.into(),
+                false => self.with_members(inner.job(id).map(|(state, _)| state), why.into()),
             }
         })?;
         let (state, job) = inner.running(id)?;
@@ -200,6 +206,28 @@ impl Registry {
         let (registry, member) = (self.me.clone(), MemberOf { job: id, rank });
         inner.unanswered.insert((id, rank));
         Ok(Unanswered { registry, member, token, reply: Some(reply) })
+    }
+
+    /// Adds the members of the job to the refusal of a worker with other terms: an earlier start of its script may have left them.
+    fn with_members(&self, job: Option<&coordinator::Job>, refusal: Refusal) -> Refusal {
+        let Some(job) = job.filter(|_| refusal.code == RefusalCode::TermsDiffer) else { return refusal };
+        let member = |(rank, member): (u32, &coordinator::Member)| {
+            let place = member.place().map_or_else(String::new, |place| format!(" at {place}"));
+            format!("{}{place}", job.spec.spoken(rank))
+        };
+        let members: Vec<String> = job.members.present().take(SPOKEN).map(member).collect();
+        if members.is_empty() {
+            return refusal;
+        }
+        let why = format!(
+            "{}. The job has {}. If an earlier start of this script has left it, end the processes of that start, or run \
+             `phub-server stop {}`; the job of a dead worker ends by itself within {:.1} s",
+            refusal.why,
+            members.join(", "),
+            job.spec.name,
+            self.heartbeat_limit.as_secs_f64()
+        );
+        refusal.code.because(why)
     }
 
     /// Notes that the client of a join gets its answer. Cancels the join if the client hung up before; `unknown` is then the
@@ -385,7 +413,7 @@ fn may_pass(refusal: &Refusal) -> bool {
 /// hub notices this only when it has made the job.
 fn may_be_interrupted(name: &str, rank: u32, refusal: Refusal) -> Refusal {
     match refusal.code {
-        RefusalCode::RankTaken => RefusalCode::RankBusy.because(format!(
+        RefusalCode::RankTaken | RefusalCode::TermsDiffer => RefusalCode::RankBusy.because(format!(
             "rank {rank} of job {name:?} is not free yet: another join of this rank has no answer yet; try again, or give each worker its own rank"
         )),
         _ => refusal,
@@ -475,16 +503,17 @@ mod tests {
         });
     }
 
-    /// The script that was started again at once got "rank taken".
+    /// The script that was started again at once got "rank taken", or with other settings "the job has seed 0".
     #[test]
     fn a_join_waits_for_an_interrupted_join_of_its_rank() {
-        for workers in [1, 2] {
+        for (workers, seed) in [(1, 0), (2, 0), (1, 7)] {
             let (registry, _core) = registry();
             let mut request = request();
             request.terms.workers = workers;
             runtime().block_on(async {
+                let interrupted = registry.join_from("job".into(), request.clone(), None).await.unwrap();
+                request.terms.seed = seed;
                 let begin = || registry.join_from("job".into(), request.clone(), None);
-                let interrupted = begin().await.unwrap();
                 let refusal = registry.try_join("job", &request, None).map(drop).unwrap_err();
                 assert_eq!(refusal.code, RefusalCode::RankBusy, "{refusal:?}");
                 let mut again = pin!(begin());
