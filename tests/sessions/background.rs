@@ -1,11 +1,13 @@
 //! Sessions on their own threads. The exchange continues while callers do other work, and errors reach every
 //! caller that waits. `background_ends` shows that no thread is left.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use hub_tests::proxy::Proxy;
 use hub_tests::relay::{Relay, Stall, Way};
 use hub_tests::{
     FIRST, SECOND, SGD, THIRD, config, describe, free_address, hub, hub_with_limit, on_threads, says,
@@ -13,6 +15,7 @@ use hub_tests::{
 use pbox_core::control::JobState;
 use pbox_core::{JobTerms, Key, KeyId, Round};
 use phub_server::Hub;
+use serde_json::Value;
 use worker_shim::{Background, BackgroundError, Pushed, Session, SessionConfig};
 
 /// Returns false, for a caller that waits without a limit.
@@ -210,8 +213,35 @@ fn a_leave_that_was_interrupted_can_be_called_again() {
         says(session.leave(&mut || true).unwrap_err(), &["interrupted", "the hub's answer to the leave"]);
     }
     relay.stall(Way::Control, Stall::NONE);
+    // Formerly a leave that had ended between the calls made the next call an error.
+    until("the leave has arrived", || describe(&hub.address().to_string()).jobs.is_empty());
     session.leave(&mut patient).unwrap();
     says(session.leave(&mut patient).unwrap_err(), &["this session has left the job"]);
+}
+
+/// Answers of joins pass once this is true.
+static PASSES: AtomicBool = AtomicBool::new(false);
+
+/// In a notebook, the hub may answer an interrupted join after the next try has begun. That try got "rank taken".
+#[test]
+fn a_join_waits_for_an_interrupted_join_whose_answer_is_late() {
+    fn held(path: &str, _: &mut Value) {
+        while path.ends_with("/join") && !PASSES.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+    }
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let proxy = Proxy::start(hub.address());
+    proxy.rewrites(|_, _| {}, held);
+    let settings = || SessionConfig { hub: proxy.address(), ..config(&hub, "job", 0, 1) };
+    let mut joined = || describe(&hub.address().to_string()).counts.joins == 1;
+    says(Background::join(settings(), &mut joined).unwrap_err(), &["interrupted"]);
+    let again = Background::join(settings(), &mut || {
+        PASSES.store(true, Ordering::Release);
+        false
+    });
+    again.unwrap().leave(&mut patient).unwrap();
 }
 
 #[test]

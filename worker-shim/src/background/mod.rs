@@ -20,7 +20,7 @@ mod shared;
 mod thread;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -111,6 +111,45 @@ pub struct Background {
     owner: u32,
 }
 
+/// The hub, the job and the rank of a join.
+type Asked = (String, String, u32);
+
+/// The interrupted joins of this process, each with its state while its thread runs.
+static EARLIER: Mutex<Vec<(Asked, Weak<Shared>)>> = Mutex::new(Vec::new());
+
+fn earlier() -> MutexGuard<'static, Vec<(Asked, Weak<Shared>)>> {
+    EARLIER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until interrupted joins of the same rank have given it back, at most for `limit`. Such a join may still wait for its
+/// hub's answer. The hub then holds the rank until the join has got the answer and leaves.
+fn wait_for_earlier(
+    asked: &Asked,
+    limit: Duration,
+    interrupted: &mut dyn FnMut() -> bool,
+) -> Result<(), BackgroundError> {
+    let until = Instant::now() + limit;
+    let same = |earlier: &[(Asked, Weak<Shared>)]| {
+        earlier.iter().filter(|(of, _)| of == asked).find_map(|(_, shared)| shared.upgrade())
+    };
+    loop {
+        earlier().retain(|(_, shared)| shared.strong_count() > 0);
+        let found = same(&earlier());
+        let Some(shared) = found.filter(|shared| !shared.is_over()) else { return Ok(()) };
+        let mut stop = false;
+        let _ = shared.wait_for_end(&mut || {
+            stop = interrupted();
+            stop || Instant::now() > until
+        });
+        if stop {
+            return Err(BackgroundError::Interrupted { what: "an earlier join of this rank to end".into() });
+        }
+        if Instant::now() > until {
+            return Ok(()); // the hub's answer to the join says what is wrong
+        }
+    }
+}
+
 /// The data that the thread returns after its join.
 #[derive(Debug)]
 struct Joined {
@@ -135,6 +174,8 @@ impl Background {
         state: Option<State>,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Self, BackgroundError> {
+        let asked = (config.hub.clone(), config.job.clone(), config.rank);
+        wait_for_earlier(&asked, config.join_limit, interrupted)?;
         let (shared, rank) = (Arc::new(Shared::new(&config)), config.rank);
         let memory = Arc::new(Memory::default());
         let (tell, told) = sync_channel(1);
@@ -157,6 +198,7 @@ impl Background {
                 shared.end(Ending::Drop);
                 let since = Instant::now();
                 let _ = shared.wait_for_end(&mut || since.elapsed() > LEAVE_LIMIT);
+                earlier().push((asked, Arc::downgrade(&shared)));
                 return Err(BackgroundError::Interrupted { what: "the other workers".into() });
             }
         };

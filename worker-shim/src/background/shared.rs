@@ -65,6 +65,8 @@ struct State {
     is_woken: bool,
     /// The end of the session, once it is over: the error that ended it, if an error did.
     over: Option<Option<Arc<SessionError>>>,
+    /// Whether a caller knows that the session has ended without an error.
+    is_end_known: bool,
 }
 
 struct Waiting {
@@ -111,6 +113,7 @@ impl Shared {
             has_weights: false,
             waker: None,
             is_woken: false,
+            is_end_known: false,
             over: None,
         };
         let job = config.job.clone();
@@ -378,10 +381,15 @@ impl Shared {
         self.wake(state);
     }
 
-    /// Whether a caller has ended the session by a leave, and the thread has not ended yet.
+    /// Whether the thread has ended, or is about to end.
+    pub fn is_over(&self) -> bool {
+        self.lock().over.is_some()
+    }
+
+    /// Whether a caller has ended the session by a leave, and no caller knows its result: the call was interrupted.
     pub fn is_leaving(&self) -> bool {
         let state = self.lock();
-        state.over.is_none() && state.ending == Some(Ending::Leave)
+        !state.is_end_known && state.ending == Some(Ending::Leave)
     }
 
     pub fn wait_for_end(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
@@ -389,7 +397,10 @@ impl Shared {
         let (mut stop, mut asked) = (false, Instant::now());
         loop {
             match &state.over {
-                Some(None) => return Ok(()),
+                Some(None) => {
+                    state.is_end_known = true;
+                    return Ok(());
+                }
                 Some(Some(_)) => return Err(self.over(&state)),
                 None if stop => {
                     let what = "the hub's answer to the leave".into();
