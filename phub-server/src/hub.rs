@@ -31,15 +31,13 @@ use crate::control::{self, ControlLimits, Encryption, Guard};
 use crate::error::HubError;
 use crate::lanes::{self, Lanes};
 use crate::needs;
+use crate::pauses::Pauses;
 use crate::registry::{HubsAbove, Parts, Recorder, Registry, Timeline, Up, random_name};
 use crate::rendezvous;
 use crate::settings::{HubSettings, interface};
 
 /// The interval at which the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
-/// The delay of the check for silent workers after which the hub assumes that its process was suspended, or
-/// got no processor. During the delay the hub received no heartbeats.
-const STOOD_STILL: Duration = Duration::from_millis(500);
 /// The time that a stop waits until each worker has got the reason, in the answer to its heartbeat. The limit is
 /// needed, because a dead worker sends no heartbeat.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
@@ -496,11 +494,11 @@ fn run_control(
             // After a suspension of this process, the next tick comes once, instead of once for each missed
             // tick.
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let mut last = Instant::now();
+            let (mut last, mut pauses) = (Instant::now(), Pauses::new(sweeping.heartbeat_limit()));
             loop {
                 ticks.tick().await;
                 let late = last.elapsed().saturating_sub(SWEEP);
-                if late > STOOD_STILL {
+                if pauses.restart(late, Instant::now()) {
                     survive(|| sweeping.stood_still(late));
                 }
                 last = Instant::now();

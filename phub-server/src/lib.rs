@@ -22,6 +22,7 @@ pub mod job_memory;
 pub mod lanes;
 pub mod needs;
 pub mod open_files;
+mod pauses;
 mod pieces;
 pub mod program;
 mod refusals;

@@ -235,6 +235,11 @@ impl Registry {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command()));
     }
 
+    /// Returns the limit on the silence of a worker.
+    pub fn heartbeat_limit(&self) -> Duration {
+        self.heartbeat_limit
+    }
+
     /// Returns the time for which the hub holds a heartbeat while there is no news. A living worker then sends its next
     /// heartbeat well within the limit.
     pub fn heartbeat_hold(&self) -> Duration {
