@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use coordinator::{Event, JobEnded, Use};
+use coordinator::{Event, Hub, JobEnded, Memory, Use};
 use hub_threads::Command;
 use pbox_core::control::RefusalCode;
 use pbox_core::{JobId, Selection, SnapshotPart};
@@ -34,7 +34,7 @@ impl Registry {
     ) -> Result<oneshot::Receiver<Copied>, Refusal> {
         let ended = |why| no_state(name, &ended(why));
         // The kernel's answer may take milliseconds, so it is read without the lock.
-        let available = fabric::available_bytes();
+        let memory = self.memory();
         let mut inner = self.lock();
         let (state, job) = inner.running(id).map_err(ended)?;
         let mut others = job.checkpoints.copies.waiting.iter_mut();
@@ -48,7 +48,7 @@ impl Registry {
         // A checkpoint that is due may take the memory that the cores keep.
         let kept = std::mem::take(&mut job.checkpoints.copies.kept);
         let kept = if self.checkpoint_every.is_none() { kept } else { 0 };
-        check_memory(needed, kept, available)
+        check_memory((needed, kept), inner.hub(), memory)
             .map_err(|why| RefusalCode::NoMemory.because(format!("job {name:?}: {why}")))?;
         let wanted = self.want(&mut inner, id, Use::Client(what.selection), what.at, ROUND_LIMIT);
         let (want, wanted) = wanted.map_err(ended)?;
@@ -173,16 +173,17 @@ pub(super) fn bytes_of(state: &coordinator::Job, selection: Selection) -> u64 {
     (elements * tensors * size_of::<f32>()) as u64
 }
 
-/// Checks that a copy of a state has memory: the memory that the cores keep for it, or memory of this machine. `available` is
-/// `None` if the kernel does not say how much there is.
-fn check_memory(needed: u64, kept: u64, available: Option<u64>) -> Result<(), String> {
-    match available {
-        Some(available) if needed > kept && needed > available => Err(format!(
-            "a copy of its state needs {needed} bytes of memory, and this machine has {available} available; free memory, or try \
-             again when other readers have their copies"
-        )),
-        _ => Ok(()),
+/// Checks that a copy of a state has memory: the memory that the cores keep for it, or memory of this process that is promised to
+/// no job. `memory` is `None` if the kernel does not say how much there is.
+fn check_memory((needed, kept): (u64, u64), hub: &Hub, memory: Option<Memory>) -> Result<(), String> {
+    if needed <= kept {
+        return Ok(());
     }
+    hub.check_room(needed, memory).map_err(|why| {
+        format!(
+            "a copy of its state needs {why}; free memory, or try again when other readers have their copies"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -216,14 +217,24 @@ mod tests {
         core.obey();
     }
 
+    /// A copy once took the memory that was promised to the links of a job's workers.
     #[test]
-    fn a_copy_is_in_memory_that_is_kept_or_available() {
-        for (needed, kept, available) in
-            [(8, 0, Some(8)), (8, 8, Some(0)), (8, 0, None), (0, 0, Some(0)), (8, 4, Some(9))]
-        {
-            assert_eq!(check_memory(needed, kept, available), Ok(()));
+    fn a_copy_is_in_memory_that_is_kept_or_promised_to_no_job() {
+        let (registry, _core) = test_bed::registry();
+        test_bed::runtime().block_on(registry.join("job".into(), test_bed::request())).unwrap();
+        let inner = registry.lock();
+        let (promised, words) = (inner.hub().promised(), "and this machine has few".to_owned());
+        let memory = |room| Some(Memory { room, words: words.clone(), used: 0 });
+        for (needed, kept, memory) in [
+            (8, 0, memory(promised + 8)),
+            (8, 8, memory(0)),
+            (8, 0, None),
+            (0, 0, memory(0)),
+            (8, 4, memory(promised + 9)),
+        ] {
+            assert_eq!(check_memory((needed, kept), inner.hub(), memory), Ok(()));
         }
-        let why = check_memory(9, 4, Some(8)).unwrap_err();
-        assert!(why.contains("needs 9 bytes of memory, and this machine has 8 available"), "{why}");
+        let why = check_memory((9, 4), inner.hub(), memory(promised + 8)).unwrap_err();
+        assert!(why.contains("needs 9 bytes of memory, and this machine has few, of which"), "{why}");
     }
 }
