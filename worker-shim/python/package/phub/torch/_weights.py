@@ -125,8 +125,7 @@ class Weights:
             mark_pending(self.parameters.values())
             viewed = []
             for key, weight in self._weights.items():
-                is_shared = weight.is_on_cpu and weight.storage.is_shared()  # see `is_in_other_processes`
-                if is_shared or weight.has_address_out or weight.users() > _OWN_USERS:
+                if weight.is_in_other_processes or weight.has_address_out or weight.users() > _OWN_USERS:
                     weight.is_exposed = True
                     viewed.append(key)
             self.pending.update(self._weights)
