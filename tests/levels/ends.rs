@@ -1,10 +1,13 @@
 //! The workers of all machines of a job learn the reason of its end, and the machine. Wrong settings of hubs
 //! are refused with an error that names them, in bounded time.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use hub_tests::proxy::Proxy;
 use hub_tests::values::flip_a_bit;
 use hub_tests::{
     FIRST, NOWHERE, SGD, addresses, config_at, describe, free_address, hub, hub_below, on_threads, push_all,
@@ -13,6 +16,7 @@ use hub_tests::{
 use pbox_core::OnLoss;
 use phub_server::{Hub, HubSettings, Machine};
 use rustix::process::Signal;
+use serde_json::Value;
 use worker_shim::{Session, SessionConfig, SessionError};
 
 use super::{Machines, on_machines};
@@ -50,6 +54,29 @@ fn round<'a>(
             sessions.into_iter().map(|session| scope.spawn(move || round(session))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// The control port of the hub above.
+static ABOVE: OnceLock<String> = OnceLock::new();
+
+/// A script that was started again at once got "rank 0 is taken" from the hubs above.
+#[test]
+fn a_join_waits_until_the_hubs_above_know_that_the_job_of_its_name_failed() {
+    fn held(path: &str, _: &mut Value) {
+        let is_refused = || describe(ABOVE.get().unwrap()).counts.refused_joins > 0;
+        if path.ends_with("/leave") {
+            until("the hub above has refused the next join", is_refused);
+        }
+    }
+    let _watchdog = Watchdog::start();
+    let above = hub(1);
+    ABOVE.set(above.address().to_string()).unwrap();
+    let proxy = Proxy::start(above.address());
+    proxy.rewrites(held, |_, _| {});
+    let below = hub_below(&proxy.address(), 0, 1);
+    let settings = || config_at(&below.address().to_string(), "job", 0, 1);
+    Session::join(settings()).unwrap().fail("on purpose");
+    Session::join(settings()).unwrap();
 }
 
 #[test]

@@ -111,6 +111,11 @@ impl End {
         self.stop.unsaved()
     }
 
+    /// Whether the hubs above must still be notified that this job failed.
+    pub fn tells_above(&self, job: JobId) -> bool {
+        self.untold_above.contains(&job)
+    }
+
     /// Whether a member must still be notified that the hub stops, or the hubs above must still be notified that a job
     /// failed.
     pub fn has_untold(&self) -> bool {

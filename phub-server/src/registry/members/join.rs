@@ -100,6 +100,13 @@ impl Registry {
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
             let freed = self.freed.notified(); // before `try_join`, so that no wake-up is missed
+            // A refusal may pass when a rank is free or a job has ended, here or at the hubs above.
+            let tells_above = relays && self.tells_above(&asked.0);
+            let may_pass = |refusal: &Refusal| match refusal.code {
+                RefusalCode::RankBusy | RefusalCode::JobDiffers => true,
+                RefusalCode::RefusedAbove => tells_above,
+                _ => false,
+            };
             // The join runs on another thread: making a job reads its checkpoint and lays out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, asked.2.as_ref());
@@ -120,6 +127,13 @@ impl Registry {
                 Err(refusal) => return Err(refusal),
             }
         }
+    }
+
+    /// Whether the hubs above still have a job of this name that has failed here, and are being notified.
+    fn tells_above(&self, name: &str) -> bool {
+        let inner = self.lock();
+        let hub = inner.hub();
+        hub.jobs().any(|job| job.spec.name == name && hub.end().tells_above(job.spec.id))
     }
 
     /// Admits a worker whose address is not known.
@@ -402,11 +416,6 @@ impl Registry {
             self.cores[core].tell(Command::AddWorker { job, rank, gradients, weights, link });
         }
     }
-}
-
-/// Whether a refused join may succeed after a rank has become free or a job has ended.
-fn may_pass(refusal: &Refusal) -> bool {
-    matches!(refusal.code, RefusalCode::RankBusy | RefusalCode::JobDiffers)
 }
 
 /// Returns the refusal of a join whose rank is taken by a join without an answer. The client of that join may have hung up: the

@@ -75,6 +75,7 @@ impl Registry {
         }
         inner.ask(ToldAbove { job: id });
         self.told.notify_all();
+        self.freed.notify_waiters(); // joins may be waiting for the job's name at the hubs above
     }
 
     /// Removes workers that were silent for too long, forgets old failures, and notes whether the hub has
