@@ -34,6 +34,7 @@ __all__ = [
     "check_digest",
     "fetch_state",
     "is_done",
+    "machine_below",
     "places",
     "refused_below",
     "run_server",
