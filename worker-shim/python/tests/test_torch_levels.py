@@ -1,5 +1,5 @@
-"""PyTorch with a hub on each machine and ranks that the script gives: the numbers are those of the same workers at one hub, below
-another hub and in a mesh, also if machines have different numbers of workers."""
+"""PyTorch with a hub on each machine, below another hub and in a mesh: a script that gives its ranks has the numbers of one hub.
+Machines may have different numbers of workers."""
 
 import concurrent.futures
 
