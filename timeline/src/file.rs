@@ -20,9 +20,9 @@ use crate::shift;
 /// The last line of a file.
 const END: &str = "]}";
 
-/// The limits of a file that is read: on the whole file, and on a line, which has one event, or the tracks of all processes. A hub
-/// of 128 cores writes about 1 GB.
+/// The limit on the bytes of a file that is read. A hub of 128 cores writes about 1 GB.
 const FILE_BYTES: u64 = 4 << 30;
+/// The limit on the bytes of a line. A line has an event, or the tracks of all processes.
 const LINE_BYTES: u64 = 16 << 20;
 
 /// An error: a trace cannot be written or read.

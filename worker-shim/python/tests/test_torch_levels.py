@@ -1,5 +1,5 @@
-"""PyTorch with a hub on each machine, below another hub and in a mesh: a script that gives its ranks has the numbers of one hub.
-Machines may have different numbers of workers."""
+"""PyTorch below another hub and in a mesh: a script that gives its ranks has the numbers of one hub. Machines may have different
+numbers of workers."""
 
 import concurrent.futures
 
