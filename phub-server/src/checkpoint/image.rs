@@ -92,6 +92,11 @@ impl Image {
         self.plan.file_bytes
     }
 
+    /// Returns the length of all values in the file.
+    pub fn value_bytes(&self) -> u64 {
+        self.bytes() - self.header().len() as u64
+    }
+
     /// Returns the beginning of the file, up to its first value.
     pub fn header(&self) -> &[u8] {
         &self.plan.header

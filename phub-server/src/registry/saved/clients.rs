@@ -173,7 +173,8 @@ pub(super) fn bytes_of(state: &coordinator::Job, selection: Selection) -> u64 {
     (elements * tensors * size_of::<f32>()) as u64
 }
 
-/// Checks that a copy of a state has memory. The cores may keep memory for the copy. Other memory must be promised to no job. `memory` is `None` if the kernel does not say how much there is.
+/// Checks that a copy of a state has memory. The cores may keep memory for the copy. Other memory must be promised to no job.
+/// `memory` is `None` if the kernel does not say how much there is.
 fn check_memory((needed, kept): (u64, u64), hub: &Hub, memory: Option<Memory>) -> Result<(), String> {
     if needed <= kept {
         return Ok(());

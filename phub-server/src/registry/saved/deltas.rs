@@ -71,7 +71,7 @@ pub(crate) struct Row {
 
 impl Row {
     /// Adds the delta to this state, unless the row has it or a newer one. Returns the deltas that lead from `base` to this state,
-    /// the oldest first. `None` if there are none. `available` is the memory that this machine has available, if that is known.
+    /// the oldest first. `None` if there are none. Without `has_room`, no new row begins.
     ///
     /// # Errors
     /// Returns an error if there is no memory. The row is then empty.
@@ -79,25 +79,26 @@ impl Row {
         row: &mut Option<Self>,
         file: &StateFile,
         base: Option<FileDigest>,
-        available: Option<u64>,
+        has_room: bool,
     ) -> io::Result<Option<Vec<Arc<Delta>>>> {
         *row = match row.take() {
             Some(row) if row.newest == file.image.digest() || file.before < row.before => Some(row),
-            Some(mut row) if (row.dtype, row.bytes) == (file.image.dtype(), value_bytes(file)) => {
+            Some(mut row)
+                if (row.dtype, row.bytes) == (file.image.dtype(), file.image.value_bytes() as usize) =>
+            {
                 row.add(file)?;
                 Some(row)
             }
-            _ => Row::new(file, available)?,
+            _ if has_room => Some(Row::new(file)?),
+            _ => None,
         };
         Ok(row.as_ref().and_then(|row| row.between(base?, file.image.digest())))
     }
 
-    /// Creates a row without deltas; `None` if there is not enough memory for the values and their deltas.
-    fn new(file: &StateFile, available: Option<u64>) -> io::Result<Option<Self>> {
-        let (image, bytes) = (&file.image, value_bytes(file));
-        if available.is_some_and(|available| available < 2 * bytes as u64) {
-            return Ok(None);
-        }
+    /// Creates a row without deltas.
+    fn new(file: &StateFile) -> io::Result<Self> {
+        let image = &file.image;
+        let bytes = image.value_bytes() as usize;
         let mut values =
             Slab::zeroed("the base of deltas", bytes.div_ceil(size_of::<f32>())).map_err(io::Error::other)?;
         let mut rest = values.as_mut_slice().as_mut_bytes();
@@ -108,7 +109,7 @@ impl Row {
             rest = later;
         }
         let (newest, before, dtype) = (image.digest(), file.before, image.dtype());
-        Ok(Some(Row { newest, before, dtype, bytes, values, deltas: VecDeque::new() }))
+        Ok(Row { newest, before, dtype, bytes, values, deltas: VecDeque::new() })
     }
 
     fn add(&mut self, file: &StateFile) -> io::Result<()> {
@@ -142,8 +143,4 @@ impl Row {
         };
         Some(self.deltas.range(first..).map(|(_, delta)| Arc::clone(delta)).collect())
     }
-}
-
-fn value_bytes(file: &StateFile) -> usize {
-    (file.image.bytes() - file.image.header().len() as u64) as usize
 }

@@ -195,10 +195,13 @@ impl Registry {
             Ok::<_, String>(job.checkpoints.copies.rows.of(selection, query.dtype))
         });
         let row = row.map_err(|JobEnded| "the job has ended".to_owned())??;
+        // The deltas of a row are together never longer than its values.
+        let (memory, needed) = (self.memory(), 2 * file.image.value_bytes());
+        let has_room = self.lock().hub().check_room(needed, memory).is_ok();
         let file = Arc::clone(file);
         let make = move || {
             let mut row = row.lock().unwrap_or_else(PoisonError::into_inner);
-            Row::deltas(&mut row, &file, base, fabric::available_bytes()).map_err(|error| error.to_string())
+            Row::deltas(&mut row, &file, base, has_room).map_err(|error| error.to_string())
         };
         on_thread("phub-delta", make).await.map_err(|error| error.to_string())?
     }
@@ -319,7 +322,7 @@ async fn write_values(file: Arc<StateFile>, borrowed: Borrowed) -> Result<u64, S
     let mut loan = borrowed.await.map_err(|error| error.to_string())???;
     let write = move || {
         let image = &file.image;
-        let (bytes, room) = (image.bytes() - image.header().len() as u64, loan.bytes());
+        let (bytes, room) = (image.value_bytes(), loan.bytes());
         if bytes != room {
             return Err(format!("the values have {bytes} bytes, the memory has {room}"));
         }
