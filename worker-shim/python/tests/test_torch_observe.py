@@ -66,8 +66,8 @@ def observed(rank, hub, file):
     return {name: run_of(rank, hub, *settings) for name, settings in RUNS.items()}
 
 
-def run_of(rank, hub, part, steps, passes):
-    model = torch.nn.parallel.DistributedDataParallel(Slow(part, SLEEP_S if rank == SLOW else 0.0))
+def run_of(rank, hub, part, steps, passes, wrapped=torch.nn.parallel.DistributedDataParallel):
+    model = wrapped(Slow(part, SLEEP_S if rank == SLOW else 0.0))
     observer = phub.torch.observe(model, hub=hub, rank=rank, world_size=RANKS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
@@ -141,17 +141,30 @@ def check_part(results, part):
     assert waiting[SLOW] < waiting[0] / 2, "the others wait for it, and it does not wait for them"
 
 
-def test_a_model_of_fsdp_is_refused(hub, tmp_path):
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
-        pytest.skip(f"fully_shard needs torch 2.6 or later, and this is {torch.__version__}")
+def sharded(model):
     from torch.distributed.fsdp import fully_shard
 
-    group(0, tmp_path / "store", 1)
-    model = Net()
-    fully_shard(model.first, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-    with pytest.raises(phub.SettingsError, match="each layer of an FSDP model waits for all ranks"):
-        phub.torch.observe(torch.nn.Sequential(model), hub=hub, rank=0, world_size=1)
-    end_gloo()
+    mesh = torch.distributed.init_device_mesh("cpu", (RANKS,))
+    fully_shard(model.first, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def observed_shards(rank, hub, file):
+    """Trains a model of FSDP with slow data, and with a slow backward pass. Returns the late rank and the times of both."""
+    group(rank, file, RANKS)
+    return [run_of(rank, hub, part, 10, 1, sharded) for part in ("data", "backward")]
+
+
+def test_in_a_model_of_fsdp_the_rank_with_slow_data_is_named(hub, tmp_path):
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+        pytest.skip(f"fully_shard needs torch 2.6 or later, and this is {torch.__version__}")
+    results = in_processes(RANKS, observed_shards, hub.address, tmp_path / "store")
+    for (of_data, _, _, _), (of_backward, _, seen, _) in results:
+        found = phub.torch.Late(*of_data)
+        assert (found.rank, found.part) == (SLOW, WORDS["data"]) and found.by > SLEEP_S / 2
+        # All ranks wait for the slow pass, so its rank is not known.
+        assert of_backward is None and np.median(np.array(seen)[:, :, 3]) > SLEEP_S / 2
 
 
 def test_nobody_is_late_where_all_are_as_fast():

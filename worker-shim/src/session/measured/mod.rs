@@ -1,4 +1,4 @@
-//! What a session measures of itself: times, its codec's rate, and the credit with the shortest rounds.
+//! Measurements of a session: its times, its codec's rate, and the credit with the shortest rounds.
 
 pub(super) mod codec_rate;
 mod credit;

@@ -1,4 +1,4 @@
-//! How a session recovers: new links to a hub that lives, or a hub that comes back.
+//! The recovery of a session: new links to a hub that lives, or a hub that comes back.
 
 mod hold;
 pub(super) mod relink;

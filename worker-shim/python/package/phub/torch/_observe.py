@@ -277,13 +277,15 @@ class _Hook:
 class Observer:
     """An observer of a model's training; `observe` returns it. It does not keep the model alive, and never makes a step fail."""
 
-    __slots__ = ("_rows", "_now", "_began", "_forward", "_backward", "_ended", "_ends_step", "_leave", "__weakref__")
+    __slots__ = ("_rows", "_now", "_waits", "_began", "_forward", "_backward", "_ended", "_ends_step", "_leave", "__weakref__")
 
     def __init__(self, model: torch.nn.Module, session: Session, rank: int, ranks: int) -> None:
         parameter = next(model.parameters(), None)
         clock: Any = _Gpu if parameter is not None and parameter.is_cuda else _Host
         self._rows, self._now = _Rows(session, rank, ranks, clock), clock.now
         unknown: Any = None
+        self._waits = any(each.__name__ in _FSDP for module in model.modules() for each in type(module).__mro__)
+        """Whether the passes wait for other ranks."""
         self._began = self._forward = self._backward = self._ended = unknown
         self._ends_step = True
         this, can_wait = weakref.ref(self), hasattr(model, "require_backward_grad_sync")
@@ -323,13 +325,14 @@ class Observer:
             _ENGINE.queue_callback(self._backward_ends)
 
     def _backward_ends(self) -> None:
-        rows, forward, ended = self._rows, self._forward, self._now()
+        rows, forward, now = self._rows, self._forward, self._now()
+        backward, ended = (forward, forward) if self._waits else (self._backward, now)
         began = self._began or forward  # in the first pass, no moment before it is known
         before = self._ended or began
-        rows.passes.append((began, forward, self._backward, ended, before, self._ends_step))
+        rows.passes.append((began, forward, backward, ended, before, self._ends_step))
         rows.unsent += self._ends_step
         self._forward = self._backward = None
-        self._began = self._ended = ended
+        self._began, self._ended = now, ended
         if rows.unsent >= _BATCH:
             rows.send()
         _ENGINE.queue_callback(self._all_is_there)
@@ -391,6 +394,9 @@ def observe(
     answer. When a rank becomes late, rank 0 logs a warning by the logger "phub". The hub's page shows the job, too. If the hub is lost,
     the observation ends, and training continues. The time of passes in DDP's `no_sync()` is added to the next step.
 
+    In a model of FSDP each layer waits for all ranks, so both passes count as waiting. A rank is then named if it is late with its
+    data, or by anything else before the forward pass, and not if its passes are slow.
+
     Args:
         model: the module that the script calls, such as the `DistributedDataParallel`.
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment, or a hub that rank 0 starts.
@@ -400,15 +406,9 @@ def observe(
         The observer. Keep it: when it is dropped, the observation ends.
 
     Raises:
-        SettingsError: `mesh`, or a hub below others, without a process group, so that the rank among all workers is unknown. Or a
-            model of FSDP, in which every layer waits for all ranks: the steps of all ranks are equally long, so nobody would be named.
+        SettingsError: `mesh`, or a hub below others, without a process group, so that the rank among all workers is unknown.
         UnreachableError, RefusedError, MissingWorkersError: as for `phub.Session`.
     """
-    if any(each.__name__ in _FSDP for module in model.modules() for each in type(module).__mro__):
-        raise SettingsError(
-            "observe: each layer of an FSDP model waits for all ranks, so the passes of all ranks are equally long, and a slow rank "
-            "would not be named: observe a model without FSDP, or compare the ranks' times of loading data"
-        )
     group = group_of_torch()
     if group is not None:
         me, ranks = group.get_rank(), group.get_world_size()  # in a mesh, the argument `rank` is the rank on this machine
