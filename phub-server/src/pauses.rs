@@ -35,7 +35,7 @@ impl Pauses {
 mod tests {
     use super::*;
 
-    /// On a busy machine, a worker that was cut off was once never lost.
+    /// A worker that was cut off from a busy machine was once never lost.
     #[test]
     fn short_pauses_end_the_silence_of_a_dead_worker_once_in_twice_the_limit() {
         let (begun, limit) = (Instant::now(), Duration::from_secs(9));
