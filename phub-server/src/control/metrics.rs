@@ -538,7 +538,7 @@ mod tests {
             "phub_job_rounds_left_out_total{job=\"job\"} 2.0",
             "phub_job_read_bytes_total{job=\"job\"} 900.0",
             "phub_job_reads_done_total{job=\"job\"} 8.0",
-            "phub_job_read_saved_bytes_total{job=\"job\"} 90",
+            "phub_job_read_saved_bytes_total{job=\"job\"} 90.0",
             "phub_job_read_delay_seconds_total{job=\"job\"} 0.5",
             "phub_job_reads_refused_total{job=\"job\"} 4.0",
             "phub_job_follower_lag_rounds{job=\"job\",follower=\"newest\"} 1.0",
