@@ -66,7 +66,7 @@ wheel: setup
 pytest:
 	sh tools/pytest.sh
 
-frameworks: setup  # train with PyTorch, Lightning, Accelerate, Transformers and Ray from PyPI (6 GB)
+frameworks: setup  # train with PyTorch, Lightning, Accelerate, Transformers and Ray from PyPI (6 GB; TORCH=torch==2.4.0 for another version)
 	sh tools/frameworks.sh
 
 engines: setup  # give weights to the real vLLM on the CPU, from PyPI (8 GB)

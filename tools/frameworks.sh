@@ -1,7 +1,7 @@
 #!/bin/sh
 # Trains with real frameworks from PyPI over the backend "phub", with Ray Train, and in the idioms of tests/truth. Runs all tests of
 # PyTorch with PyPI's newest PyTorch: `tools/frameworks.sh`. Arguments go to pytest. The environment is in target/frameworks (or
-# PHUB_FRAMEWORKS_DIR). It takes 6 GB, because PyPI's PyTorch includes CUDA.
+# PHUB_FRAMEWORKS_DIR). It takes 6 GB, because PyPI's PyTorch includes CUDA. TORCH='torch==2.4.0' chooses another version.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -11,7 +11,7 @@ python=${PHUB_PYTHON:-/usr/bin/python3}
 mkdir -p "$dir"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv "$dir/venv"
 export PATH="$dir/venv/bin:$PATH"
-python -m pip install -q --disable-pip-version-check "${PHUB_TORCH:-torch>=2.4}" numpy lightning accelerate transformers 'ray[train]' pytest \
+python -m pip install -q --disable-pip-version-check "${TORCH:-torch>=2.4}" numpy lightning accelerate transformers 'ray[train]' pytest \
     scikit-learn 'maturin>=1.9,<2'
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
