@@ -304,7 +304,9 @@ class Observer:
                 observer._ends_step = not can_wait or module.require_backward_grad_sync  # false in DDP's no_sync()
                 _hook(outputs, observer._backward_begins)
 
-        hooks = model.register_forward_pre_hook(_Hook(before)), model.register_forward_hook(_Hook(after))
+        # The hook of FSDP2 waits for other ranks, so this hook is called before it.
+        first = {"prepend": True} if self._waits else {}
+        hooks = model.register_forward_pre_hook(_Hook(before), **first), model.register_forward_hook(_Hook(after))
         self._rows.hooks += hooks
         self._leave = weakref.finalize(self, leave_dropped, session.job, self._rows.leave)
         self._leave.atexit = False
