@@ -65,6 +65,8 @@ def test_a_reader_gets_differences_if_it_asks_for_them():
             assert (saved_bytes(hub, read) > 0) == fetch_deltas
     with pytest.raises(phub.SettingsError, match="or fetch_deltas with it"):
         phub.subscribe(directory="/somewhere", fetch_deltas=True)
+    with pytest.raises(phub.SettingsError, match="fetch_deltas is 'no': expected True or False"):
+        phub.subscribe("localhost", "job", fetch_deltas="no")
 
 
 @contextlib.contextmanager

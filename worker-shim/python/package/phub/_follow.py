@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _phub
+from ._session import check_truths
 
 if TYPE_CHECKING:
     import torch
@@ -230,6 +231,7 @@ def subscribe(
     for name, value, expected in (("hub", hub, "'host:port'"), ("job", job, "a name"), ("dtype", dtype, "'f32', 'bf16' or 'f16'")):
         if not isinstance(value, (str, type(None))):
             raise _phub.SettingsError(f"{name} is {value!r:.60}: expected {expected}, as a text")
+    check_truths(ema=ema, fetch_deltas=fetch_deltas)
     if directory is not None:
         if hub is not None or job is not None or dtype is not None or ema or names is not None or token is not None or fetch_deltas:
             raise _phub.SettingsError(
@@ -239,5 +241,5 @@ def subscribe(
     if hub is None or job is None:
         raise _phub.SettingsError("expected a hub and a job, or a directory")
     lines = json.dumps(dict(names or {}), default=dict)
-    native = _phub.Follower.of_hub(hub, job, dtype or "f32", ema, lines, token, fetch_deltas, hub_wait, every, each, timeout)
+    native = _phub.Follower.of_hub(hub, job, dtype or "f32", bool(ema), lines, token, bool(fetch_deltas), hub_wait, every, each, timeout)
     return Subscription(native)
