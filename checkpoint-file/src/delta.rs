@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Bits that did not change are zeros, which compress to almost nothing. Sign and exponent change less often than the other bits.
-//! So f32 takes half of the time and 0.85 of the bytes when like bytes are together. A block without a change has the length 0.
+//! With like bytes together, a prototype made f32 deltas (random changes of up to 1e-5) in half of the time, with 0.85 of the bytes.
+//! A block without a change has the length 0.
 //!
 //! Plain functions, for any thread. This module must not depend on the header of a file.
 
@@ -25,7 +26,7 @@ const BLOCK_BYTES: usize = 256 << 10;
 /// The most deltas that lead from one file to another.
 pub const MAX_DELTAS: usize = 64;
 
-/// The level of compression. Level 3 saves little more on zeros, and takes longer.
+/// The level of compression: zstd's fastest standard level.
 const LEVEL: i32 = 1;
 
 /// The differences from one file to another, block by block.

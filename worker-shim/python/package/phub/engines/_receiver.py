@@ -177,12 +177,12 @@ class Receiver:
     def _finish(self) -> Version:
         """Waits for the version that is being read."""
         assert self._reading is not None
-        subscription, version = self._reading[0], self._reading[1]
+        subscription, future = self._reading
         try:
-            return version.result()
+            return future.result()
         finally:
             self._reading = None
-            if self._source.fetch_deltas and version.done() and version.exception() is None:
+            if self._source.fetch_deltas and future.done() and future.exception() is None:
                 self._last = subscription
             else:
                 subscription.close()
