@@ -35,8 +35,9 @@ pub struct SourceSettings {
     pub averages: bool,
     /// The keys that get another name or another element type, or that are cut or joined.
     pub names: Names,
-    /// Whether the hubs should send the differences from the weights before, if they have them. This needs memory for the weights
-    /// twice at the reader. Without differences, a hub on this machine writes the weights into this process's memory.
+    /// Whether the hubs should send the differences from the reader's previous weights, if the hubs have the differences. The
+    /// reader then needs memory for two copies of the weights. Without differences, a hub on this machine writes the weights
+    /// into this process's memory.
     pub fetch_deltas: bool,
     /// The time limit of the wait for a hub that is away. After this time the reader gets [`NoWeights::Lost`].
     pub hub_wait: Duration,

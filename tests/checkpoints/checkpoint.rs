@@ -130,8 +130,8 @@ fn goes_on_after_kills(change: fn(&mut Training)) {
         let (hub, address) = hub_to_kill(dir.path());
         let killer = hub.pid();
         lives += 1;
-        // Each hub is killed some rounds later than the one before, while it computes, copies or writes. The
-        // last hub is not killed.
+        // Each hub is killed some rounds later than the previous hub, while it computes, copies or writes.
+        // The last hub is not killed.
         let last_words = AtomicU32::new(0);
         let ended = on_threads(training.workers, |rank| {
             let done = |round| {

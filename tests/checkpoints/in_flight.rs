@@ -14,7 +14,7 @@ fn patient() -> bool {
     false
 }
 
-/// Returns settings with which a push waits for the answer to the push before it.
+/// Returns settings with which a push waits for the answer to the previous push.
 fn one_after_the_other(hub: &Hub, job: &str) -> SessionConfig {
     let mut config = config(hub, job, 0, 1);
     config.transport = Some(Transport::Tcp);

@@ -5,7 +5,7 @@
 set -u
 side=$PHUB_RXE_SIDE
 for check in "$@"; do
-    # The hub of the check before may still be stopping, on the other side.
+    # On side 2: the hub of the previous check may still be stopping on side 1. Waits until its port is closed.
     for _ in {1..200}; do
         [ "$side" = 2 ] && [ "$check" != "$1" ] && (: <"/dev/tcp/$PHUB_RXE_PEER/7077") 2>/dev/null || break
         sleep 0.1

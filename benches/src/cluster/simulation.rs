@@ -5,7 +5,7 @@
 //! ```text
 //!   backward, last layer first -> a layer's gradients queue at the worker's link
 //!   all workers' gradients of a layer have arrived -> notice -> batch due -> start-up -> pull -> arrival -> next batch due
-//!   a batch's layers compute forward when the batch has arrived and the batch before is computed
+//!   a batch's layers compute forward when the batch has arrived and the previous batch is computed
 //! ```
 //!
 //! Sums and steps take no time. The simulation is deterministic. It must not depend on how batches are

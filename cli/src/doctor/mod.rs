@@ -149,7 +149,7 @@ fn subject(settings: &HubSettings, job: &Job) -> String {
     )
 }
 
-/// Checks RDMA, from the library to the GIDs. Each step needs the step before.
+/// Checks RDMA, from the library to the GIDs. Each step needs the previous step.
 fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, nccl: &Nccl) -> Rdma {
     let nothing = Rdma { plan: None, ready: Vec::new() };
     if !settings.offers(Transport::Verbs) {

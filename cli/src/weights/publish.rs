@@ -21,11 +21,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Publish a job's weights while it trains, as versions in a directory that engines read.
 ///
-/// Each version has the weights of one round, in a directory weight_v000001, weight_v000002, ... that appears when it is
-/// complete. Most versions are deltas: they have exactly what changed since the version before, in a zstd frame for each
-/// tensor. SGLang, slime and miles read this layout. `phub-server versions` makes a safetensors file of any version. No
-/// worker waits for a version. The hub needs memory for a copy of the weights while it sends them. After a restart `publish`
-/// continues. It ends with the job, or by Ctrl-C.
+/// Each version has the weights of one round, in a directory weight_v000001, weight_v000002, ... that appears when it
+/// is complete. Most versions are deltas: they have exactly what changed since the previous version, in a zstd frame
+/// for each tensor. SGLang, slime and miles read this layout. `phub-server versions` makes a safetensors file of any
+/// version. No worker waits for a version. The hub needs memory for a copy of the weights while it sends them. After a
+/// restart `publish` continues. It ends with the job, or by Ctrl-C.
 #[derive(Clone, Debug, Parser)]
 pub struct PublishArgs {
     #[command(flatten)]

@@ -76,7 +76,7 @@ impl Promise {
 pub struct NoRoom {
     needed: u64,
     room: String,
-    /// The bytes that are promised and not used yet.
+    /// The bytes that are promised to other jobs and not resident yet.
     waiting: u64,
 }
 

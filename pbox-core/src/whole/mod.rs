@@ -189,8 +189,8 @@ impl WholeGradient {
         self.of_former
     }
 
-    /// Returns the result of the round before `round`, for the steps of `round`. Before the job's first round the scale is
-    /// 1.
+    /// Returns the result of the previous round, which scales the steps of `round` (`clip_norm_last`). The job's first
+    /// round has no previous result, and its scale is 1.
     #[inline]
     pub fn found_before(&self, round: Round) -> Option<Found> {
         self.found(Round(round.0.wrapping_sub(1)))

@@ -162,8 +162,8 @@ def main():
     took = time.process_time() - began
     shape = {"one hub": "flat", "a hub in each rack": "mesh"}.get(args.shape, args.shape)
     bound = racks.bound_s(shape, size)
-    print(f"{args.shape}, {args.racks}, 1:{args.oversubscribed}, {args.network}: {ends[0]:.3f} s, {ends[0] / bound:.3f} of the "
-          f"links'; {took:.1f} s of processor time, {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB")
+    print(f"{args.shape}, {args.racks}, 1:{args.oversubscribed}, {args.network}: {ends[0]:.3f} s, {ends[0] / bound:.3f} times the "
+          f"links' bound; {took:.1f} s of processor time, {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class InSimGrid(unittest.TestCase):
             for over in ("1", "4"):
                 command = [sys.executable, "-B", os.path.join(HERE, "simulate.py"), shape, "4x2", over, "--piece-bytes", "65536"]
                 said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-                self.assertRegex(said, r" s, 1\.0[0-3]\d of the links'")
+                self.assertRegex(said, r" s, 1\.0[0-3]\d times the links' bound")
 
 
 class RackFormulas(unittest.TestCase):

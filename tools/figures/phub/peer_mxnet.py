@@ -44,7 +44,7 @@ def started(machines, python, layers, time_scale, iterations, shrink):
 
 
 class Gpu:
-    """The clock of an imitated GPU. A layer begins when the layer before has ended and its own weights have arrived."""
+    """The clock of an imitated GPU. A layer begins when the previous layer has ended and its weights have arrived."""
 
     def __init__(self):
         self.free_at = time.perf_counter()

@@ -178,7 +178,8 @@ macro_rules! data_path {
             )*
         }
 
-        /// Makes calls of the data path fail, too. All devices have one driver.
+        /// Replaces the driver's functions of the data path, so that their calls can fail as well. All devices share
+        /// one driver, so its functions are stored only once.
         pub fn intercept(ops: &mut ibv_context_ops) {
             $(
                 if let Some(own) = ops.$field.replace(instead::$name) {

@@ -92,7 +92,7 @@ static void clips(const char *hub, uint32_t rank) {
     phub_session_free(session);
 }
 
-/* The norm of the round before is the scale of a round. There is no norm to read. */
+/* A round is scaled by the norm of the previous round. The program cannot read this norm. */
 static void clips_by_the_last(const char *hub, uint32_t rank) {
     const char *const settings[] = {"clip_norm_last", "1", NULL};
     PhubSession *session = joined(hub, rank, "clips-by-the-last", settings);

@@ -30,7 +30,7 @@ def backward(hub, model, inputs, **session):
 
 @pytest.mark.parametrize("setting", [{"clip_norm": 1.0}, {"clip_norm_last": 1.0}, {"skip_nonfinite": True}, {"skip_spikes": 3.0}])
 def test_settings_that_need_the_whole_gradient(setting):
-    # A skipped bucket would have the mean of the step before.
+    # A skipped bucket would have the mean of the previous step.
     [name] = setting
     with pytest.raises(phub.SettingsError, match=f"HubState: {name}=.* needs the whole gradient"):
         phub.torch.HubState("127.0.0.1:1", 0, 1, **setting)

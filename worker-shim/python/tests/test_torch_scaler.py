@@ -58,7 +58,7 @@ def test_a_scaler_costs_no_exchange_of_means_and_bytes_leave_ahead(hub):
         assert scales == [1024.0, 1024.0, 2048.0, 2048.0, 1024.0, 1024.0, 1024.0, 2048.0]
         assert skipped == 1 and not joined_means
         assert all(("send_ahead", False) in each for each in calls)
-        # Bytes that are sent ahead are multiplied by the factor of the step before. If the scale has changed since, the push
+        # Bytes that are sent ahead are multiplied by the factor of the previous step. If the scale has changed since, the push
         # sends them again.
         rewritten = [step for step, each in enumerate(calls) if ("push", True) in each]
         assert rewritten == [0, 3, 5]

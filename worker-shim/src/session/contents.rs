@@ -15,7 +15,8 @@ use crate::exchange::ExchangeError;
 pub enum Pushed {
     /// The gradient. Bytes that were sent [ahead](Session::send_ahead) are not sent again.
     Gradient,
-    /// The gradient, which differs from the bytes that were sent ahead.
+    /// The gradient, which may have changed after [`send_ahead`](Session::send_ahead) sent it. All its bytes are sent
+    /// again.
     Rewritten,
     /// No gradient, which counts as zeros. If no worker has a gradient, weights and optimizer state do not change.
     Nothing,

@@ -180,7 +180,7 @@ class Session:
                 longer gradient down, as `torch.nn.utils.clip_grad_norm_` does. The hub answers no key of a round before all
                 keys are pushed: push every key of a round before you wait for one. For "bsp", and not with Slim-DP.
                 Default: no bound.
-            clip_norm_last: clips a round by the norm of the round before: if that norm was above `clip_norm_last`, the hub
+            clip_norm_last: clips a round by the norm of the previous round: if that norm was above `clip_norm_last`, the hub
                 scales this round's mean gradient by `clip_norm_last / norm`. The results differ from those of `clip_norm`, and
                 no key waits for the other keys. The first round is not scaled. The property `norm` is always `None`. For
                 "bsp", without `clip_norm`, `skip_nonfinite` and `skip_spikes`. Default: no bound.
@@ -477,8 +477,9 @@ class Session:
         return array
 
     def gradient(self, key: str) -> Array:
-        """Returns a key's gradient: an array of the key's shape and type, in the memory that is sent. Write it while the key is
-        not in flight. The array keeps the values of the last push; with `SlimDP` the values that were sent become zero.
+        """Returns a key's gradient: an array of the key's shape and type, over the memory from which pushes are sent. Write it
+        while the key is not in flight. The array keeps the values of the last push; with `SlimDP` the values that were sent
+        become zero.
 
         Raises:
             OrderError: there is no such key, or the session has a `dma_buf`, which has no address in this process.
@@ -508,9 +509,9 @@ class Session:
         raise _phub.SettingsError(f"key {key!r}: the values have the shape {seen}: expected {expected}, the key's shape")
 
     def weights(self, key: str) -> Array:
-        """Returns a key's weights (with `Average`: the mean of the gradients): an array of the key's shape and type, in the
-        memory that is received. Read it while the key is not in flight. Its values change in each round. The array is
-        read-only, unless `weights` is "private" or the compression is `SlimDP`.
+        """Returns a key's weights (with `Average`: the mean of the gradients): an array of the key's shape and type, over the
+        memory into which answers are received. Read it while the key is not in flight. Its values change in each round. The
+        array is read-only, unless `weights` is "private" or the compression is `SlimDP`.
 
         Raises:
             OrderError: there is no such key.

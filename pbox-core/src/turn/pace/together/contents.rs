@@ -252,7 +252,8 @@ impl Arrivals {
         self.contents.clear(place);
     }
 
-    /// Returns the reason why the contents of the pushes of a chunk of this key exclude each other.
+    /// Returns the error that the workers pushed contents that exclude each other for a chunk, such as weights and
+    /// gradients. `key` is the name of the chunk's key.
     pub(in crate::turn) fn mixed(&self, place: usize, key: &str) -> String {
         let Round(round) = self.round(place);
         let pushed = |content: Content| {

@@ -25,8 +25,8 @@ from ._means import Means, Way
 
 _LOG = logging.getLogger("phub")
 
-# The largest number of depths. Each depth has two threads, and a session with 36 MB for each type of numbers. Torch's own hooks
-# need two depths.
+# The largest number of depths. A depth is a level of all-reduces that callbacks of other all-reduces start. Each depth has two
+# threads, and for each type of numbers a session with 36 MB. Torch's own hooks need two depths.
 MAX_DEPTHS = 8
 
 _HERE = threading.local()

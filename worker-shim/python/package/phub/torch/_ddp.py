@@ -154,7 +154,9 @@ class HubState:
         assert session is not None
         what = self._words.get(number) or self._words.setdefault(number, _spoken(bucket))
         if number in self._given and not self._given[number].done():
-            raise OrderError("its mean in the pass before has not arrived: two models share a HubState; give each its own HubState")
+            raise OrderError(
+                "its mean of the previous pass has not arrived: two models share a HubState; give each its own HubState"
+            )
         host = window(session, key, "gradient")
         host.copy_(buffer)  # from a GPU, it returns when the copy is complete
         session.push(key)

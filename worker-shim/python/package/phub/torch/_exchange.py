@@ -267,7 +267,7 @@ class Exchange:
         return self._gradients.is_apart
 
     def continue_from(self, former: "Exchange") -> None:
-        """Takes over the gradients that the script has made in the job before."""
+        """Takes over the gradients that the script has made in the previous job."""
         self._gradients.continue_from(former._gradients)
 
     def zeroed(self) -> None:

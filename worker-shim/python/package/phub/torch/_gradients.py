@@ -51,7 +51,7 @@ class Gradients:
     ) -> None:
         """Args:
             pushes: the pushes to the optimizer's own job.
-            passes: the number of backward passes before the first step. Each later step expects the number of the step before.
+            passes: the number of backward passes before the first step. Each later step expects the number of the previous step.
             begin: a function that is called once a round, before bytes leave to the optimizer's own job.
             lend: a function that lets the hub write its answers for keys before `step()`.
             mean: the mean over several workers; None with one worker.
@@ -348,8 +348,8 @@ class Gradients:
                 self._follow(key)
 
     def continue_from(self, former: "Gradients") -> None:
-        """Takes over the gradients that the script has made in the job before: they are this worker's own, except means, and the
-        script may be in `no_sync()`."""
+        """Takes over the gradients that the script has made in the previous job: they are this worker's own, except means, and
+        the script may be in `no_sync()`."""
         self._blocks = former._blocks
         if self._mean is None:
             return

@@ -153,9 +153,9 @@ class _Rows:
         self.hooks: List[Any] = []
         """The hooks of the model, which are removed when the observation ends."""
         self.passes: Deque[Tuple[Any, ...]] = collections.deque()
-        """Passes that are in no row yet. Each has five moments: the sums of the pass before arrived, the forward pass began, the
-        backward pass began, this rank's own gradients were made, and its own gradients of the pass before were made. Last comes
-        whether the pass ends a step."""
+        """Passes that are in no row yet. Each has five moments: the sums of the previous pass arrived, the forward pass began, the
+        backward pass began, this rank's own gradients were made, and its own gradients of the previous pass were made. The last
+        entry says whether the pass ends a step."""
         self.unsent = 0
         """The number of steps that were not sent."""
         self._row = _NO_TIME
@@ -355,7 +355,7 @@ class Observer:
         """The times of the last 50 steps: for each step an array of seconds, of shape (ranks, 4).
 
         The first three times of a rank are before the forward pass, in the forward pass and in the backward pass. The fourth is
-        the time of waiting after the backward pass of the step before."""
+        the time of waiting after the backward pass of the previous step."""
         return self._rows.times()
 
     @property

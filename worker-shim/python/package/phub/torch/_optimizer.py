@@ -75,7 +75,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             on they are in the order in which the first training pass called the modules.
         session: more settings of `phub.Session`, such as `job`, `transport` and `compression`. With `ema=0.999` the hub keeps
             an average of the parameters, and `with optimizer.averaged():` evaluates the model with it. With
-            `clip_norm_last=1.0` a step is scaled by the norm of the step before. Its results differ from torch's
+            `clip_norm_last=1.0` a step is scaled by the norm of the previous step. Its results differ from torch's
             clipping, and no parameter waits for all gradients. With `skip_nonfinite=True` a step is skipped if its
             mean gradient is not finite. The hub then does the work of torch's `GradScaler`: it unscales gradients, and finds
             values that are not finite. With `skip_spikes=3.0` a step is also skipped if its norm is above three times the
