@@ -53,7 +53,7 @@ def simple_commands(line):
 
 
 def program(name, args, programs):
-    """Returns the fault of the arguments of one of this project's programs. The program runs with --help added: it parses all
+    """Returns the fault in the arguments of a call of this project's program. The program runs with --help added: it parses all
     arguments before it prints the help."""
     quick = args[:1] and args[0] in QUICK
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +89,7 @@ def make(args):
 
 
 def script(path, args):
-    """Returns the fault of a call of a script of this project, or None."""
+    """Returns the fault in the call of a script of this project, or None."""
     if path not in FILES:
         return f"no file {path}"
     folder = str(pathlib.Path(path).parent) + "/"

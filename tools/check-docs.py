@@ -137,7 +137,7 @@ def decisions():
         record = RECORD.match(file.read_text())
         parts = re.findall(r"^## (.*)$", file.read_text(), re.M)
         if parts != [part for part in PARTS if part in parts] or "Decision" not in parts:
-            yield f"the headings of {file.name} must be a Decision and others of {PARTS}, in this order, and are {parts}"
+            yield f"the headings of {file.name} must be Decision and perhaps more of {PARTS}, in this order, and are {parts}"
         if not record:
             yield f"{file.name} must begin with its number and title, and a line 'Status: accepted. Date: 2026-11-20.'"
         elif (row := rows.pop(int(record[1]), None)) != f"[{record[2]}]({file.name})":

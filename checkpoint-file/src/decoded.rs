@@ -29,7 +29,7 @@ pub struct Decoded {
     /// The numbers of steps of the keys that have not made one step per round.
     pub(crate) steps: BTreeMap<String, u32>,
     pub(crate) multipliers: Multipliers,
-    /// The sum of squares of the gradients of the previous round, if the file has it.
+    /// The sum of the squared gradients of the previous round, if the file has it.
     pub(crate) last_squares: Option<ExactSum>,
     /// The mean of the gradient's norms so far. If the file has no such mean, the mean of no norms.
     pub(crate) norm_mean: NormMean,

@@ -380,7 +380,7 @@ fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, 
     }
 }
 
-/// Reads the sum of squares of the gradients of the previous round.
+/// Reads the sum of the squared gradients of the previous round.
 fn last_squares(metadata: &Metadata) -> Result<Option<ExactSum>, DecodeError> {
     let (field, Some(seen)) = ("last_squares", metadata.last_squares.as_deref()) else { return Ok(None) };
     let squares = ExactSum::of_words(&parse(field, seen)?);

@@ -68,7 +68,7 @@ struct Ended {
     ended: String,
 }
 
-/// Returns the first line of the record of a hub of this version.
+/// Returns the first line of a record. `version` is the version of the hub that writes the record.
 pub fn head(version: &str, settings: Settings) -> String {
     let settings = to_raw_value(&settings).expect("its keys are texts");
     json(&Head { record: FORMAT.to_owned(), form: FORM, version: version.to_owned(), settings })

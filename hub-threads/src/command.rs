@@ -59,11 +59,11 @@ pub enum Command {
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
     /// Copy the state that a paused job has before a round.
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
-    /// Take back the memory of a snapshot's part, unless it is lost. After that, the next snapshot may be
-    /// taken.
+    /// Take back the memory of a snapshot's part; `None` if the memory is lost. After that, the next snapshot
+    /// may be taken.
     GiveBack { job: JobId, values: Option<Slab> },
-    /// Keep memory for the next snapshot of a job: the memory of a part that clients have read. `None` if no client reads any
-    /// more: only checkpoints need memory.
+    /// Keep memory for the next snapshot of a job: the memory of a part that clients have read. `None` if no client
+    /// reads any more. Memory is then kept only for checkpoints that will be due.
     Keep { job: JobId, values: Option<Slab> },
     /// Let a paused job continue. The admitted ranks take part from the round `from` on. `ahead` has the
     /// number of rounds that is added to `from`, for each rank.

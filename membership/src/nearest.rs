@@ -1,5 +1,5 @@
-//! The order in which a member uses the NICs of its machine. NICs of the member's NUMA node come first, and the members of
-//! a machine begin with different NICs. Also the number of members on the machine.
+//! The order in which a member uses the NICs of its machine. NICs of the member's NUMA node come first, and the members
+//! of a machine begin with different NICs. This file also finds the number of members on the machine.
 //!
 //! Used once, at the join. Reads /proc and /sys; does not depend on hubs.
 

@@ -10,7 +10,7 @@ use versions::{Elements, Precision};
 
 use crate::error::SourceError;
 
-/// The prefix of the names of averages of weights in a hub's state.
+/// The prefix of a tensor's name in a hub's state, if the tensor is an average of weights.
 const AVERAGE: &str = "optimizer/ema/";
 
 /// A key's shape, and its values in pieces.

@@ -14,7 +14,7 @@ use worker_shim::{Pushed, Session, SessionConfig, SessionError};
 
 const WORKERS: u32 = 3;
 
-/// Returns a worker that compares every third round. One worker uses shared memory, the others TCP.
+/// Returns a worker that compares every third round. One worker uses shared memory, and all other workers use TCP.
 fn comparing(hub: &Hub, rank: u32) -> SessionConfig {
     let transport = Some(if rank == 2 { Transport::Shm } else { Transport::Tcp });
     let config = SessionConfig { transport, ..config(hub, "job", rank, WORKERS) };

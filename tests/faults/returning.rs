@@ -57,8 +57,8 @@ pub(super) fn begun(config: SessionConfig) -> Session {
     session
 }
 
-/// Waits for the last answers of all workers. If a worker ended earlier, or were missing when a hub comes
-/// back, the others would end.
+/// Waits for the last answers of all workers. If a worker ended earlier, or were missing when a hub returns,
+/// the other workers would end with an error.
 pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u32) {
     session.wait_all().unwrap();
     ended.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! A restarted hub ends again before all its workers have joined again. Some workers know that it was
-//! restarted, others do not. All of them continue from the same step.
+//! restarted, and other workers do not know. All workers continue from the same step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,4 +1,4 @@
-//! A hub of a job on several machines ends and is started again. It is a hub above the others, a hub below,
+//! A hub of a job on several machines ends and is started again. It is a hub above other hubs, a hub below,
 //! or a hub of a mesh. The job ends at all hubs, and the sessions of all machines wait.
 
 use std::net::SocketAddr;

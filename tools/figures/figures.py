@@ -85,7 +85,7 @@ def say(number, of, point, row, seconds):
     what = f"{point.model}, {point.machines} machines, {rate}, {point.schedule}, {point.consistency}"
     of_bound = float(row["samples_per_s"]) / float(row["bound"])
     print(f"{number}/{of}  {what}: {row['samples_per_s']} samples/s, {of_bound:.2f} of the bound; cores "
-          f"{100 * float(row['cpu_share']):.0f}% busy, {100 * float(row['others_share']):.0f}% for others; "
+          f"{100 * float(row['cpu_share']):.0f}% busy, {100 * float(row['others_share']):.0f}% for other programs; "
           f"{seconds:.0f} s", flush=True)
 
 

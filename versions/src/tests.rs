@@ -284,7 +284,7 @@ fn weights_of_which_all_bits_changed_are_a_whole_version() {
     assert_eq!(read(dir.path(), 2).unwrap().weights, noise(2));
 }
 
-/// Returns the text of a field of the metadata of a version's index.
+/// Returns the text that a version's index has in this field of its metadata.
 fn field(dir: &Path, id: u64, field: &str) -> Option<String> {
     let index = disk::of_version(dir, VersionId(id)).join("model.safetensors.index.json");
     let index: serde_json::Value = serde_json::from_slice(&std::fs::read(index).unwrap()).unwrap();

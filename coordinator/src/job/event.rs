@@ -9,7 +9,7 @@
 //! | time passes | the sweep | silent members, and dead ones without links, are lost; waits for hub 0 and for states end at their limits |
 //! | a step of a cut is done | the driver | the cut's next step, see [`cut`](super::cut) |
 //! | a core has a part of a snapshot, or none | that core | after the last core's answer, the snapshot is complete or has failed |
-//! | a core has the memory of its part again | that core | requests for the state that wait for this memory try again |
+//! | the memory for a core's part is free again | that core | requests for the state that wait for this memory try again |
 //! | another hub reports its part of a checkpoint | the driver | hub 0 asks again, or the checkpoint is complete or has failed |
 //! | a client has read the state | the driver | the next client gets the state |
 //! | a step of saving the last state is done | the driver | the next step, see [`last`](super::last) |
@@ -72,7 +72,7 @@ pub enum Event {
         /// The reason why the core has no part.
         refused: Option<String>,
     },
-    /// A core has the memory of its part of a snapshot again.
+    /// The memory for a core's part of a snapshot is free again.
     Freed(usize),
     /// Another hub has reported its part of a checkpoint, or the request to it has failed.
     Part {

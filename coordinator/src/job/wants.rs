@@ -270,7 +270,7 @@ impl Saving<'_> {
         [Effect::Snapshot(occasion, before, parts)].into_iter().chain(next).collect()
     }
 
-    /// Makes a request wait until these cores have their memory again. If no core lacks its memory, tries again at once.
+    /// Makes a request wait until the memory for these cores' parts is free. If `cores` is empty, tries again at once.
     fn lacks_memory(&mut self, id: WantId, cores: BTreeSet<usize>, why: String) -> Vec<Effect> {
         match self.wants().get(id) {
             Some(want) if !cores.is_empty() => {
@@ -281,7 +281,8 @@ impl Saving<'_> {
         }
     }
 
-    /// Notes that a core has the memory of its part again. Tries again for each request that waited only for this core.
+    /// Notes that the memory for a core's part is free again. Tries again for each request that waited only for this
+    /// core.
     pub fn freed(&mut self, core: usize) -> Vec<Effect> {
         self.job.checkpoints.freed(core);
         let mut freed = Vec::new();

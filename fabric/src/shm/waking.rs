@@ -37,7 +37,7 @@ pub const fn events(ports: usize) -> usize {
     if ports < MAX_EVENTS { ports } else { MAX_EVENTS }
 }
 
-/// The name of the sockets of one end of a connection.
+/// The common name of the sockets that one end has for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name(pub [u8; 16]);
 

@@ -2,7 +2,7 @@
 //! values. The error is kept and added to the next values (Seide et al., "1-Bit Stochastic Gradient Descent", 2014).
 //!
 //! ```text
-//!   for each bucket:  mean of the others: f32 | mean of the negative ones: f32 | a bit for each value, 1 is negative
+//!   for each bucket:  mean of the other values: f32 | mean of the negative values: f32 | a bit for each value, 1 is negative
 //! ```
 //!
 //! A bucket has 512 values. The paper has two means for each column of a weight matrix; a column is about as long as a

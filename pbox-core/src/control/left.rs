@@ -1,4 +1,5 @@
-//! The round before which a worker leaves. It may differ by key, because a worker may use some keys less often than others.
+//! The round before which a worker leaves. It may differ by key, because a worker may use some keys less often than
+//! other keys.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,5 @@
-//! The layout of a window: the span of each key and of each of its chunks. Pure functions, the same at both ends.
+//! The layout of a window: the span of each key, and the spans of the key's chunks. Pure functions, the same at both
+//! ends.
 //!
 //! ```text
 //!   key 0                      key 1      key 2

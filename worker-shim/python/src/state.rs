@@ -1,5 +1,5 @@
 //! A reader over a state that a Python iterator yields piece by piece, so that memory never holds the whole
-//! state twice. And the check of a checkpoint's digest.
+//! state twice. This file also checks the digest of a checkpoint.
 //!
 //! The session's thread reads the state, and takes the GIL for each piece.
 

@@ -1,5 +1,5 @@
-//! Keys between pushes: gradients and weights are lent to the caller while their key is idle. Also the first
-//! round of a worker, the answers that are missing, and the traffic.
+//! Keys between pushes: gradients and weights are lent to the caller while their key is idle. This file also
+//! has the first round of a worker, the count of missing answers, and the traffic.
 //!
 //! Part of the exchange, on the worker's thread. Reading the weights window is unsafe (docs/unsafe.md).
 //!

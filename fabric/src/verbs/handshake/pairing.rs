@@ -59,11 +59,11 @@ pub(in crate::verbs) struct Candidates<'a> {
     pub nics: &'a [usize],
 }
 
-/// Chooses a NIC of the joiner's port for the hub's end of each link. The NIC is a partner of the hub port's
-/// NIC, so that the packets of a lane (a core with its NIC) stay between partners. If no partner works, a
-/// port gets another NIC that can reach the hub port's NIC, unless a map names the partners. Of several NICs,
-/// the least loaded is chosen, and of equally loaded NICs the first. `loads` has the number of links of each
-/// NIC of the joiner, including earlier connections.
+/// Chooses a NIC of the joiner's port for the hub's end of each link. The NIC is a partner of the hub port's NIC, so
+/// that the packets of a lane (a core with its NIC) stay between partners. If no partner works, a port gets another NIC
+/// that can reach the hub port's NIC, unless a map names the partners. Of several NICs, the least loaded is chosen, and
+/// of equally loaded NICs the first. `loads` has, for each of the joiner's NICs, the number of its links, including
+/// those of earlier connections.
 pub(in crate::verbs) fn pair<'a>(
     hub: &[Address],
     links: impl IntoIterator<Item = Candidates<'a>>,

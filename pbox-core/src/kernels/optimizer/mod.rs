@@ -356,8 +356,8 @@ impl Optimizer {
         self.master_per_element(dtype) + self.state_per_element()
     }
 
-    /// Returns the number of master weights of an element of type `dtype`. It is 1, or 0 if the window has the master
-    /// weights, or if there are no weights.
+    /// Returns how many master weights the hub keeps for an element of type `dtype`: 1 for types of 16 bits. It is 0
+    /// for f32, because the window then has the master weights, and for optimizers without weights.
     pub fn master_per_element(&self, dtype: Dtype) -> usize {
         usize::from(self.keeps_weights() && dtype != Dtype::F32)
     }

@@ -113,7 +113,7 @@ impl Wake for Bell {
 }
 
 impl Up {
-    /// Returns the origin of the addresses in a join, which are those of other hubs of the mesh or of the job.
+    /// Returns the origin of the addresses that a join names: the addresses of other hubs, of the mesh or of the job.
     pub(super) fn outside(&self) -> Named {
         Named::Outside(self.peers.clone())
     }

@@ -3,7 +3,7 @@
 # one end is on the wire of rxe1 at the other. Addresses resolve on both wires, as on InfiniBand, so only
 # packets show which pairs work.
 #
-# The worker tries the pairs of equal names, finds them dead, and takes the others. For a worker with one NIC,
+# The worker tries the pairs of equal names, finds them dead, and takes the other pairs. For a worker with one NIC,
 # the hub serves all lanes by the NIC of its wire. A worker with a NIC that reaches nobody uses TCP. If TCP is
 # not allowed, it names the NICs that do not reach each other.
 # guest: pair --nics 2 --cpus 4

@@ -58,7 +58,7 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
     writes its text under both words. If no text follows, the worker's word may be from an earlier run, and rank 0 reads it
     again.
 
-    A process that finds another word under its rank is not the only process with this rank, and notifies the other process.
+    If a process finds another word under its rank, a second process has the same rank. The finder then notifies that process.
 
     Raises:
         MissingWorkersError: a worker did not write its text within `limit_s`.

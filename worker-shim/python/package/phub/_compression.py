@@ -37,8 +37,8 @@ class Qsgd:
 
 @dataclasses.dataclass(frozen=True)
 class OneBit:
-    """A codec that sends the sign of each value in one bit. For each 512 values it sends two means: of the negative values and of
-    the others."""
+    """A codec that sends the sign of each value in one bit. For each 512 values it sends two means: of the negative values, and of
+    all other values."""
 
 
 @dataclasses.dataclass(frozen=True)

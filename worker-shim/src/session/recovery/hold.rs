@@ -69,7 +69,7 @@ struct Stood {
     under_way: bool,
     /// The content of the push in flight.
     content: Content,
-    /// The number of next pushes that must not be sent, because of an earlier loss.
+    /// The number of coming pushes that must not be sent, because their rounds were lost earlier.
     skips: u32,
 }
 
@@ -84,7 +84,7 @@ impl Session {
         self.member.waits_for_hubs() && self.asked.consistency != Consistency::Bsp
     }
 
-    /// Whether the next push of a key must not be sent. Counts the push.
+    /// Whether the key's next push must not be sent, because its round is lost. If so, counts the push as skipped.
     pub(in crate::session) fn skips(&mut self, key: KeyId) -> bool {
         let left = self.skips.get_mut(key.index()).filter(|left| **left > 0);
         left.map(|left| *left -= 1).is_some()

@@ -5,7 +5,7 @@
 //!   some gradients         the step with these gradients, divided by the number of all workers
 //!   all nothing            no step: weights and state stay
 //!   all weights            the weights of the lowest rank replace the hub's, and the state stays
-//!   weights and others     the job fails. Exception: in the broadcast, ranks may push nothing
+//!   only some weights      the job fails. Exception: in the broadcast, ranks may push nothing
 //! ```
 //!
 //! Owned by the core. Takes four bits per (chunk, worker); a plain round does not touch these bits.

@@ -93,8 +93,9 @@ class Holder(NamedTuple):
     """Returns the `Taker` of the gradients, or `None` after its end."""
 
 
-# The holders of each parameter. The last one counts, and the one before again when the last one releases the parameter.
-# The key is `id(parameter)`. An attribute of the parameter would not do: it would be copied and pickled with the parameter.
+# The holders of each parameter, by `id(parameter)`. Only the last holder counts. When the last holder releases the parameter,
+# the previous holder counts again. An attribute of the parameter would not do: it would be copied and pickled with the
+# parameter.
 _HOLDERS: Dict[int, List[Holder]] = {}
 
 

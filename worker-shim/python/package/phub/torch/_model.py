@@ -129,8 +129,8 @@ class Model:
         return [name for name, each in (*module.named_parameters(), *module.named_buffers()) if id(each) not in known]
 
     def broadcast_rest(self, session: Mapping[str, Any], job: Optional[str] = None) -> None:
-        """Gives all workers rank 0's frozen parameters and buffers, in a job that is named after `job`. The workers need not meet
-        for such a name."""
+        """Gives all workers rank 0's frozen parameters and buffers, in a job that is named after `job`. With such a name the
+        workers need not first agree on a random word."""
         rest = {**self._frozen, **self.buffers}
         if rest:
             place = {name: session[name] for name in ("hub", "rank", "world_size", "mesh", "token", "transport") if name in session}

@@ -144,7 +144,7 @@ class Mean:
         worker has one. `factor` is the number by which a scaler is about to multiply the means.
 
         Raises:
-            MeanError: not all workers came to this line, or their scalers have different scales.
+            MeanError: not all workers reached this line, or their scalers have different scales.
         """
         with _says_where(), torch.inference_mode(False), torch.no_grad():
             if self._session is None:
