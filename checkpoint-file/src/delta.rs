@@ -160,7 +160,7 @@ impl Applied {
     pub fn new(count: usize, dtype: Dtype) -> Result<Self, DecodeError> {
         if count > MAX_DELTAS {
             return Err(DecodeError::Delta {
-                reason: format!("there are {count} deltas, and at most {MAX_DELTAS} may come"),
+                reason: format!("there are {count} deltas; expected at most {MAX_DELTAS}"),
             });
         }
         let (frame, planes) = (Vec::new(), Vec::with_capacity(BLOCK_BYTES));

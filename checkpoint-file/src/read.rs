@@ -290,7 +290,7 @@ fn read_deltas(
     let floats = bytes.div_ceil(size_of::<f32>());
     if base.as_slice().len() != floats {
         let (old, new) = (size_of_val(base.as_slice()), floats * size_of::<f32>());
-        let reason = format!("the values took {old} bytes, and the new ones take {new}");
+        let reason = format!("the last version has {old} bytes of values, and the new version has {new}");
         return Err(DecodeError::Delta { reason });
     }
     let mut slab = Slab::zeroed("a version of weights", floats)?;

@@ -78,7 +78,7 @@ pub const MAX_ELEMENTS: usize = 1 << 16;
 pub enum InvalidSlimDp {
     /// Alpha is not in the range: above 0, at most 1.
     #[error(
-        "Slim-DP: alpha is {seen}: expected the part of the parameters to send, above 0 and at most 1, as 0.2"
+        "Slim-DP: alpha is {seen}: expected the part of the parameters to send, above 0 and at most 1, such as 0.2"
     )]
     Alpha {
         /// The alpha of the settings.

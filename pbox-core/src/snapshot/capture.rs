@@ -202,7 +202,7 @@ impl Capture {
         let of = 1 << self.spread;
         if !number.is_multiple_of(of) {
             let why = format!(
-                "the disk is too slow to write every checkpoint that is due; the hub now writes one checkpoint of {of}"
+                "the disk is too slow to write every checkpoint that is due; the hub now writes one of every {of}"
             );
             self.taken.push(Taken {
                 occasion: Occasion::Due(round),

@@ -66,7 +66,7 @@ POST /v1/jobs/{job}/relink          a worker has lost its links, and makes other
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/optimizer       other hyperparameters of the optimizer from a round on
 POST /v1/jobs/{job}/priorities      the order in which a worker needs its keys
-POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against those of the others
+POST /v1/jobs/{job}/compare         compare a worker's weights with the other workers' weights, by digests
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file; ?only=weights or ?only=averages, with them &dtype=bf16 or f16; ?before=ROUND
 POST /v1/jobs/{job}/offer           rank 0 has a state for a new job

@@ -39,7 +39,7 @@ impl Registry {
             Report::Freed { job, core } => self.happens(&mut inner, job, Event::Freed(core)),
             Report::Skipped { job, chunks } => {
                 if let Some((_, job)) = inner.job(job) {
-                    let why = "some rounds have no worker left that could push them";
+                    let why = "all workers that could push some of the rounds have left or are lost";
                     tracing::warn!(job = job.name, chunks, why, "chunks skip rounds, and keep their weights");
                 }
             }
@@ -52,7 +52,7 @@ impl Registry {
                 drop(inner);
                 // The chunks of this core have lost their thread, so the hub stops.
                 let reason = format!(
-                    "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
+                    "the hub's core thread on cpu {cpu} panicked (the hub's log says why); restart the hub"
                 );
                 tracing::error!(reason, "the hub stops");
                 self.stop(&reason);

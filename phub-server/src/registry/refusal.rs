@@ -35,7 +35,7 @@ impl Refusal {
 
     /// Refuses a request because of an internal error. The hub's log has the details.
     pub fn internal() -> Self {
-        RefusalCode::Internal.because("the hub could not carry out the request; its log says why")
+        RefusalCode::Internal.because("the hub could not carry out the request; the hub's log says why")
     }
 }
 

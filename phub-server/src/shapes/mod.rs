@@ -175,7 +175,7 @@ pub fn choose(shapes: &[Shape]) -> Choice<'_> {
             format!("it is the simplest, and {} is not faster by 2% or more", rival.kind)
         }
         Some(rival) => format!(
-            "it is {:.2} times as fast as {}: a round waits for {}, and with {} for {}",
+            "it is {:.2} times as fast as {}: a round waits for {}; with {}, for {}",
             rival.cost() / best.cost(),
             rival.kind,
             waits(best),

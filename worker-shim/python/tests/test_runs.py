@@ -273,7 +273,7 @@ def test_words_of_an_earlier_run_are_not_taken_for_those_of_a_worker():
         for thread in threads:
             thread.join()
         assert said == {0: texts, 1: texts}
-    with pytest.raises(phub.MissingWorkersError, match="rank 1 of 2 did not come"):
+    with pytest.raises(phub.MissingWorkersError, match="rank 1 of 2 did not report"):
         _board.gather(Words({}), 0, 2, "zero", limit_s=0.1)
     with pytest.raises(phub.MissingWorkersError, match="rank 1 of 2 has waited"):
         _board.gather(Words({}), 1, 2, "one", limit_s=0.1)

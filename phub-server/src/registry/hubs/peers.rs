@@ -49,7 +49,7 @@ fn not_released(why: NotReleased) -> Refusal {
 /// Returns the error that hub 0 has kept a job paused for too long.
 pub(crate) fn held_too_long(job: &Job, limit: Duration) -> String {
     format!(
-        "hub 0 of the job, at {}, holds its rounds and did not let them continue within {:.1} s: it hangs, was stopped, or was \
+        "hub 0 of the job, at {}, paused the job and did not let it continue within {:.1} s: hub 0 hangs, was stopped, or was \
          cut off",
         job.peers.name(0),
         limit.as_secs_f64()

@@ -201,8 +201,9 @@ impl Registry {
         let Coming { job: id, before: round, bytes, seen, goes } = coming;
         if seen != bytes {
             return Err(Refusal::bad(format!(
-                "the state has {seen} bytes, expected {bytes}: as f32 all keys' weights in the order of the join, then \
-                 the optimizer's first value of all keys, and so on, and last any averages; join again to bring the state"
+                "the state has {seen} bytes, expected {bytes}. All values are f32: first the weights of all keys in the order \
+                 of the join, then the optimizer's first value of all keys, then its second value of all keys, and last \
+                 the averages, if the job keeps averages; join again to bring the state"
             )));
         }
         let values = match goes {
@@ -262,7 +263,7 @@ fn check_offer(
         ));
     }
     if !optimizer.keeps_weights() {
-        return Err(format!("the optimizer {} keeps no state: offer none", optimizer.name()));
+        return Err(format!("the optimizer {} keeps no state: do not offer a state", optimizer.name()));
     }
     Ok(())
 }

@@ -83,8 +83,8 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
             if said is not None:
                 return list(json.loads(said))
         raise MissingWorkersError(
-            f"rank {rank} of {size} has waited {limit_s:.0f} s for the hub's address, which rank 0 tells when all ranks "
-            f"have come: see the output of the other ranks"
+            f"rank {rank} of {size} has waited {limit_s:.0f} s for the hub's address, which rank 0 sends when all ranks "
+            f"have reported: see the output of the other ranks"
         )
     texts = [text]
     for other in range(1, size):
@@ -95,7 +95,7 @@ def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMI
                 board.set(f"seen/{word}", mine)
                 found = board.get(f"here/{word}/{mine}", _LOOK_AGAIN_S)
             if found is None and time.monotonic() > deadline:
-                raise MissingWorkersError(f"rank {other} of {size} did not come within {limit_s:.0f} s: see that rank's output")
+                raise MissingWorkersError(f"rank {other} of {size} did not report within {limit_s:.0f} s: see that rank's output")
         texts.append(found)
     board.set(f"all/{mine}", json.dumps(texts))
     return texts

@@ -223,7 +223,7 @@ impl Session {
         let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;
         let wire = let_in[0].wire(wire).map_err(SessionError::from)?;
         if wire.hubs() != self.exchange.windows().wire().hubs() {
-            let why = "the hub was restarted below another number of hubs; start the job again";
+            let why = "the hub was restarted with another number of hubs above it; start the job again";
             return Err(Again::Never(self.hubs[0].lost(why.to_owned()).into()));
         }
         let (windows, former) = (self.exchange.windows(), &self.hubs);
