@@ -15,8 +15,8 @@ use crate::control::Encryption;
 use crate::error::HubError;
 use crate::settings::{HubSettings, interface};
 
-/// The number of threads of a hub beside those of its cores: for control, joins, rendezvous, freeing,
-/// checkpoints and handshakes.
+/// The number of threads of a hub in addition to its core threads: for control, joins, rendezvous, freeing, checkpoints
+/// and handshakes.
 const BESIDE_CORES: usize = 16;
 
 /// A description of what a check found; `None` if the settings do not need it.

@@ -1,5 +1,5 @@
 /* A library that is loaded before a hub. The hub's wall clock jumps by JUMP_S seconds, forward and back in turn, each time
- * it is read. The hub's disk stands still while the file STALL exists. Name servers give no answer for names that end in
+ * it is read. The hub's disk does not answer while the file STALL exists. Name servers give no answer for names that end in
  * .silent while the file SILENT exists. */
 #define _GNU_SOURCE
 #include <dlfcn.h>

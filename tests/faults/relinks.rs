@@ -191,8 +191,8 @@ fn a_session_on_its_own_thread_makes_links_too() {
     on_threads(WORKERS, leave).into_iter().for_each(Result::unwrap);
 }
 
-/// A session ends if its links cannot be made again, even if the session has pushed nothing, waits for no
-/// answer, and the hub is alive.
+/// A session ends if it cannot reconnect, even if the session has pushed nothing, waits for no answer, and
+/// the hub is alive.
 #[test]
 fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
     let _watchdog = Watchdog::start();

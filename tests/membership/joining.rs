@@ -388,7 +388,7 @@ fn who_waits_is_told_who_was_refused() {
     });
 }
 
-/// Formerly each piece of news was told to all workers that waited, so joins of 64 machines took twice as long.
+/// Formerly each piece of news was sent at once to all workers that waited, so joins of 64 machines took twice as long.
 #[test]
 fn who_waits_for_many_workers_is_told_at_most_once_a_second() {
     const WORKERS: u32 = 64;

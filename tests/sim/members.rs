@@ -16,8 +16,7 @@ const WORKERS: u32 = 3;
 const ROUNDS: u32 = 12;
 const ONE: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
 
-/// Makes all rounds of a job. Returns the number of times that links were made again, and the events of the
-/// network.
+/// Makes all rounds of a job. Returns the number of reconnects, and the events of the network.
 fn live(seed: u64) -> (u32, Seen) {
     let mut dice = Dice::new(seed);
     let keys = (0..dice.from(1..=4)).map(|key| Key::f32(format!("{key}"), [1 + 40 * dice.below(3)]));

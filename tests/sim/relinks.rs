@@ -61,11 +61,11 @@ fn expected(plan: Plan, key: KeyId, element: usize) -> f32 {
     weight
 }
 
-/// The links of a job's workers, which are lost and made again.
+/// The links of a job's workers, which are lost and replaced.
 struct Links {
     dice: Dice,
     losses: u32,
-    /// The number of steps until the links are made again, by rank; `None` while the worker has links.
+    /// The number of steps until the worker reconnects, by rank; `None` while the worker has links.
     made_in: Vec<Option<u64>>,
 }
 
@@ -314,7 +314,7 @@ fn a_newcomer_that_loses_its_first_weights_gets_them_again() {
         }
         job.kill(1);
         assert_eq!(job.rejoin(1).unwrap(), Round(2), "{consistency}");
-        // The weights of the new worker are on their way.
+        // The first weights of the new worker are in flight.
         (0..10).for_each(|_| _ = job.turn_core(0));
         assert!(!job.workers[1].is_ready(KeyId(0)));
         job.unlink(1);

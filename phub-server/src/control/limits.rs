@@ -56,7 +56,7 @@ impl ControlLimits {
             // Enough for a thousand workers that join at once with manifests of ten thousand keys.
             bodies_bytes: 1 << 30,
             // A worker's client closes a connection that was idle for 15 s. The hub waits longer, so that it
-            // never closes a connection while a request is on its way.
+            // never closes a connection while a request is in flight.
             headers: Duration::from_secs(20),
             body_stall: Duration::from_secs(10),
             // The least rate at which a body must arrive. The longest join takes an hour at this rate.

@@ -375,7 +375,7 @@ impl Life {
         let former = self.looked.take().filter(|(of, stages, _)| *of == look && *stages == self.stages);
         let since = former.map_or(self.steps, |(.., since)| since);
         self.looked = Some((look.clone(), self.stages.clone(), since));
-        // Waits while pushes are on their way, also pushes that a worker repeats over new links.
+        // Waits while pushes are in flight, also pushes that a worker repeats over new links.
         let stands = self.steps - since > STANDS && !look.is_moving;
         if stands && are_late && !look.workers.is_empty() {
             let lives = |rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs);

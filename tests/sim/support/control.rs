@@ -453,17 +453,17 @@ impl Control {
         &self.heard
     }
 
-    /// Whether commands or reports are on their way, or a state is being brought or saved.
+    /// Whether commands or reports are in flight, or a state is being brought or saved.
     pub fn is_busy(&self) -> bool {
         self.brings.is_some() || self.saves_last() || self.has_work()
     }
 
-    /// Whether commands or reports are on their way.
+    /// Whether commands or reports are in flight.
     pub fn has_work(&self) -> bool {
         !self.reports.is_empty() || self.commands.iter().any(|commands| !commands.is_empty())
     }
 
-    /// Forgets the messages on their way, because the job has ended.
+    /// Forgets the messages in flight, because the job has ended.
     pub fn end(&mut self) {
         self.commands.iter_mut().for_each(VecDeque::clear);
         self.reports.clear();

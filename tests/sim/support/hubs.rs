@@ -134,7 +134,7 @@ impl Hubs {
         (failed > 0, failed == self.hubs.len())
     }
 
-    /// Whether reports or letters are on their way.
+    /// Whether reports or letters are in flight.
     pub fn is_busy(&self) -> bool {
         self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }

@@ -99,7 +99,7 @@ impl Members {
         asked.is_none() && pause.is_none()
     }
 
-    /// Returns the number of times that links were made again.
+    /// Returns the number of times that lost links were replaced by new links.
     pub fn relinks(&self) -> u32 {
         self.members.iter().map(|member| member.machine.relinks()).sum()
     }

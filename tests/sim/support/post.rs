@@ -102,7 +102,7 @@ pub struct Post {
 }
 
 impl Post {
-    /// Whether letters or requests are on their way.
+    /// Whether letters or requests are in flight.
     pub fn is_busy(&self) -> bool {
         !self.sent.is_empty() || !self.asks.is_empty()
     }

@@ -18,7 +18,7 @@ enum Event {
     Fail(usize),
     /// A hub takes its next step on its cores or its disk. The flag says whether the step succeeds.
     Step(usize, bool),
-    /// A request or an answer is delivered. The number is its index among the messages that are on their way.
+    /// A request or an answer is delivered. The number is its index among the messages in flight.
     Deliver(usize),
     /// A hub gives up a request. The flag says whether the request is lost.
     GiveUp(usize, bool),

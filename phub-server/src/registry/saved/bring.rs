@@ -27,7 +27,7 @@ use zerocopy::IntoBytes;
 use crate::registry::above::{JoinedAbove, not_joined};
 use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
-/// The most parts of a request's body that are on their way to the hubs above.
+/// The most parts of a request's body that wait for the hubs above to take them.
 const PARTS: usize = 8;
 
 /// A state that is arriving.

@@ -1,7 +1,7 @@
 //! The last state of a job that failed: it is saved before its cores forget it.
 //!
 //! ```text
-//!   a worker is lost --> hold --> the job fails, its workers are told
+//!   a worker is lost --> hold --> the job fails, its workers are notified
 //!                         |--> fronts: the state before the highest round --> earlier rounds end with the pushes
 //!                              that have arrived --> parts --> file --> the job's memory goes, its name is free again
 //! ```

@@ -21,7 +21,7 @@ impl Losses {
         Losses { left, unlinked: BTreeMap::new() }
     }
 
-    /// Whether all lost links were made again.
+    /// Whether all lost links were replaced by new links.
     pub fn are_mended(&self) -> bool {
         self.unlinked.is_empty()
     }

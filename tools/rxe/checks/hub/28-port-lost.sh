@@ -17,8 +17,8 @@ like_hardware
 export LIKE_EVENTS=/tmp/events LIKE_EVENTS_OF=rxe1
 rm -f $LIKE_EVENTS
 mkfifo $LIKE_EVENTS
-# lose HOST N: takes rxe1 down, and waits until workers of the hub there have made their links again N times
-# and rounds flow.
+# lose HOST N: takes rxe1 down, and waits until workers of the hub at HOST have reconnected N times and rounds
+# continue.
 lose() {
     printf '\012' >$LIKE_EVENTS # 10, PORT_ERR
     within 40 relinked "$1" "$2"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Gradients in a dma-buf cross by RDMA. A worker with such gradients and one with gradients in host memory
-# have the bits of a plain model. The bits are the same after a worker has lost a NIC and made its links
-# again. Each of two NICs registers only the ranges that it carries. The error for a device that takes no
+# have the bits of a plain model. The bits are the same after a worker has lost a NIC and
+# reconnected. Each of two NICs registers only the ranges that it carries. The error for a device that takes no
 # dma-buf names the device and the range, and gives advice.
 #
 # The guests' kernel makes no udmabufs, so a video driver without hardware (vivid) provides the dma-buf.

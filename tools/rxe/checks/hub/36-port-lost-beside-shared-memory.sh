@@ -3,7 +3,7 @@
 # links to itself, and a worker with one of two hubs on its machine. A port reports in the middle of rounds
 # that it is down, and stays down.
 #
-# All links are made again, those by RDMA over the other NIC, and every result is exact. This check has guests
+# All links are replaced, those by RDMA over the other NIC, and every result is exact. This check has guests
 # of its own, because check 22 leaves other addresses.
 # guest: pair --cpus 3 --nics 2
 # build: bin phub-server
