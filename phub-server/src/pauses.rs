@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 /// The delay of the check for silent workers from which on it counts as a pause. During a pause the hub received no heartbeats.
 const SHORTEST: Duration = Duration::from_millis(500);
 
-/// The decisions after which pauses the hub counts the silence of its workers anew.
+/// The rule that decides after which pauses the hub counts the silence of its workers anew.
 pub(crate) struct Pauses {
     /// The limit on the silence of a worker.
     limit: Duration,
-    /// The time of the last new count.
+    /// The time of the last restart of the silence.
     last: Option<Instant>,
 }
 
@@ -21,8 +21,9 @@ impl Pauses {
 
     /// Notes that the check came late by `pause`. Returns whether the silence of workers counts from now on.
     ///
-    /// A living worker is silent for a third of the limit. With a short pause it stays below the limit. So on a busy machine,
-    /// many short pauses do not keep a dead worker among the living: they count only once in twice the limit.
+    /// A living worker is silent for a third of the limit. With a short pause it stays below the limit. So on a busy
+    /// machine, many short pauses do not hide the death of a worker: within twice the limit, only one short pause
+    /// restarts the silence.
     pub fn restart(&mut self, pause: Duration, now: Instant) -> bool {
         let is_free = self.last.is_none_or(|last| now - last >= 2 * self.limit);
         let restarts = pause > SHORTEST && (is_free || pause >= self.limit / 3);
