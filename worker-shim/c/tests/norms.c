@@ -1,4 +1,4 @@
-/* Clipping by the norm, the norm that comes back, and skipped rounds, in a job of two workers.
+/* Clipping by the norm, the norm that the program reads, and skipped rounds, in a job of two workers.
  *
  *     norms HOST:PORT RANK
  *

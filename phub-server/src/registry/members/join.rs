@@ -244,8 +244,8 @@ impl Registry {
         refusal.code.because(why)
     }
 
-    /// Notes that the client of a join gets its answer. Cancels the join if the client hung up before; `unknown` is then the
-    /// member's token. Other joins may be waiting for either.
+    /// Notes that the client of a join gets its answer. If the client hung up before, cancels the join; `unknown` is
+    /// then the member's token. In both cases wakes the joins that wait for the end of this join.
     fn end_join(self: &Arc<Self>, member: MemberOf, unknown: Option<Token>) {
         let (mut inner, MemberOf { job: id, rank }) = (self.lock(), member);
         inner.unanswered.remove(&(id, rank));
