@@ -39,7 +39,7 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Compares the values of a file with those of a new file, which come in pieces of any length. `values` gets the new values.
+    /// Compares the values of a file with those of a new file. `values` yields the new values, in pieces of any length.
     /// Returns `None` if a delta would be longer than the values.
     ///
     /// # Errors

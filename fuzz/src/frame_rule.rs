@@ -125,8 +125,8 @@ pub fn run(bytes: &[u8]) {
                 "the right frame is refused"
             );
             if span.bytes == 0 && at_hub && content == Content::Gradient {
-                // A refused empty frame removes the state that does not fit the frame: bytes that came ahead,
-                // and a notice of another round.
+                // A refused empty frame removes the state that does not fit the frame: bytes that arrived before
+                // their push, and a notice of another round.
                 ahead.remove(&chunk);
                 if notices.get(&chunk) != Some(&round_bits) {
                     notices.remove(&chunk);

@@ -68,7 +68,7 @@ struct HubOf {
     keys: usize,
     /// Whether the job ran according to the last answer.
     runs: bool,
-    /// The last part, if the next one may come as differences from it.
+    /// The last part, if the hub may send the next part as differences from it.
     last: Option<Base>,
 }
 

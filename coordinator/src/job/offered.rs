@@ -9,7 +9,7 @@ impl Job {
     /// own, and so waits for the offered state.
     ///
     /// # Errors
-    /// Returns the reason, in words, if the offer comes too late.
+    /// Returns the reason, in words, if it is too late for an offer.
     pub(crate) fn state_offered(&mut self, steps: Vec<Option<u32>>) -> Result<bool, String> {
         let standing = self.members.standing(0);
         let may_begin = matches!(standing, Some(Standing::Connecting { is_ready: true, .. }));

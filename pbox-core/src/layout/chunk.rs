@@ -96,9 +96,9 @@ pub enum Content {
     Nothing = 1,
     /// New weights. Of several pushes, the one of the lowest rank counts. In the broadcast, round 0, workers push weights.
     Weights = 2,
-    /// Bytes of a gradient whose push comes later. They do not count as a push, and may be sent again. From the hub: the
-    /// weights that a step on these bytes would make. The answer follows. It has no bytes if the step has made the same
-    /// weights.
+    /// Bytes of a gradient that are sent before its push. They do not count as a push, and may be sent again. From the
+    /// hub: the weights that a step on these bytes would make. The answer follows. It has no bytes if the step has made
+    /// the same weights.
     Ahead = 3,
 }
 

@@ -564,9 +564,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.failure.take()
     }
 
-    /// Notes worker `rank`'s pushes of the chunks at all these places. Returns which chunks now have all their pushes. If some
-    /// push is not the worker's turn, not readable, or for another round, notes nothing and returns `None`. The pushes must then
-    /// come one by one.
+    /// Notes worker `rank`'s pushes of the chunks at all these places. Returns which chunks now have all their pushes.
+    /// If some push is not the worker's turn, not readable, or for another round, notes nothing and returns `None`. The
+    /// caller must then note the pushes one by one.
     #[inline]
     pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
         self.pace.turn_of_all(places.clone(), rank, round_bits)?;

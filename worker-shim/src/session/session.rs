@@ -49,7 +49,7 @@ pub struct Session {
     pub(super) ready: bool,
     /// The state machine of this worker as a member. It decides what to do after a loss.
     pub(super) member: Member,
-    /// The number of coming pushes that the session does not send, by key. The rounds of these pushes were lost with a
+    /// The number of the next pushes that the session does not send, by key. The rounds of these pushes were lost with a
     /// former hub. Empty if no hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,

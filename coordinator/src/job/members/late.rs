@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a look, which is a check of all cores --> did anything change since the last look?
-//!       no, and a worker that owes a push has left:  the job fails, because the push will never come
+//!       no, and a worker that owes a push has left:  the job fails, because the push will never arrive
 //!       no, for the time of the warning:             the news names the late workers
 //!       no, for the time of the limit:               these workers are lost
 //! ```

@@ -19,7 +19,7 @@ pub(super) struct Teller {
     /// Whether any round has a result.
     has_any: bool,
     skips: Skips,
-    /// A round whose part is complete and must still be posted.
+    /// The round of this hub's part, if the part is complete and must still be posted.
     untold: Option<Round>,
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   join --> offer, state_before 91 --> the job waits --> the values --> cores --> the job begins with round 91
 //!              |   A                                        |
-//!              V   | do they want it?                       V  each its share, as they come
+//!              V   | do they want it?                       V  each its share, as it arrives
 //!   below others: offer to the hubs above                 the hubs above
 //! ```
 //!

@@ -8,8 +8,8 @@
 //! A client on this machine may lend memory ([`fabric::shm::Lender`]). The values are then written there, and only the file's
 //! header is sent. A client that has an older state may get the differences ([`deltas`](super::deltas)).
 //!
-//! Clients may be slow, and a checkpoint must not wait for them. So the cores take the next snapshot in other memory. Each
-//! job has at most two files at a time. Clients that come later share the next file ([`copies`](super::copies)).
+//! Clients may be slow, and a checkpoint must not wait for them. So the cores take the next snapshot in other memory.
+//! Each job has at most two files at a time. Clients that ask later share the next file ([`copies`](super::copies)).
 
 use std::future::pending;
 use std::sync::{Arc, PoisonError};
@@ -92,7 +92,7 @@ pub(crate) enum Wish {
     Deltas(Option<FileDigest>),
 }
 
-/// The values that come in another form than in the file.
+/// The values, if they are sent in another form than in the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Instead {
     /// This number of bytes of values is in the client's memory.

@@ -154,8 +154,8 @@ impl Alone {
         *former = of_former..=of_former;
     }
 
-    /// Checks that values have only pushes that were made, and have all pushes of living workers in rounds
-    /// before `near`.
+    /// Checks that values contain only pushes that were made. Of living workers, they must contain all
+    /// pushes in rounds before `near`.
     fn check_values(
         &self,
         weights: &[f32],

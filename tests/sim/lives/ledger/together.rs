@@ -203,8 +203,8 @@ impl Together {
         }
     }
 
-    /// Checks a part of the last state before a round. A chunk that was behind ended its round with the pushes that had come.
-    /// The chunk leaves out rounds without pushes. None of these rounds is before `lowest`.
+    /// Checks a part of the last state before a round. A chunk that was behind ended its round with the pushes that had
+    /// arrived. The chunk leaves out rounds without pushes. None of these rounds is before `lowest`.
     pub fn check_last(&mut self, part: &SnapshotPart, (lowest, Round(before)): (Round, Round)) {
         let layout = Arc::clone(&self.layout);
         for (chunk, of_chunk) in weights_of(&layout, part) {

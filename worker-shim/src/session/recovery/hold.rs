@@ -69,7 +69,7 @@ struct Stood {
     under_way: bool,
     /// The content of the push in flight.
     content: Content,
-    /// The number of coming pushes that must not be sent, because their rounds were lost earlier.
+    /// The number of the next pushes that must not be sent, because their rounds were lost earlier.
     skips: u32,
 }
 
