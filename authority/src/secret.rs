@@ -39,8 +39,8 @@ impl Secret {
     /// Returns an error if the text is too short, or has spaces.
     pub fn new(text: &str) -> Result<Self, WeakSecret> {
         let wrong = |seen: &str| Err(WeakSecret { seen: seen.to_owned() });
-        // Refuses the prefix: a worker that gets the same line from a shell has a secret without it, and
-        // would not match the hub.
+        // Refuses the prefix. If a shell runs the same line for a worker, the worker's secret has no
+        // prefix, and differs from the hub's secret.
         if text.starts_with("PHUB_TOKEN=") {
             return wrong("begins with PHUB_TOKEN=, which is for a shell: write only what follows it");
         }

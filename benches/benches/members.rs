@@ -22,9 +22,9 @@ const OF_A_CHILD: u32 = 512;
 const KEYS: u64 = 8;
 const KEY_ELEMENTS: u64 = 8192;
 const ROUNDS: u32 = 3;
-/// The stages of a job. A child says each one when its workers have passed it.
+/// The stages of a job. A child process reports each stage when its workers have passed the stage.
 const STAGES: [&str; 4] = ["joined", "first weights", "3 rounds", "left"];
-/// Longer than the workers of this machine's cores ever need for a heartbeat.
+/// The heartbeat limit, in seconds: longer than any pause between two heartbeats of a worker on this machine's cores.
 const HEARTBEAT_LIMIT_S: u64 = 60;
 
 fn main() -> Result<()> {

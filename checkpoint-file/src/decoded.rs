@@ -75,7 +75,7 @@ fn shown(share: &Option<FileShare>) -> String {
 }
 
 impl Decoded {
-    /// Returns the round before which the state is.
+    /// Returns the round before which the job had this state.
     pub fn round(&self) -> Round {
         self.round
     }

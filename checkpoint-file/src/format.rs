@@ -151,7 +151,8 @@ pub(crate) struct Metadata {
     /// spikes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_mean: Option<String>,
-    /// JSON, `[[first round, rate], ...]`: the learning rates of `optimizers`, for readers that do not know `optimizers`.
+    /// JSON, `[[first round, rate], ...]`: the learning rates of `optimizers`, for readers that are older than the
+    /// field `optimizers`.
     pub learning_rates: String,
     /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`, if workers have set more than learning rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -37,7 +37,7 @@ pub enum ValuesFrom {
     File,
     /// Memory. The file is only the header.
     Memory(Slab),
-    /// The values of an older file. This number of deltas is in the file, behind the header.
+    /// The values of an older file, and the number of deltas that this file has behind its header.
     Deltas(Base, usize),
 }
 

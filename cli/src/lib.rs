@@ -191,7 +191,8 @@ fn is_of_settings(error: &anyhow::Error) -> bool {
             || cause.is::<PlaceError>()
             || cause.downcast_ref().is_some_and(HubError::is_of_settings)
             || matches!(cause.downcast_ref(), Some(MemberError::Hubs { .. }))
-            // A `SourceError` shows the error in it as its own text. So the error in it is no cause of the chain.
+            // A `SourceError` shows its inner error as its own text. So the chain of causes does not have the inner
+            // error.
             || matches!(
                 cause.downcast_ref(),
                 Some(SourceError::JobName(_) | SourceError::Hub(MemberError::Hubs { .. }))

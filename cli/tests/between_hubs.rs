@@ -209,7 +209,8 @@ fn a_publisher_whose_job_ends_before_its_first_version_fails() {
     let to = dir.path().join("versions");
     let arguments = ["publish", "job", &asked, "--to", to.to_str().unwrap(), "--each-rounds", "1000000"];
     let publisher = phub_server(&arguments).stderr(Stdio::piped()).spawn().unwrap();
-    // Its first try has two requests. With the third one it has seen the job, which is far from the wanted round.
+    // The publisher's first try has two requests. With the third request, the publisher has seen the job, which is far
+    // from the wanted round.
     requests.iter().take(3).for_each(|request| assert!(request.starts_with("GET /v1/hub"), "{request}"));
     session.leave().unwrap();
     let ended = publisher.wait_with_output().unwrap();

@@ -81,8 +81,8 @@ fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
     assert!(!said.contains("chmod"), "{said}");
 }
 
-/// Checks that no warning comes twice. A hub checks its settings before it opens the directory. The check of the settings once
-/// compared the mode of the directory with mode 600, and each warning came twice.
+/// Checks that no warning is printed twice. A hub checks its settings before it opens the directory. The check of the
+/// settings once compared the mode of the directory with mode 600, and each warning was printed twice.
 #[test]
 fn a_directory_that_a_group_may_read_by_setting_is_no_mistake() {
     let dir = tempfile::tempdir().unwrap();

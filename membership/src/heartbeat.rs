@@ -128,7 +128,7 @@ impl Heartbeat {
 }
 
 impl Beat {
-    /// Makes one request. Returns the pause before the next one; `None` if no more news will come.
+    /// Makes one request. Returns the pause before the next request; `None` if there will be no more news.
     fn ask(&mut self) -> Option<Duration> {
         let latest = self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
         let (asked, request) =

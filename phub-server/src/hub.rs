@@ -491,8 +491,7 @@ fn run_control(
         });
         tokio::spawn(async move {
             let mut ticks = tokio::time::interval(SWEEP);
-            // After a suspension of this process, the next tick comes once, instead of once for each missed
-            // tick.
+            // After a suspension of this process, there is one tick, and not one for each missed tick.
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             let (mut last, mut pauses) = (Instant::now(), Pauses::new(sweeping.heartbeat_limit()));
             loop {

@@ -5,10 +5,9 @@
 //!   lanes:  cpu 0, nic 0         cpu 1, nic 1    cpu 1, nic 2
 //! ```
 //!
-//! A core that has several NICs in the plan becomes several lanes, so that every NIC carries its share. In
-//! the plan a NIC is a device; the device's cores share its ports. Lanes are chosen once, before any thread
-//! starts. Later this module also decides which lanes a new job can use. It knows the NICs of transports, and
-//! nothing else of them.
+//! A core that has several NICs in the plan becomes several lanes, so that every NIC carries its share. In the plan a
+//! NIC is a device; the device's cores share its ports. Lanes are chosen once, before any thread starts. Later this
+//! module also decides which lanes a new job can use. Of transports, it knows only the NICs.
 
 use std::collections::HashMap;
 

@@ -36,7 +36,7 @@ impl Pauses {
 mod tests {
     use super::*;
 
-    /// A worker that was cut off from a busy machine was once never lost.
+    /// Formerly a hub on a busy machine never counted a worker as lost after the worker was cut off.
     #[test]
     fn short_pauses_end_the_silence_of_a_dead_worker_once_in_twice_the_limit() {
         let (begun, limit) = (Instant::now(), Duration::from_secs(9));

@@ -27,9 +27,9 @@ pub struct EachRounds {
     due: Option<Round>,
     /// The round in which a hub has last seen the job.
     seen: Option<Round>,
-    /// The furthest known round of the job, and when it was known.
+    /// The furthest known round of the job, and the time at which the reader learned it.
     known: Option<(Round, Instant)>,
-    /// A round that was known some seconds before, for the measurement of the speed.
+    /// A known round of some seconds earlier, for the measurement of the speed.
     former: Option<(Round, Instant)>,
     /// The speed of the job, in rounds per second.
     pace: f64,
@@ -78,8 +78,8 @@ impl EachRounds {
         EachRounds { each, from, due: None, seen: None, known: None, former: None, pace: 0.0, lead }
     }
 
-    /// Returns the next thing to do. The hub has seen the job in round `seen`. If `seen` is `None`, the hub is asked at once,
-    /// and answers that the job is missing.
+    /// Returns the next thing to do. `seen` is the round in which the hub has last seen the job. If `seen` is `None`,
+    /// returns a request at once: the hub's answer then says that the job is missing.
     pub(crate) fn next(&mut self, seen: Option<Round>, now: Instant) -> Next {
         let Some(seen) = seen else { return Next::Ask(self.multiple(self.from)) };
         if self.seen.is_some_and(|former| seen < former) {

@@ -79,7 +79,7 @@ enum NoPart {
     Unlike(SourceError),
     /// The job will not reach the named round soon, or is too far from it.
     Far(String),
-    /// The job has passed the named round, and has reached this one.
+    /// The job has passed the named round, and is in this round.
     Passed(Round),
 }
 

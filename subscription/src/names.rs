@@ -25,7 +25,7 @@ const MAX_ELEMENTS: u64 = MAX_TOTAL_BYTES / size_of::<f32>() as u64;
 pub struct Names(pub(crate) BTreeMap<String, Entry>);
 
 impl Names {
-    /// Whether no tensor has another type than this one.
+    /// Whether all tensors have the type `of_all`, which is that of tensors without an own type.
     pub(crate) fn have_only(&self, of_all: Precision) -> bool {
         let is_other = |precision: Option<Precision>| precision.is_some_and(|of| of != of_all);
         !self.0.values().any(|entry| match entry {

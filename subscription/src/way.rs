@@ -138,8 +138,8 @@ impl OfDirectory {
     fn newest(&mut self) -> Result<Option<VersionId>, VersionError> {
         let mut newest = self.reader.newest()?;
         if newest < self.last {
-            // The publisher may have removed the last version while this listing ran, after it had shown a newer one.
-            // A second listing then has the newer one.
+            // The publisher may have removed the last version while this listing ran, after it had published a newer
+            // version. A second listing then has the newer version.
             newest = self.reader.newest()?;
         }
         let is_older = newest.is_some() && newest < self.last;

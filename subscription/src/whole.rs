@@ -72,7 +72,7 @@ impl Whole {
     /// Returns all elements of this key of this job in order, in pieces.
     ///
     /// # Errors
-    /// Returns an error if an element is missing or comes twice.
+    /// Returns an error if an element is missing, or is in two pieces.
     pub fn elements(mut self, job: &str, key: &str) -> Result<Vec<Elements>, SourceError> {
         self.pieces.sort_unstable_by_key(|piece| piece.range.start);
         let unlike = |from, values, elements: &Range<usize>| {

@@ -120,8 +120,8 @@ fn one_of_two_hubs_is_another_one_behind_the_same_address() {
     });
 }
 
-/// The error names a client that joins at the first hub and never connects to the second one. The client has
-/// all rights.
+/// The error names a client that joins at the first hub and never connects to the second hub. The client has all
+/// rights.
 #[test]
 fn a_worker_that_comes_to_one_of_two_hubs_is_named() {
     let _watchdog = Watchdog::start();

@@ -149,7 +149,7 @@ fn parts_are_written_when_due_and_older_ones_removed() {
                 scope.spawn(move || rounds(session, count).unwrap());
             });
         });
-        // A hub that does not know yet that a checkpoint is complete skips the next one.
+        // A hub that does not know yet that a checkpoint is complete skips the next checkpoint.
         let round = Round(checkpoint * EVERY);
         until("all hubs know that the checkpoint is written", || {
             let jobs = hubs.iter().map(|hub| describe(&hub.address().to_string()).jobs.remove(0));

@@ -247,8 +247,8 @@ fn a_job_whose_state_has_another_length_does_not_begin() {
     for (values, words) in [(3, "ends 4 bytes too early; expected 16 bytes"), (5, "is too long")] {
         let errors = on_threads(2, |rank| match rank {
             0 => {
-                // This worker joins after the other one. If the job had failed already, this worker would
-                // begin another job.
+                // This worker joins after the other worker. If the job had failed already, this worker
+                // would begin another job.
                 let failed = |job: &JobReply| matches!(job.state, JobState::Failed { .. });
                 while describe(&hub.address().to_string()).jobs.iter().all(failed) {
                     std::thread::yield_now();

@@ -88,7 +88,8 @@ fn a_worker_that_would_compare_alone_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let refusal = on_threads(2, |rank| {
-        // The worker that comes second is refused. The first one then waits for nobody, and gives up.
+        // The worker that joins second is refused. So the first worker waits for a worker that never joins, and gives
+        // up.
         let config = comparing(&hub, rank).with_terms(|terms| terms.compare_every *= rank);
         let config = SessionConfig { join_limit: Duration::from_secs(1), ..config };
         Session::join(config).err().map(|error| error.to_string())
@@ -113,7 +114,7 @@ fn write(sessions: &mut [Session], value: impl Fn(usize) -> f32) -> Vec<Result<(
     sessions.iter_mut().zip(pushed).map(wait).collect()
 }
 
-/// Writes different values. Asserts that every session ends with these words, in that round or the next one.
+/// Writes different values. Asserts that every session ends with these words, in that round or the next round.
 fn differ(sessions: &mut [Session], value: impl Fn(usize) -> f32, words: &[&str]) {
     let ends = write(sessions, value);
     for (session, end) in sessions.iter_mut().zip(ends) {
@@ -128,7 +129,8 @@ fn weights_that_workers_write_are_compared_in_every_round() {
     let hub = hub(1);
     let mut sessions = ready_all(WORKERS, |rank| comparing(&hub, rank));
     rounds(&mut sessions, 1);
-    // Round 2 compares only the written weights. Round 3, a third round, also compares the weights before it.
+    // Round 2 compares only the written weights. Round 3, like every third round, also compares the weights before the
+    // round.
     for round in [2, 3] {
         assert!(write(&mut sessions, |_| round as f32).iter().all(Result::is_ok));
         assert!(sessions.iter().all(|session| session.weights::<f32>(SECOND).unwrap()[0] == round as f32));

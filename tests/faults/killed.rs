@@ -126,8 +126,8 @@ fn a_worker_stopped_beyond_the_limit_is_named() {
     remote.send("finish");
     let mut reply = remote.read_reply();
     if reply == "round 2" {
-        // The stopped worker's pushes came before the hub's order to end the job, so the worker may begin a next round. No
-        // other worker takes part in that round.
+        // The stopped worker's pushes arrived before the hub's order to end the job, so the worker may begin a next
+        // round. No other worker takes part in that round.
         remote.send("round");
         reply = remote.read_reply();
     }

@@ -103,7 +103,7 @@ fn a_hub_that_is_started_again_costs_nothing() {
     }
 }
 
-/// The gradients of a round come one after another, as from a backward pass.
+/// The workers push the gradients of a round one after another, as in a backward pass.
 #[test]
 fn a_hub_that_stops_in_the_middle_of_a_round_loses_nothing() {
     const STEPS: u32 = 60;

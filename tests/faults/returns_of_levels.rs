@@ -157,7 +157,7 @@ fn a_hub_of_a_mesh_may_be_killed_at_any_moment() {
     killed(true, &[0, 1]);
 }
 
-/// Trains while hubs that keep weights stop. The gradients of a round come one after another.
+/// Trains while hubs that keep weights stop. The workers push the gradients of a round one after another.
 fn stopped(is_mesh: bool, turn: &[usize]) {
     const STEPS: u32 = 60;
     let _watchdog = Watchdog::start();

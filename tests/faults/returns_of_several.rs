@@ -65,7 +65,7 @@ fn one_hub_of_several_may_be_killed_at_any_moment() {
     assert_eq!(u64::from(round.0) + lost, u64::from(STEPS) + 1, "{lost} are lost");
 }
 
-/// The gradients of a round come one after another, as from a backward pass. The two hubs stop in turn.
+/// The workers push the gradients of a round one after another, as in a backward pass. The two hubs stop in turn.
 #[test]
 fn a_hub_of_several_that_stops_in_the_middle_of_a_round_loses_nothing() {
     const STEPS: u32 = 60;

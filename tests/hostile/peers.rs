@@ -49,7 +49,7 @@ fn a_stranger_can_neither_hold_nor_release_a_job() {
     sessions[0].wait_all().unwrap();
 }
 
-/// Returns the join that a worker of two hubs sends to the second one.
+/// Returns the join that a worker of two hubs sends to the second hub.
 fn at_second(hubs: &[String], pass: Option<Pass>) -> JoinRequest {
     let request = join_request(0, 1);
     let terms = JobTerms { hubs: 2, ..request.terms };

@@ -101,8 +101,8 @@ fn a_chunk_twice_in_a_round() {
         post(attacker, core, 3, 0);
         post(attacker, core, 3, 0);
     });
-    // If the victim's push of the chunk arrives between the two pushes of the attacker, the second one
-    // belongs to an old round.
+    // If the victim's push of the chunk arrives between the two pushes of the attacker, the attacker's
+    // second push belongs to an old round.
     assert!(
         ["chunk 3 twice in round 0", "chunk 3 for a round whose number ends in 0, but round 1"]
             .iter()

@@ -113,8 +113,8 @@ fn an_impostor_at_a_hubs_name_sees_no_token_and_the_worker_comes_by_another_tran
     says(error, &["shm: ", "hung up during the handshake"]);
 }
 
-/// Returns a TCP socket whose close takes an hour. It lingers, and its bytes are on their way to a peer that
-/// reads nothing.
+/// Returns a TCP socket whose close takes an hour. It lingers, and its bytes are in flight to a peer that reads
+/// nothing.
 fn lingering() -> (OwnedFd, impl Sized) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();

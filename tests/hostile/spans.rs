@@ -22,7 +22,7 @@ use super::by_hand::{ByHand, JOB, attack};
 
 const CHUNK: u32 = 3;
 
-/// Posts chunk 3 for round 0 with the span that `wrong` makes of the right one. Returns the right span and
+/// Posts chunk 3 for round 0 with the span that `wrong` makes of the right span. Returns the right span and
 /// the error of the other worker. Another job at the hub has right bits.
 fn error_after(schedule: Schedule, wrong: impl FnOnce(Span) -> Span) -> (Span, String) {
     let hub = hub(2);

@@ -55,7 +55,7 @@ fn a_hub_above_may_read_and_make_its_memory_for_longer_than_the_heartbeat_limit(
     });
 }
 
-/// Formerly each hub at the top, except the first (the leader), waited for the hub before it.
+/// Formerly each hub at the top, except the first (the leader), waited for the previous hub.
 #[test]
 fn the_hubs_that_do_not_lead_make_a_job_at_the_same_time() {
     let _watchdog = Watchdog::start();

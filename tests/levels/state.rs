@@ -39,8 +39,8 @@ fn state_at(hubs: &[String], job: &str) -> Saved {
     fetch_all(hubs, job, &small_model(), &tensors, Duration::from_secs(PATIENT_S)).unwrap()
 }
 
-/// Trains two workers with these settings; the first one brings a state. Returns the bits of the last weights
-/// and averages. The hubs `top` have the state, under the job name `job`.
+/// Trains two workers with these settings; the first worker brings a state. Returns the bits of the last
+/// weights and averages. The hubs `top` have the state, under the job name `job`.
 fn train(
     config: impl Fn(u32) -> SessionConfig + Sync,
     schedule: Schedule,

@@ -368,7 +368,7 @@ fn a_client_that_hangs_up_before_the_answer_to_its_join_leaves_no_worker() {
     Session::join(other).unwrap().leave().unwrap();
 }
 
-/// Formerly rank 0 waited for a minute, and did not learn that rank 1 had come with another model.
+/// Formerly rank 0 waited for a minute, and did not learn that rank 1 had asked to join with another model.
 #[test]
 fn who_waits_is_told_who_was_refused() {
     let _watchdog = Watchdog::start();
@@ -434,8 +434,8 @@ fn a_worker_that_gives_up_is_named_to_the_others() {
     says(&errors[0], &["\"job\" failed", "worker 1 gave up waiting", "2"]);
 }
 
-/// Checks that an admitted member gives its rank back if it then fails, for example because it has no memory for its windows.
-/// Once the hub noticed its silence only after the heartbeat limit.
+/// Checks that an admitted member gives its rank back if it then fails, for example because it has no memory for its
+/// windows. Formerly the hub noticed the member's silence only after the heartbeat limit.
 #[test]
 fn a_member_that_fails_before_its_links_leaves_at_once() {
     let _watchdog = Watchdog::start();

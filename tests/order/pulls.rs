@@ -176,7 +176,7 @@ fn a_worker_that_joins_a_running_job_pulls_in_batches() {
         let mut sessions = ready_all(2, config);
         drop(sessions.pop());
         let [stays] = &mut sessions[..] else { unreachable!("one is left") };
-        // The rounds continue until this worker knows that the other one is gone, and for one round more.
+        // The rounds continue until this worker knows that the other worker is gone, and for one round more.
         while stays.members().len() > 1 {
             push_all(stays).and_then(|()| stays.wait_all()).unwrap();
         }

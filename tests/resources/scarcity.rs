@@ -103,7 +103,7 @@ fn a_checkpoint_without_memory_for_its_state_is_refused() {
     hub.lives();
 }
 
-/// Checks that a worker that cannot start a thread leaves at once. The hub waited for its heartbeats.
+/// Checks that a worker that cannot start a thread leaves at once. Formerly the hub waited for the worker's heartbeats.
 #[test]
 fn a_worker_without_a_thread_for_its_heartbeat_gives_its_rank_back() {
     let _watchdog = Watchdog::start();

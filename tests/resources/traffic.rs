@@ -140,7 +140,7 @@ fn alpha_of_the_model_crosses() {
                 let now = session.traffic();
                 let part = |bytes: u64| bytes as f64 / (4.0 * parameters as f64);
                 let (sent, received) = (part(now.sent - before.sent), part(now.received - before.received));
-                // The first two rounds send all values. The answer of the second one also has the significant set,
+                // The first two rounds send all values. The answer of the second round also has the significant set,
                 // which is a bit for each parameter.
                 let (pushed, answered) = match round {
                     1 => (1.0, 1.0),

@@ -30,7 +30,7 @@ fn check(times: &Times, rounds: u32) {
 fn who_waits_for_another_worker_waits_and_the_other_computes() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    // Sessions outlive the threads, so that a worker which is done does not look lost to the other one.
+    // Sessions outlive the threads, so that a worker which is done does not look lost to the other worker.
     let train = |rank: u32, mut session: Session| {
         check_start(&session.times());
         for _round in 0..9 {

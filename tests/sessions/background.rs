@@ -295,8 +295,8 @@ fn a_learning_rate_holds_from_the_next_round_on() {
     }
 }
 
-/// Checks that a push in an order that Slim-DP cannot use is refused at the push, and that the session goes on. Once the wait
-/// had the error, and it ended the session.
+/// Checks that a push in an order that Slim-DP cannot use is refused at the push, and that the session goes on.
+/// Formerly the error appeared only at the wait, and ended the session.
 #[test]
 fn a_push_that_slim_dp_cannot_use_is_refused_at_once() {
     let _watchdog = Watchdog::start();
@@ -319,8 +319,8 @@ fn a_push_that_slim_dp_cannot_use_is_refused_at_once() {
     session.leave(&mut patient).unwrap();
 }
 
-/// Checks that the place of an interrupted join is free when the call ends. Once the thread of the join left a moment later, and
-/// the next join was refused.
+/// Checks that the place of an interrupted join is free when the call ends. Formerly the thread of the join left a
+/// moment after the call, and the next join was refused.
 #[test]
 fn an_interrupted_join_gives_its_rank_back() {
     let _watchdog = Watchdog::start();

@@ -69,7 +69,7 @@ fn go(session: &mut Session, count: u32) -> Result<(), SessionError> {
 #[test]
 fn a_fast_worker_is_held_exactly_at_the_staleness() {
     let _watchdog = Watchdog::start();
-    // The hub has one core, so that answers come in the order of its decisions.
+    // The hub has one core, so that answers arrive in the order of its decisions.
     let hub = hub(1);
     let mut sessions = ready_all(2, |rank| config(&hub, rank, 2, ssp(2)));
     let [fast, slow] = &mut sessions[..] else { unreachable!() };

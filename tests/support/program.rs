@@ -133,8 +133,7 @@ pub fn children(pid: u32) -> Vec<u32> {
 /// Polls until a condition holds for which no call can wait.
 ///
 /// # Panics
-/// Panics after half a minute. The watchdog of the test comes later, and cannot tell what the test waited
-/// for.
+/// Panics after half a minute. The watchdog of the test ends it later, and cannot tell what the test waited for.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();

@@ -119,7 +119,7 @@ impl<'a> NetworkPass<'a> {
         self.activations[0].extend_from_slice(batch.inputs());
     }
 
-    /// Computes a layer's output, from the output of the layer before it.
+    /// Computes a layer's output, from the output of the previous layer.
     pub fn forward(&mut self, layer: usize, weight: &[f32], bias: &[f32]) {
         let (inputs, outputs) = self.network.extent(layer);
         let (before, after) = self.activations.split_at_mut(layer + 1);

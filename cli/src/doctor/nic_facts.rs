@@ -84,8 +84,8 @@ impl NicFacts {
     }
 }
 
-/// Returns the bridges above a device, the nearest first. With each bridge come the control bits of its ACS:
-/// 0 without ACS, `None` if the configuration cannot be read.
+/// Returns the bridges above a device, the nearest first. Each bridge has the control bits of its ACS: 0
+/// without ACS, `None` if the configuration cannot be read.
 fn bridges(slot: &Path) -> Vec<(String, Option<u16>)> {
     let Ok(slot) = slot.canonicalize() else { return Vec::new() };
     let bridge = |at: &Path| {

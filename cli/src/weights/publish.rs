@@ -52,8 +52,8 @@ pub struct PublishArgs {
     #[arg(long)]
     once: bool,
 
-    /// Get only the differences from the last version from the hubs, and make the version of them. This needs memory for one more
-    /// version here, and for up to two at the hubs. Use it if the network is slow.
+    /// Get from the hubs only the differences from the last version, and apply them to the last version. This needs memory for
+    /// one more version here, and for up to two at the hubs. Use it if the network is slow.
     #[arg(long)]
     fetch_deltas: bool,
 

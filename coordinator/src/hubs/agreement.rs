@@ -40,7 +40,8 @@ pub struct StaleCut {
 }
 
 impl Follower {
-    /// Begins a cut. Each cut has a higher number than the cut before it, so a request that arrives too late has no effect.
+    /// Begins a cut. Each cut has a higher number than the previous cut, so a request that arrives too late has no
+    /// effect.
     ///
     /// # Errors
     /// Returns an error if the cut is over.

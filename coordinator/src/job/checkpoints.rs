@@ -274,8 +274,8 @@ impl Checkpoints {
 }
 
 impl Job {
-    /// Whether this member is the last one of the running job, and this hub must write a checkpoint before the member
-    /// leaves.
+    /// Whether this member is the last member of the running job, and this hub must write a checkpoint before the
+    /// member leaves.
     pub fn ends_with(&self, rank: u32) -> bool {
         let has_state =
             self.hubs.leads() && !self.spec.made.is_below && self.spec.terms.optimizer.keeps_weights();

@@ -22,7 +22,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Returns the hyperparameters after this change. `former` are the hyperparameters before it.
+    /// Returns the hyperparameters after this change. `former` are the hyperparameters before the change.
     fn after(&self, former: &Numbers) -> Numbers {
         match self {
             Change::Rate(rate) => former.with_learning_rate(*rate),

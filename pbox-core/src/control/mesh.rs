@@ -114,8 +114,8 @@ impl From<Mesh> for String {
     }
 }
 
-/// `POST /v1/jobs/{job}/meet`, at the first machine's hub: a hub of the job's mesh has arrived. The reply comes once the
-/// hubs of all machines have arrived.
+/// `POST /v1/jobs/{job}/meet`, at the first machine's hub: a hub of the job's mesh has arrived. The hub replies when
+/// the hubs of all machines have arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeetRequest {

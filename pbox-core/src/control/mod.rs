@@ -110,7 +110,7 @@ pub struct JoinRequest {
     /// The number of this hub among the job's hubs, from 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hub: u32,
-    /// The [`HubReply::id`] of each hub below through which this job has come. With it, a hub detects a circle of hubs.
+    /// The [`HubReply::id`] of each hub below that has passed this join on. With it, a hub detects a circle of hubs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub through: Vec<String>,
     /// The mesh to which this hub belongs in this job, if any.
@@ -496,7 +496,7 @@ pub struct CheckpointReply {
     pub bytes: u64,
     /// The duration of the write, in milliseconds.
     pub milliseconds: u64,
-    /// The reason why the attempt before this one failed or was skipped, if it did.
+    /// The reason why the previous attempt failed or was skipped, if there is such a reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_before: Option<String>,
 }

@@ -58,10 +58,10 @@ impl Encryption {
         self.config.is_some()
     }
 
-    /// Reads certificate and key again. Open connections keep the old ones.
+    /// Reads certificate and key again. Open connections keep the old certificate.
     ///
     /// # Errors
-    /// Returns an error if the new certificate and key cannot be used; the old ones remain in use.
+    /// Returns an error if the new certificate and key cannot be used; the old certificate and key remain in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         if let (Some(config), Some(read)) = (&self.config, read(&self.settings)?) {
             *config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = read;

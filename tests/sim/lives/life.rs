@@ -58,7 +58,7 @@ pub enum Plot {
     /// No such event.
     Calm,
     /// The death of a worker. It ends a job that does not continue without lost workers, and any job if the
-    /// worker is the last one.
+    /// worker is the last worker.
     Deaths,
     /// A hub that stops, or dies.
     Stop,

@@ -255,7 +255,7 @@ impl Control {
         self.has_new_links(rank);
     }
 
-    /// Notes that the links to hubs above are lost, and that new ones will follow.
+    /// Notes that the links to hubs above are lost, and that new links will follow.
     pub fn loses_above(&mut self) {
         self.unlinked_above = Some(self.commands.len());
     }

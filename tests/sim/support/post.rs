@@ -1,5 +1,5 @@
-//! The letters between the hubs of a job. A letter is a request or an answer. Letters are late and come in any
-//! order. A test can also lose them or give them up.
+//! The letters between the hubs of a job. A letter is a request or an answer. Letters are late and arrive
+//! in any order. A test can also lose them or give them up.
 //!
 //! ```text
 //!   ask --letter--> other hub --answer--> ask      each hub answers once; later answers are ignored
@@ -7,8 +7,9 @@
 //!    +--- given up: the ask has no answer of this hub ---
 //! ```
 //!
-//! A hub makes each request once, over a new connection, and waits for the answer for a limited time. The other
-//! hub may still carry out a request that was given up. It may also get this request after the next one.
+//! A hub makes each request once, over a new connection, and waits for the answer for a limited time. The
+//! other hub may still carry out a request that was given up. It may also get this request after the next
+//! request.
 
 use coordinator::{CutId, Event, FollowId, LastStepped, Stepped};
 use pbox_core::Round;

@@ -294,7 +294,7 @@ impl Simulated {
         self.alive[rank as usize] = false;
     }
 
-    /// Makes new links for a worker, if all cores have dropped the old ones.
+    /// Makes new links for a worker, if all cores have dropped the old links.
     pub fn relink(&mut self, rank: u32) -> Result<bool> {
         if !self.is_woken(rank, |hubs| hubs.relink(rank)) {
             return Ok(false);

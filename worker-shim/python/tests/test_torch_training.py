@@ -261,7 +261,7 @@ def test_torchrun_starts_workers_on_two_machines_again_after_one_is_lost(tmp_pat
     began, bits = zip(*(line.rsplit(": ", 1) for line in whole))
     assert began == tuple(f"rank {rank}: from round 1" for rank in range(4)) and len(set(bits)) == 1, whole
     began_again, bits_again = zip(*(line.rsplit(": ", 1) for line in restarted))
-    # The hubs write a checkpoint every second round. No worker knows which checkpoint was the last one before the loss.
+    # The hubs write a checkpoint every second round. No worker knows which checkpoint was the last before the loss.
     rounds = {int(each.rpartition(" ")[2]) for each in began_again}
     assert len(began_again) == 4 and len(rounds) == 1 and rounds.pop() in range(3, 10), restarted
     assert bits_again == bits

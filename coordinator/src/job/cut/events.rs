@@ -12,7 +12,7 @@ use crate::hubs::StaleCut;
 use crate::job::{Effect, Job};
 
 impl Job {
-    /// Begins a cut, or lets it wait for the cuts before it. Also returns the cut's number.
+    /// Begins a cut, or lets it wait for earlier cuts. Also returns the cut's number.
     pub(crate) fn cut(&mut self, purpose: Purpose, now: Instant) -> (CutId, Vec<Effect>) {
         self.cuts.last += 1;
         let id = CutId(self.cuts.last);
@@ -45,7 +45,7 @@ impl Job {
             Err(format!("cut {asked} has not stopped the job's rounds yet"))
         };
         if let Err(why) = may {
-            // A wrong release does not end the cut: hub 0 may still send a right one.
+            // A wrong release does not end the cut: hub 0 may still send a valid release.
             self.cuts.now = Some(cut);
             return Err(NotReleased::Wrong(why));
         }

@@ -85,7 +85,7 @@ pub enum ManifestError {
     OffsetsReversed { name: String, begin: u64, end: u64 },
 
     #[error(
-        "tensor {name:?} begins at byte {begin}, inside the tensor before it, which ends at byte {previous_end}; \
+        "tensor {name:?} begins at byte {begin}, inside the previous tensor, which ends at byte {previous_end}; \
          the file is damaged, or its writer is wrong"
     )]
     OffsetsOverlap { name: String, begin: u64, previous_end: u64 },

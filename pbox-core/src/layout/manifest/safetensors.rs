@@ -82,7 +82,7 @@ pub fn from_safetensors(header: &[u8], file_bytes: u64) -> Result<Vec<Key>, Mani
     Ok(keys)
 }
 
-/// Checks that each tensor begins at the end of the tensor before it and has the length of its shape. Returns the end
+/// Checks that each tensor begins at the end of the previous tensor, and has the length of its shape. Returns the end
 /// of the last tensor.
 fn check_offsets(keys: &[Key], offsets: impl Iterator<Item = (u64, u64)>) -> Result<u64, ManifestError> {
     let mut previous_end = 0;

@@ -133,8 +133,8 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Drops the link of a living worker that will make [a new one](Self::add_worker). Rounds of the job wait
-    /// until the worker has pushed again all rounds that have no answer. Returns the worker's gradient
+    /// Drops the link of a living worker that will make [a new link](Self::add_worker). Rounds of the job
+    /// wait until the worker has pushed again all rounds that have no answer. Returns the worker's gradient
     /// window.
     pub fn unlink_worker(&mut self, id: JobId, rank: u32) -> Discarded {
         let mut discarded = Discarded::default();

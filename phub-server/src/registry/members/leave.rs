@@ -102,8 +102,8 @@ impl Registry {
         Ok(LeaveReply::default())
     }
 
-    /// Carries a leave out. Returns the job if the worker was the last one of a job below other hubs. That job
-    /// ends when this hub has left the hubs above.
+    /// Carries a leave out. Returns the job if the worker was the last member of a job below other hubs.
+    /// That job ends when this hub has left the hubs above.
     fn leave_now(
         &self,
         job: &str,

@@ -4,7 +4,7 @@
 //! ```text
 //!   a link ended by itself, or its worker reports a lost link
 //!     -> every core drops the worker's links; the pushes that no step has used are dropped, too
-//!     -> the worker asks for links; when all cores have dropped the old ones, it gets the reply of a join, with a new token
+//!     -> the worker asks for links; when no core has the old links, it gets the reply of a join, with a new token
 //!     -> the worker connects -> every core has a link -> the worker repeats its pushes without an answer
 //! ```
 //!

@@ -142,7 +142,7 @@ impl Registry {
     }
 
     /// Makes room for a new copy, if clients wait for one. If there is no older copy, the newest copy becomes the older
-    /// one, and the waiting clients have their turn. If there is an older copy, its readers must read faster from now
+    /// copy, and the waiting clients have their turn. If there is an older copy, its readers must read faster from now
     /// on. The caller must not hold the lock.
     fn make_room(&self, id: JobId) {
         let read = self.of_job(id, |_, job| {

@@ -247,7 +247,7 @@ impl Registry {
     }
 }
 
-/// The end of all pieces: the client's connection has dropped the last one.
+/// The end of all pieces: the client's connection has dropped the last piece.
 struct Taken {
     _all_taken: oneshot::Sender<()>,
 }

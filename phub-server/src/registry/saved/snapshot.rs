@@ -1,7 +1,7 @@
 //! Snapshots: the cores' parts of a job's state, which arrive one by one and are put together.
 //!
-//! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must be notified of
-//! the end of every snapshot, however it ends. A [`Collected`] that is dropped notifies them.
+//! No core waits for the disk: while a part is being written, the next snapshot is skipped. So the cores must be
+//! notified of the end of every snapshot, however it ends. A [`Collected`] that is dropped notifies them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,7 +100,7 @@ pub(super) async fn met(wanted: Wanted) -> Result<Met, NoState> {
     wanted.await.unwrap_or_else(|_| Err(ended(JobEnded)))
 }
 
-/// The cores are notified of the end of every snapshot, so that they can take the next one.
+/// The cores are notified of the end of every snapshot, so that they can take the next snapshot.
 #[cfg(test)]
 mod tests {
     use pbox_core::control::CheckpointReply;

@@ -17,7 +17,7 @@ pub type WayUp = (sim::Endpoint, Option<Arc<RecvWindow>>);
 pub(super) enum Command {
     /// Take a worker's link.
     Add { rank: u32, gradients: Arc<RecvWindow>, own: Option<Spans>, link: Box<sim::Endpoint> },
-    /// Drop the link of a worker that makes a new one.
+    /// Drop the link of a worker that makes a new link.
     Unlink(u32),
     /// Remove a worker.
     Remove(u32),
