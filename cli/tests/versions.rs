@@ -125,7 +125,7 @@ fn versions_have_the_bits_of_their_rounds() {
     std::fs::remove_file(to.join("weight_v000003/model.safetensors.index.json")).unwrap();
     let without = "weight_v000003 has no index: its publisher is still writing this version, or ended";
     std::fs::write(to.join("weight_v000007"), "a note").unwrap();
-    let note = "weight_v000007 is a file, and expected the directory of a version; remove the file";
+    let note = "weight_v000007 is a file; expected the directory of a version: remove the file";
     says(output(&["versions", "list", &to_text]), &["delta on 000001", without, note]);
     says(
         failure(&["versions", "verify", &to_text]),

@@ -135,7 +135,7 @@ pub enum Unfit {
     Dimensions { expected: String },
 
     #[error(
-        "the part has {rows} rows, and the parts before leave room for {room}; correct the shapes or their order"
+        "the part has {rows} rows, and the previous parts leave room for {room}; correct the shapes or their order"
     )]
     Room { rows: usize, room: usize },
 

@@ -121,7 +121,7 @@ fn a_mapping_that_does_not_fit_is_named_by_key_and_tensor() {
     for (names, words) in [
         (
             split(&[part("q", 8), part("k", 2), part("v", 3)]),
-            r#"key "in_proj" [12, 4] of job "job" and tensor "v" [3, 4]: the part has 3 rows, and the parts before leave room for 2"#,
+            r#"key "in_proj" [12, 4] of job "job" and tensor "v" [3, 4]: the part has 3 rows, and the previous parts leave room for 2"#,
         ),
         (
             split(&[part("q", 8), part("k", 2)]),

@@ -27,7 +27,7 @@ pub enum VersionError {
     NoIndex { path: PathBuf },
 
     #[error(
-        "{path} is a file, and expected the directory of a version; remove the file, or give it another name"
+        "{path} is a file; expected the directory of a version: remove the file, or give it another name"
     )]
     NotADirectory { path: PathBuf },
 

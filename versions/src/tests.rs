@@ -193,7 +193,7 @@ fn a_file_with_the_name_of_a_version_is_named_and_hides_no_version() {
     assert_eq!(ids(dir.path()), [1]);
     let faults: Vec<String> = without_index(dir.path()).unwrap().iter().map(ToString::to_string).collect();
     assert_eq!(faults.len(), 1);
-    assert!(faults[0].contains("weight_v000007 is a file, and expected the directory"), "{faults:?}");
+    assert!(faults[0].contains("weight_v000007 is a file; expected the directory"), "{faults:?}");
     let mut reader = Reader::new(dir.path());
     assert_eq!(reader.newest().unwrap(), Some(VersionId(1)));
     assert_eq!(reader.go_to(VersionId(1)).unwrap().weights, weights(1));

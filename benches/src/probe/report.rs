@@ -276,7 +276,9 @@ impl Report {
                     format!("every element after the last round: {exact}")
                 }
                 None => {
-                    format!("one cache line of every chunk in 16 rounds, every element after the last: {exact}")
+                    format!(
+                        "one cache line of every chunk in 16 rounds, every element after the last: {exact}"
+                    )
                 }
                 Some(_) if self.checked => {
                     "all workers of this machine have the same bits after the last round".into()

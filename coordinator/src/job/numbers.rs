@@ -77,8 +77,8 @@ fn check_room(list: &NumbersByRound, change: &Numbers, keys: usize) -> Result<()
     let (size, most) = (list.size() + change.size(), MOST.max(16 * keys));
     if size > most {
         return Err(format!(
-            "the job's hyperparameters for rounds that are not over would have size {size}; expected at most {most}: let each change \
-             begin at the next round"
+            "the job's changes of hyperparameters for rounds that are not over would have size {size} (an optimizer has 64, \
+             the multipliers of a key 2, the group of a key 1); expected at most {most}: let each change begin at the next round"
         ));
     }
     Ok(())

@@ -375,7 +375,7 @@ impl fmt::Display for Over {
         match self {
             Over::Limit(limit) => write!(out, "not within {} s", limit.as_secs_f64()),
             Over::NoAnswer(limit) => {
-                write!(out, "the old links brought no answer for {} s", limit.as_secs_f64())
+                write!(out, "no answer arrived over the old links for {} s", limit.as_secs_f64())
             }
             Over::CallerGaveUp => out.write_str("its own program no longer waits"),
         }

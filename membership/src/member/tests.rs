@@ -292,7 +292,7 @@ fn links_that_bring_nothing_are_not_made_for_ever() {
     let over = Over::NoAnswer(LIMIT);
     assert_eq!(lose(&mut life, losses), Some(Step::Explain(Some(over))));
     assert_eq!(life.member.relinks(), 6);
-    assert_eq!(over.to_string(), "the old links brought no answer for 60 s");
+    assert_eq!(over.to_string(), "no answer arrived over the old links for 60 s");
 }
 
 #[test]

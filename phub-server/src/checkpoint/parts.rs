@@ -127,7 +127,7 @@ impl CheckpointStore {
         if goes_back {
             let synced = disk::sync_dir(&self.dir);
             synced.map_err(|error| {
-                self.failed("bringing the removal of later parts to the disk (fsync)", error)
+                self.failed("syncing the removal of later parts to the disk (fsync)", error)
             })?;
         }
         Ok(kept)

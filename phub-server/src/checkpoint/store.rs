@@ -94,7 +94,7 @@ impl CheckpointStore {
             made => made.map_err(failed("making it"))?,
         }
         let lock = Mutex::new(take_lock(&dir)?);
-        bring_to_disk(&dir).map_err(failed("bringing the directory to the disk (fsync)"))?;
+        bring_to_disk(&dir).map_err(failed("syncing the directory to the disk (fsync)"))?;
         remove_temporaries(&dir).map_err(failed("removing files that a former hub left half written"))?;
         let store = CheckpointStore {
             dir: dir.clone(),

@@ -99,7 +99,7 @@ pub(super) fn replace(
     keep().doing("keeping the previous checkpoint").map_err(error(UNTOUCHED))?;
     written.rename(path).map_err(error(UNTOUCHED))?;
     // A rename is on the disk only after the sync of the directory.
-    let synced = disk::sync_dir(dir).doing("bringing the file's name to the disk (fsync of the directory)");
+    let synced = disk::sync_dir(dir).doing("syncing the file's name to the disk (fsync of the directory)");
     synced.map_err(error(REPLACED))
 }
 
@@ -110,7 +110,7 @@ fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Resul
     // The reservation makes a full disk an error before the long write begins.
     temporary.file.reserve(plan.file_bytes).doing("reserving space for the file")?;
     temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing the file")?;
-    temporary.file.sync().doing("bringing the file to the disk (fsync)")?;
+    temporary.file.sync().doing("syncing the file to the disk (fsync)")?;
     Ok(temporary)
 }
 

@@ -376,7 +376,7 @@ fn cross(
             return Err(closed.reason.to_string());
         }
         if begun.elapsed() > PATIENCE {
-            return Err(format!("{answers} of {} answers came within {PATIENCE:?}", chunks.len()));
+            return Err(format!("{answers} of {} answers arrived within {PATIENCE:?}", chunks.len()));
         }
         if answers < chunks.len() {
             port.wait(Until::Any, Duration::from_millis(100));
