@@ -1,7 +1,7 @@
 //! The credit of a link: how many bytes of the link's posts the transport may hold, and how many it holds.
 //!
-//! The port's thread owns the credit. This module only counts: it does not depend on the link, or on the time
-//! at which bytes leave the transport.
+//! The port's thread owns the credit. This module only counts: it does not depend on the link, or on the
+//! time at which the transport sends bytes.
 
 /// The limit of the bytes that a transport may hold of a link, and the number that it holds. Without a limit,
 /// nothing is counted.

@@ -29,7 +29,7 @@ use crate::compute::{BUILT_IN, ComputePlan};
 /// The headings of the help, in order. Flags without a heading come first: they are the ones to change in a
 /// first run.
 const JOB: &str = "What the hub and the workers do";
-const ORDER: &str = "In what order bytes leave";
+const ORDER: &str = "In what order bytes are sent";
 const COMPUTE: &str = "When computing takes time";
 const MACHINE: &str = "On what it runs";
 const ELSEWHERE: &str = "With a hub that runs elsewhere";

@@ -486,7 +486,7 @@ def test_what_is_pushed_may_be_nothing_or_weights_or_have_left_ahead(hub, transp
     step("bias", 2)
     check("idle")
     sent = [session.traffic.sent - before for session, before in zip(sessions, before)]
-    assert sent[1] == 4 * (300 * 100 + 7), "its bytes left once"
+    assert sent[1] == 4 * (300 * 100 + 7), "its bytes were sent once"
     assert 4 * 300 * 100 <= sent[0] <= (1 if transport == "shm" else 2) * 4 * 300 * 100
 
     for rank, session in enumerate(sessions):

@@ -1,4 +1,5 @@
-//! Groups of small keys. If a caller puts (pushes without a flush) all keys of a group in a row, they leave in one post.
+//! Groups of small keys. If a caller puts (pushes without a flush) all keys of a group in a row, one post carries all
+//! of them.
 //!
 //! The layout decides which keys form a group. The hub's core treats a group as the pushes of its chunks.
 
@@ -99,8 +100,8 @@ impl Groups {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Begins a group with its first key, which waits here. The group leaves in one post if the caller puts all its keys one
-    /// after another, for the same round and content.
+    /// Begins a group with its first key, which waits here. One post carries the group if the caller puts all its keys
+    /// one after another, for the same round and content.
     pub(super) fn begin_group(&mut self, key: KeyId, number: u32, asked: Content) {
         self.queue_members();
         let KeyState { round, content, .. } = self.keys[key.index()];

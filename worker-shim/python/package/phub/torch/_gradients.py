@@ -1,15 +1,15 @@
-"""The gradients of a round: bytes leave as the backward pass makes them, and count when `step()` finds them unchanged.
+"""The gradients of a round. Bytes are sent as the backward pass makes them. They count if `step()` finds gradients unchanged.
 
 ```
    backward   gradient made -> in a bucket -> written to the window (memory that the hub reads) -> sent ahead, watched
-   p.grad     a gradient that has not left is watched from here on
+   p.grad     a gradient that was not sent is watched from here on
    step()     the same tensor, not written since?  yes: pushed, without bytes again    no: written and pushed
               no gradient?                         pushed as nothing
 ```
 
-The gradients that `step()` finds count. Bytes that left before count only if their gradient is unchanged. With several workers
+The gradients that `step()` finds count. Earlier bytes count only if their gradient is unchanged. With several workers
 a script that touches its gradients before `step()` finds the mean of all workers there, as with DDP. In the next backward pass
-after such a step, bytes leave to the job that makes means. Owned by the thread of the script.
+after such a step, bytes are sent to the job that makes means. Owned by the thread of the script.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Gradients:
         """Args:
             pushes: the pushes to the optimizer's own job.
             passes: the number of backward passes before the first step. Each later step expects the number of the previous step.
-            begin: a function that is called once a round, before bytes leave to the optimizer's own job.
+            begin: a function that is called once a round, before bytes are sent to the optimizer's own job.
             lend: a function that lets the hub write its answers for keys before `step()`.
             mean: the mean over several workers; None with one worker.
         """
@@ -74,7 +74,7 @@ class Gradients:
         self._ends_backward = False
         self._passes_of_first = passes
         self._times = 1.0
-        """The factor of gradients in the last step. Bytes that leave ahead are multiplied by this factor."""
+        """The factor of gradients in the last step. Bytes that are sent ahead are multiplied by this factor."""
         self._expects_search = False
         self._unanswered: List[torch.Tensor] = []
         self._factor: Optional[torch.Tensor] = None
@@ -91,8 +91,8 @@ class Gradients:
                 self._follow(key)
 
     def _follow(self, key: str) -> None:
-        """Adds a hook that the backward pass calls for a parameter's gradient, if bytes of the gradient leave in the pass, or if
-        the job makes means and the script may hold the gradient."""
+        """Adds a hook that the backward pass calls for a parameter's gradient, if bytes of the gradient are sent in the pass,
+        or if the job makes means and the script may hold the gradient."""
         parameter = self._parameters[key]
         self._followed.add(key)
         is_asked = self._mean is not None or key in self._own.ahead
@@ -177,8 +177,8 @@ class Gradients:
 
     @property
     def _receiver(self) -> Optional[Pushes]:
-        """The job to which bytes leave in the backward pass. After a step whose gradients the script has used, it is the job
-        that makes means, if there is one."""
+        """The job to which bytes are sent in the backward pass. After a step whose gradients the script has used, it is the
+        job that makes means, if there is one."""
         if not self._was_touched:
             return self._own
         return None if self._mean is None else self._mean.pushes

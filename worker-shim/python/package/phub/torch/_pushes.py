@@ -1,5 +1,5 @@
-"""The pushes of gradients to a job. The bytes of a gradient leave as soon as the backward pass has made it. The bytes count at
-the push if the gradient has not changed since.
+"""The pushes of gradients to a job. The bytes of a gradient are sent as soon as the backward pass has made it. The bytes count
+at the push if the gradient has not changed since.
 
 There are two jobs. In the optimizer's own job the hub makes the step. The other job gives the mean of all workers' gradients to a
 script that uses gradients before `step()`.
@@ -33,7 +33,7 @@ Made = Mapping[str, Optional[torch.Tensor]]
 
 
 class _Sent(NamedTuple):
-    """A gradient whose bytes have left."""
+    """A gradient whose bytes were sent."""
 
     gradient: torch.Tensor
     version: int
@@ -45,16 +45,16 @@ class Pushes:
 
     def __init__(self, session: Session, windows: Windows, overlap: bool, clip_value: Optional[float]) -> None:
         """Args:
-            overlap: whether bytes leave before the push, for keys for which this saves time.
+            overlap: whether bytes are sent before the push, for keys for which this saves time.
             clip_value: elements are sent clipped to between minus and plus this value. The gradient itself is not clipped.
         """
         self._session, self._windows, self._clip_value = session, windows, clip_value
         ahead = session.keys if windows.crosses_a_bus else session.leaves_ahead()
         self.ahead = frozenset(ahead if overlap else ())
-        """Keys whose bytes may leave before the push."""
+        """Keys whose bytes may be sent before the push."""
         self._sent: Dict[str, _Sent] = {}
         self.left: Set[str] = set()
-        """Keys whose bytes have left since the last push, even if the gradient has changed since."""
+        """Keys whose bytes were sent since the last push, even if the gradient has changed since."""
 
     def send_ahead(self, gradients: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
         """Sends the bytes of gradients, times a factor. They count from the push on."""
@@ -69,7 +69,7 @@ class Pushes:
         self._sent.pop(key, None)
 
     def unsent(self, gradients: Made, times: float = 1.0) -> Dict[str, torch.Tensor]:
-        """Returns the gradients whose current bytes have not left.
+        """Returns the gradients whose current bytes were not sent.
 
         Raises:
             GradientError: a gradient among them is sparse.
