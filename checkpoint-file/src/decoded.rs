@@ -100,7 +100,7 @@ impl Decoded {
         self.share.as_ref().map(|share| (share.hub, share.hubs))
     }
 
-    /// Returns the name that tells this job from other jobs of the same name. Only a part that a hub has sent
+    /// Returns the name that distinguishes this job from other jobs of the same name. Only a part that a hub has sent
     /// has such a name.
     pub fn run(&self) -> Option<&str> {
         self.run.as_deref()

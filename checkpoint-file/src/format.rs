@@ -172,8 +172,8 @@ pub(crate) struct Metadata {
     /// JSON, `{"key": [extent, ...], ...}`: the shapes of the keys of which this hub has a part, for readers without the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shapes: Option<String>,
-    /// The name that tells this job from other jobs of the same name, in a part that is sent. A reader
-    /// compares the names in the parts of several hubs.
+    /// The name that distinguishes this job from other jobs of the same name, in a part that is sent. A reader compares
+    /// the names in the parts of several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
     /// The reason why the job ended, for people. Present only in the last state of a job that failed.

@@ -17,8 +17,8 @@ pub use agreement::{Arrivals, Files, Follower, StaleCut, is_needed, may_write};
 use crate::join::Join;
 use crate::refused::Refused;
 
-/// A random number that tells a job from all other jobs with the same name. Hub 0 draws the number when it makes the job.
-/// The job's workers know the number, too. So a request that shows the number proves nothing.
+/// A random number that distinguishes a job from all other jobs with the same name. Hub 0 draws the number when it
+/// makes the job. The job's workers know the number, too. So a request that shows the number proves nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 
@@ -68,7 +68,7 @@ pub struct Hubs {
     names: Vec<String>,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,
-    /// The number that tells this job from other jobs with the same name.
+    /// The number that distinguishes this job from other jobs with the same name.
     pub secret: Secret,
     /// The round of the checkpoint that the job continues from, or 0.
     pub first_round: Round,

@@ -134,7 +134,7 @@ pub struct HubOf {
     pub names: Vec<String>,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,
-    /// The number that tells this job from other jobs with the same name.
+    /// The number that distinguishes this job from other jobs with the same name.
     pub secret: Secret,
     /// The round of the checkpoint that the job continues from, or 0.
     pub first_round: Round,

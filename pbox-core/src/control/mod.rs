@@ -46,7 +46,8 @@ pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 /// The header with the machine name that a client reports. The name is for people, and proves nothing.
 pub const HOST_HEADER: &str = "phub-host";
 
-/// The header with the id of the process that reads a state. It tells the readers of one machine apart, and proves nothing.
+/// The header with the id of the process that reads a state. It distinguishes the readers of one machine, and proves
+/// nothing.
 pub const READER_HEADER: &str = "phub-reader";
 
 /// The header for memory that a reader of a state lends. In a request it has the token of the loan, as 32 hexadecimal digits. In an

@@ -1,4 +1,4 @@
-//! Refusals: the body of each reply that reports an error, and the codes with which programs tell refusals apart.
+//! Refusals: the body of each reply that reports an error, and the codes by which programs distinguish refusals.
 //!
 //! The text is for people, and may change with each version. A program decides only by the code.
 //! `docs/protocol/control-port.md` has the list of the codes. This module must depend on nothing of HTTP except the
@@ -26,7 +26,7 @@ pub struct ErrorReply {
 /// Declares the codes. Each has a word on the wire, and an HTTP status.
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $code:ident = $word:literal, $status:literal;)*) => {
-        /// The reason why a hub refuses a request, if clients need to tell it from other reasons.
+        /// The reason why a hub refuses a request, if clients need to distinguish it from other reasons.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub enum RefusalCode {
             $($(#[doc = $doc])+ $code,)*

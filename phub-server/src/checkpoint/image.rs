@@ -33,9 +33,9 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Makes a file with the tensors of the snapshot, for the job of this name or for a hub's part of the job. In a part,
-    /// `run` tells this job from other jobs with the same name. A range has at most `most` values, or is one chunk. The values are
-    /// rounded to `dtype`, unless a finite value would become infinite.
+    /// Makes a file with the tensors of the snapshot, for the job of this name or for a hub's part of the job. In a
+    /// part, `run` distinguishes this job from other jobs with the same name. A range has at most `most` values, or is
+    /// one chunk. The values are rounded to `dtype`, unless a finite value would become infinite.
     pub fn new(
         job: &str,
         snapshot: Snapshot,

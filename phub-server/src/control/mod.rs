@@ -72,7 +72,7 @@ GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file; ?only
 POST /v1/jobs/{job}/offer           rank 0 has a state for a new job
 POST /v1/jobs/{job}/state           rank 0 brings the state that a new job begins with
 POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addresses
-POST /v1/jobs/{job}/ready           all members of a hub below are there
+POST /v1/jobs/{job}/ready           all members of a hub below have joined
 POST /v1/jobs/{job}/leave           a worker is done
 POST /v1/jobs/{job}/stop            stop the job, after its checkpoint (no body)
 POST /v1/drain                      take no more jobs, and end with the last (no body)

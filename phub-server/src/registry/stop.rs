@@ -11,8 +11,8 @@ use super::job::Job;
 use super::{Inner, Registry};
 
 impl Registry {
-    /// Ends every job cleanly. Admits no more workers, writes the checkpoints that can be written, and tells
-    /// all workers the reason. Must not run on the control thread.
+    /// Ends every job cleanly. Admits no more workers, writes the checkpoints that can be written, and sends all
+    /// workers the reason. Must not run on the control thread.
     pub fn end_all(&self, reason: &str) {
         let (reason, has_files) = (reason.to_owned(), self.store.is_some());
         {

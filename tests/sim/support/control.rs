@@ -279,8 +279,8 @@ impl Control {
         self.reports.push_back(Event::Cut(cut, Stepped::Above(Ok(Some(first)))));
     }
 
-    /// Notes that all members of a hub below are there, and the round that one of them had reached when it
-    /// lost a hub. Returns the round from which the hub takes part, if it takes part.
+    /// Notes that all members of a hub below have joined, and the round that one of them had reached when it lost a
+    /// hub. Returns the round from which the hub takes part, if it takes part.
     pub fn ready(&mut self, rank: u32, reached: Option<Round>) -> Option<Round> {
         let ready = Ready { member: self.member(rank), reached };
         let effects = self.ask(ready).expect("no member is too far from others");

@@ -272,7 +272,7 @@ fn elements(key: &Key) -> usize {
     key.elements().expect("a test's key") as usize
 }
 
-/// Returns the bits of numbers. Comparing bits also tells signed zeros apart, and compares NaN.
+/// Returns the bits of numbers. Comparing bits also distinguishes signed zeros, and compares NaN.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }

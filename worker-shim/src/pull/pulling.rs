@@ -142,7 +142,7 @@ impl Pulling {
         if !self.planner.is_round_over() {
             return self.planner.forget_what_was_used();
         }
-        // If other keys of the round are still in flight, the events of two rounds cannot be told apart.
+        // If other keys of the round are still in flight, the events of two rounds cannot be distinguished.
         let is_quiet = exchange.first_under_way().is_none();
         if let Some(batches) = self.planner.end_of_round(is_quiet) {
             self.batches.set(batches);

@@ -109,7 +109,7 @@ impl Levels {
         Ok(Node { up: Some(up), ..made })
     }
 
-    /// Returns the places of a node's chunks, as the node tells them to the hubs below.
+    /// Returns the places of a node's chunks, as the node reports them to the hubs below.
     fn placed(&self, node: usize) -> Above {
         let Node { terms, cores_of_a_hub, above, .. } = &self.nodes[node];
         Above {

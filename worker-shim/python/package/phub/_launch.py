@@ -104,7 +104,7 @@ class Worker:
 
 
 def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
-    """Returns this process's position among the workers. The first of these sources that is there counts: `PHUB_RANK` and
+    """Returns this process's position among the workers. The first of these sources that exists counts: `PHUB_RANK` and
     `PHUB_WORLD_SIZE`, torchrun, Horovod, Open MPI, MVAPICH, MPICH, Intel MPI, `DMLC_*`, Slurm. The last source is the process
     group of `torch.distributed`. A process without a launcher is the only worker.
 

@@ -70,7 +70,7 @@ def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _CallUnderWay(_Work):  # type: ignore[misc]
-    """An all-reduce in progress. Another thread calls `finish` when the result or an error is there."""
+    """An all-reduce in progress. Another thread calls `finish` when the result or an error has arrived."""
 
     def __init__(self, depths: Depths, tensors: List[torch.Tensor]) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ class Model:
 
     trained: Dict[str, torch.nn.Parameter]
     """The parameters that the optimizer has, that are not frozen, and that have elements, in the order of the model. A shared
-    parameter is there once. A frozen parameter that has a gradient is among them, because torch steps it."""
+    parameter is in the list once. A frozen parameter that has a gradient is among them, because torch steps it."""
 
     asleep: List[torch.nn.Parameter]
     """The parameters that the optimizer has and that had no elements, or were frozen without a gradient, when the job was joined."""
