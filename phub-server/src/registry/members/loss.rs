@@ -33,8 +33,8 @@ impl Registry {
         self.fail_by(inner, id, reason, Blame::Job);
     }
 
-    /// Works like [`fail`](Self::fail), and also notifies the workers which party caused the end. While this hub stops,
-    /// the stop counts as the cause.
+    /// Works like [`fail`](Self::fail), and also notifies the workers of the party that caused the end.
+    /// While this hub stops, the stop counts as the cause.
     pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let saves = inner.job(id).is_some_and(|(state, job)| self.saves(state) && job.above.is_none());
         let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });
