@@ -51,8 +51,8 @@ fn join(plan: ComputePlan, by: char) -> ComputePlan {
     ComputePlan { steps, ..plan }
 }
 
-/// Returns the layers of a plan. `bytes` has each hub's bytes of each key. A layer without keys computes as a
-/// part of the layer before it.
+/// Returns the layers of a plan. `bytes` has each hub's bytes of each key. A layer without keys computes as
+/// a part of the previous layer.
 fn layers(plan: &ComputePlan, bytes: &[Vec<f64>], hubs: usize) -> Vec<ClusterLayer> {
     let mut layers: Vec<ClusterLayer> = Vec::new();
     for step in &plan.steps {

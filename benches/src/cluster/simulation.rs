@@ -72,7 +72,7 @@ enum Event {
     Asked(usize, usize),
 }
 
-/// An event with its time. Earlier events come first, and of events at the same time, the one that was
+/// An event with its time. Earlier events come first, and of events at the same time, the event that was
 /// planned first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Planned(f64, u64, Event);

@@ -26,8 +26,7 @@ use super::trace::part;
 use crate::child::ChildRole;
 use crate::compute::{BUILT_IN, ComputePlan};
 
-/// The headings of the help, in order. Flags without a heading come first: they are the ones to change in a
-/// first run.
+/// The headings of the help, in order. Flags without a heading come first: they are the flags to change in a first run.
 const JOB: &str = "What the hub and the workers do";
 const ORDER: &str = "In what order bytes are sent";
 const COMPUTE: &str = "When computing takes time";
@@ -77,8 +76,8 @@ pub struct Args {
     #[arg(long, value_name = "NORM", help_heading = JOB)]
     pub clip_norm: Option<f32>,
 
-    /// Clip by the norm of the previous round: scale the mean gradient down by the factor by which that norm was above this
-    /// one. Default: no clipping.
+    /// Clip by the norm of the previous round: scale the mean gradient down by the factor by which that norm was above
+    /// this limit. Default: no clipping.
     #[arg(long, value_name = "NORM", conflicts_with = "clip_norm", help_heading = JOB)]
     pub clip_norm_last: Option<f32>,
 

@@ -18,13 +18,13 @@ use super::report::{CreditReport, Crossed, PullReport, digest};
 use crate::child;
 use crate::compute::{ComputePlan, Times};
 
-/// The number of rounds between two checks of a chunk. A check reads one cache line of each chunk, and all elements
-/// after the last round. A wrong bit stays in weights and state, so a later check finds it. A line of every
-/// chunk in every round cost a miss of cache and TLB for each line. The misses took 4% of the processors'
-/// time, and were half of the hub's wait for pushes.
+/// The number of rounds between two checks of a chunk. A check reads one cache line of each chunk, and all
+/// elements after the last round. A wrong bit stays in weights and state, so a later check finds it.
+/// Formerly each round checked a line of every chunk, which cost a miss of cache and TLB for each line. The
+/// misses took 4% of the processors' time, and were half of the hub's wait for pushes.
 const ROUNDS_PER_LOOK: u32 = 16;
 
-/// The number of rounds before the measured ones.
+/// The number of rounds before the measured rounds.
 const WARM_UP: u32 = 2;
 /// The timeout of a hub's description of itself.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(30);
@@ -82,7 +82,7 @@ struct Worker<E> {
     exchanges: u32,
     /// The traffic before the measured rounds.
     before: Traffic,
-    /// The number of rounds before the measured ones.
+    /// The number of rounds before the measured rounds.
     lead_in: u32,
 }
 

@@ -28,7 +28,7 @@ impl PullArgs {
     /// Returns the pull settings of a session that computes by this plan.
     pub fn pull(&self, plan: Option<&ComputePlan>) -> Option<Pull> {
         let steps = plan.map_or(&[][..], |plan| &plan.steps[..]);
-        // A layer without weights belongs to the layer before it.
+        // A layer without weights belongs to the previous layer.
         let layers: Vec<Vec<KeyId>> =
             steps.iter().map(|step| step.keys.clone()).filter(|keys| !keys.is_empty()).collect();
         let start_up = Duration::from_micros(self.pull_start_up_us);

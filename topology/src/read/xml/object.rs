@@ -42,7 +42,7 @@ impl Objects {
     }
 }
 
-/// An object whose closing tag has not come yet.
+/// An object whose closing tag was not read yet.
 #[derive(Debug)]
 struct Object {
     /// The sets, in the order of [`SETS`], or `None` for a device.
