@@ -1,6 +1,6 @@
-//! The rule for frames on a TCP link: the spans that may come with each immediate. The first byte chooses the
-//! job and the end. Each 8 bytes after it are one of three things: a chunk's frame, a frame with a hub's part
-//! of the gradient norm, or an immediate that this end posts without bytes.
+//! The rule for frames on a TCP link: the spans that may come with each immediate. The first byte chooses
+//! the job and the end. Each 8 bytes after it are a chunk's frame, or a frame with a hub's part of the
+//! gradient norm. They may also be an immediate that this end posts without bytes.
 //!
 //! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec, a
 //! frame has the whole chunk at its span, or no bytes. Each notice allows one pull. Each chunk's first

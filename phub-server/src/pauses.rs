@@ -21,9 +21,9 @@ impl Pauses {
 
     /// Notes that the check came late by `pause`. Returns whether the silence of workers counts from now on.
     ///
-    /// A living worker is silent for a third of the limit. With a short pause it stays below the limit. So on a busy
-    /// machine, many short pauses do not hide the death of a worker: within twice the limit, only one short pause
-    /// restarts the silence.
+    /// A living worker is silent for a third of the limit. With a short pause it stays below the limit. Within twice
+    /// the limit, only one short pause restarts the silence. So on a busy machine, many short pauses do not hide the
+    /// death of a worker.
     pub fn restart(&mut self, pause: Duration, now: Instant) -> bool {
         let is_free = self.last.is_none_or(|last| now - last >= 2 * self.limit);
         let restarts = pause > SHORTEST && (is_free || pause >= self.limit / 3);

@@ -377,8 +377,8 @@ fn a_job_without_weights_needs_no_checkpoint() {
     assert_eq!(sessions[0].returns(), Returns { times: 1, lost_rounds: 1 });
 }
 
-/// The last worker that learns of the new job also learns that the new job has ended, because the first worker has ended
-/// with its script. Formerly the last worker waited for the first worker in a third job.
+/// The last worker that learns of the new job also learns its end: the first worker has ended with its script. Formerly
+/// the last worker waited for the first worker in a third job.
 #[test]
 fn a_hub_that_comes_back_without_the_weights_is_an_error_of_each_worker_at_once() {
     let _watchdog = Watchdog::start();

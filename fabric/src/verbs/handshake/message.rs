@@ -38,8 +38,8 @@ pub(in crate::verbs) enum Message {
     Hello { hello: Hello, proof: [u8; PROOF] },
     /// The addresses of the hub's ports, and the size of the window that the hub writes. Sent by the hub.
     Ports { send_bytes: u64, ports: Vec<Address> },
-    /// Pairs of NICs that the worker wants to try before links use them: the port of the hub and the worker's own end,
-    /// for each pair. Sent by the worker.
+    /// Pairs of NICs that the worker wants to try before links use them. For each pair, the port of the hub and the
+    /// worker's own end. Sent by the worker.
     Trial { nics: Vec<Address>, ends: Vec<(u16, LinkEnd)> },
     /// The hub's end of each pair of a `Trial`, or the reason why the hub has none.
     Tried(Vec<Result<LinkEnd, String>>),

@@ -509,8 +509,8 @@ class Session:
         raise _phub.SettingsError(f"key {key!r}: the values have the shape {seen}: expected {expected}, the key's shape")
 
     def weights(self, key: str) -> Array:
-        """Returns a key's weights (with `Average`: the mean of the gradients): an array of the key's shape and type, over the
-        memory into which answers are received. Read it while the key is not in flight. Its values change in each round. The
+        """Returns a key's weights (with `Average`: the mean of the gradients). The array has the key's shape and type, and is
+        over the memory into which answers are received. Read it while the key is not in flight. Its values change in each round. The
         array is read-only, unless `weights` is "private" or the compression is `SlimDP`.
 
         Raises:

@@ -348,8 +348,8 @@ class Gradients:
                 self._follow(key)
 
     def continue_from(self, former: "Gradients") -> None:
-        """Takes over the gradients that the script has made in the previous job: they are this worker's own, except means, and
-        the script may be in `no_sync()`."""
+        """Takes over the gradients that the script has made in the previous job. They are this worker's own, except means. The
+        script may be in `no_sync()`."""
         self._blocks = former._blocks
         if self._mean is None:
             return
