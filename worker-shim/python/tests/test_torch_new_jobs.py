@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 import phub  # noqa: E402
+from conftest import in_processes  # noqa: E402
 from test_torch_optimizer import OPTIMIZERS, Net, data, same, wrap  # noqa: E402
 from test_torch_state import KEEPING, train  # noqa: E402
 
@@ -254,3 +255,24 @@ def test_a_parameter_that_is_twice_in_the_groups_is_an_error(hub):
     train(theirs, OPTIMIZERS["adamw"](theirs.parameters()), 0, 4)
     optimizer.leave()
     same(model, theirs)
+
+
+def loads_at_rank_0_alone(rank, hub):
+    """The example of Horovod for ImageNet resumes so: rank 0 loads a checkpoint after the wrap, and then broadcasts it."""
+    model = Net()
+    optimizer = wrap(OPTIMIZERS["adamw"](model.parameters()), model, hub, rank=rank, world_size=2)
+    train(model, optimizer, 0, 2)
+    state = optimizer.state_dict()
+    optimizer._phub_join._session["join_limit"] = 0.2
+    with pytest.raises(phub.MissingWorkersError if rank == 0 else phub.PeerLeftError) as error:
+        if rank == 0:
+            optimizer.load_state_dict(state)
+        train(model, optimizer, 2, 4)
+        optimizer.synchronize()
+    return str(error.value)
+
+
+def test_a_state_that_rank_0_alone_loads_is_an_error_that_says_so(hub):
+    told, _ = in_processes(2, loads_at_rank_0_alone, hub.address)
+    assert "left job 'job' for a new job, and others have not" in told and "[1] of 2" in told
+    assert "test_torch_new_jobs.py" in told and "only before DistributedOptimizer" in told

@@ -12,13 +12,14 @@ import torch
 from .._failure import reason
 from .._keys import Array, Key
 from .._optimizers import Average, Sgd, state_names
-from .._phub import SettingsError
+from .._phub import MissingWorkersError, SettingsError
 from .._session import Session
 from ._asleep import Asleep
 from ._exchange import Exchange
 from ._joined import leave_dropped
 from ._model import Model
 from ._pushes import SCALES, scales_key
+from ._script import line
 from ._settings import Settings, by_key, dtype_of
 from ._state import from_torch
 from ._tensors import Broadcast
@@ -66,11 +67,22 @@ class Join:
 
     def again(self, optimizer: torch.optim.Optimizer, averages: Optional[Mapping[str, Array]] = None) -> Exchange:
         """Leaves the job, and joins a new job that begins with the current state of torch's optimizer, and with averages by
-        key."""
+        key.
+
+        Raises:
+            MissingWorkersError: not all workers have made the change that needs a new job.
+        """
         former = self._current
         former.leave()
         self._times += 1
-        self._current = self._join(optimizer, {"job": f"{self._job[:56]}.{self._times}"}, averages)
+        try:
+            self._current = self._join(optimizer, {"job": f"{self._job[:56]}.{self._times}"}, averages)
+        except MissingWorkersError as error:
+            raise MissingWorkersError(
+                f"{line()}: this worker has left job {former.session.job!r} for a new job, and others have not: {error}. All workers must load "
+                f"the optimizer's state, add groups and unfreeze parameters at the same line. Rank 0 alone can load a state only "
+                f"before DistributedOptimizer"
+            ) from error
         self._current.continue_from(former)
         return self._current
 
