@@ -81,7 +81,7 @@ class Join:
             raise MissingWorkersError(
                 f"{line()}: this worker has left job {former.session.job!r} for a new job, and others have not: {error}. All workers must load "
                 f"the optimizer's state, add groups and unfreeze parameters at the same line. Rank 0 alone can load a state only "
-                f"before DistributedOptimizer"
+                f"before DistributedOptimizer, if all workers have the same learning rates"
             ) from error
         self._current.continue_from(former)
         return self._current
