@@ -274,5 +274,5 @@ def loads_at_rank_0_alone(rank, hub):
 
 def test_a_state_that_rank_0_alone_loads_is_an_error_that_says_so(hub):
     told, _ = in_processes(2, loads_at_rank_0_alone, hub.address)
-    assert "left job 'job' for a new job, and others have not" in told and "[1] of 2" in told
+    assert "left job 'job' for a new job, and other workers have not" in told and "[1] of 2" in told
     assert "test_torch_new_jobs.py" in told and "only before DistributedOptimizer" in told

@@ -11,11 +11,15 @@ use crate::read::survey::Survey;
 use hwlocality::Topology;
 use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Reads this machine. If `allowed` is given, cpus outside it do not count as allowed.
 pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
-    let topology = builder()?.build().map_err(|error| error.to_string())?;
-    survey(&topology, Source::LiveHwloc, allowed)
+    // A process asks hwloc once. hwloc reads the configuration of all PCI devices, which takes some 10 ms in
+    // a virtual machine.
+    static TOPOLOGY: OnceLock<Result<Topology, String>> = OnceLock::new();
+    let topology = TOPOLOGY.get_or_init(|| builder()?.build().map_err(|error| error.to_string()));
+    survey(topology.as_ref().map_err(String::clone)?, Source::LiveHwloc, allowed)
 }
 
 /// Returns the machine in an XML text whose form was checked. `path` only names the source in errors.

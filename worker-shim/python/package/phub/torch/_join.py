@@ -79,9 +79,9 @@ class Join:
             self._current = self._join(optimizer, {"job": f"{self._job[:56]}.{self._times}"}, averages)
         except MissingWorkersError as error:
             raise MissingWorkersError(
-                f"{line()}: this worker has left job {former.session.job!r} for a new job, and others have not: {error}. All workers must load "
-                f"the optimizer's state, add groups and unfreeze parameters at the same line. Rank 0 alone can load a state only "
-                f"before DistributedOptimizer, if all workers have the same learning rates"
+                f"{line()}: this worker has left job {former.session.job!r} for a new job, and other workers have not: {error}. "
+                f"All workers must load the optimizer's state, add groups and unfreeze parameters at the same line. Rank 0 alone "
+                f"can load a state only before DistributedOptimizer, if all workers have the same learning rates"
             ) from error
         self._current.continue_from(former)
         return self._current
