@@ -1,6 +1,5 @@
-//! The check of a file before a command reads it, and the lines of a file of any length.
+//! The check of a file before a command reads it.
 
-use std::io::{self, BufRead, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
@@ -20,27 +19,4 @@ pub fn check_no_fifo(path: &Path) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// The longest line that is read. A line of a record may have a request of 64 MB with the keys of a job.
-const LINE_BYTES: u64 = 256 << 20;
-
-/// Returns the lines of a file. A file such as `/dev/zero` has a line without an end, so a longer line is an error.
-pub fn lines(mut file: impl BufRead) -> impl Iterator<Item = io::Result<String>> {
-    std::iter::from_fn(move || {
-        let mut line = String::new();
-        let read = match file.by_ref().take(LINE_BYTES).read_line(&mut line) {
-            Ok(0) => return None,
-            Ok(read) => read as u64,
-            Err(error) => return Some(Err(error)),
-        };
-        let is_whole = line.ends_with('\n');
-        line.truncate(line.trim_end_matches('\n').len());
-        match is_whole || read < LINE_BYTES {
-            true => Some(Ok(line)),
-            false => {
-                Some(Err(io::Error::other(format!("more than {LINE_BYTES} bytes without a line's end"))))
-            }
-        }
-    })
 }

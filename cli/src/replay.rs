@@ -8,8 +8,12 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Parser;
 use coordinator::record::{NotReplayed, replay};
+use timeline::lines;
 
 use crate::{input, out};
+
+/// The longest line of a record. A line may have a request of 64 MB with the keys of a job.
+const LINE_BYTES: u64 = 256 << 20;
 
 /// Replay the record of a hub, and compare each answer with the record.
 ///
@@ -33,7 +37,7 @@ impl ReplayArgs {
         input::check_no_fifo(&self.file)?;
         let file = File::open(&self.file)
             .with_context(|| format!("{}: give a file that `serve --record FILE` has made", shown()))?;
-        match replay(input::lines(BufReader::new(file)), Instant::now()) {
+        match replay(lines(BufReader::new(file), u64::MAX, LINE_BYTES), Instant::now()) {
             Ok(replayed) => out::line(replayed)?,
             Err(NotReplayed::Differs(difference)) => {
                 out::verdict(difference)?;

@@ -207,8 +207,8 @@ fn a_file_without_an_end_ends_a_command() {
     let all = dir.path().join("all.json");
     for (arguments, limit) in [
         (&["topology", "--xml", "/dev/zero"][..], "more than 67108864 bytes"),
-        (&["trace", "--to", text(&all), "/dev/zero"], "a line of more than 16777216"),
-        (&["replay", "/dev/zero"], "more than 268435456 bytes without a line's end"),
+        (&["trace", "--to", text(&all), "/dev/zero"], "a line has more than 16777216 bytes"),
+        (&["replay", "/dev/zero"], "a line has more than 268435456 bytes"),
     ] {
         says(failure(arguments), &["/dev/zero", limit]);
     }

@@ -9,11 +9,12 @@
 //! ```
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{BufReader, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::lines::lines;
 use crate::process::Process;
 use crate::shift;
 
@@ -147,7 +148,8 @@ fn read(path: &Path) -> Result<Vec<Process>, TraceError> {
     let failed = |error| TraceError::Read { path: path.to_owned(), error };
     let other =
         |line: &str| TraceError::Other { path: path.to_owned(), read: line.chars().take(60).collect() };
-    let mut from = Lines { from: BufReader::new(File::open(path).map_err(failed)?), left: FILE_BYTES };
+    let file = BufReader::new(File::open(path).map_err(failed)?);
+    let mut from = lines(file, FILE_BYTES, LINE_BYTES);
     let first = from.next().transpose().map_err(failed)?.unwrap_or_default();
     let whole: Value = serde_json::from_str(&format!("{first}{END}")).map_err(|_| other(&first))?;
     let about = whole["metadata"]["processes"].as_array().ok_or_else(|| other(&first))?;
@@ -165,34 +167,6 @@ fn read(path: &Path) -> Result<Vec<Process>, TraceError> {
         first.lines = lines;
     }
     Ok(processes)
-}
-
-/// The lines of a file that may be a pipe without an end.
-struct Lines {
-    from: BufReader<File>,
-    /// The number of bytes that may still be read.
-    left: u64,
-}
-
-impl Iterator for Lines {
-    type Item = io::Result<String>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let (mut line, most) = (String::new(), self.left.min(LINE_BYTES));
-        let read = match self.from.by_ref().take(most).read_line(&mut line) {
-            Ok(read) => read as u64,
-            Err(error) => return Some(Err(error)),
-        };
-        self.left -= read;
-        let is_whole = line.ends_with('\n');
-        line.truncate(line.trim_end_matches('\n').len());
-        if is_whole || read < most {
-            return (read > 0).then_some(Ok(line));
-        }
-        let why =
-            format!("more than {FILE_BYTES} bytes, or a line of more than {LINE_BYTES}: it is no trace");
-        Some(Err(io::Error::other(why)))
-    }
 }
 
 #[cfg(test)]

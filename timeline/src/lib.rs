@@ -12,11 +12,13 @@
 
 mod clock;
 mod file;
+mod lines;
 mod process;
 mod ring;
 mod shift;
 
 pub use clock::{Ahead, Clock};
 pub use file::{TraceError, TraceFile, merge};
+pub use lines::lines;
 pub use process::{Event, Process, Span};
 pub use ring::Ring;
