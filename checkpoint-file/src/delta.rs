@@ -183,25 +183,35 @@ impl Applied {
 
     fn apply_one(&mut self, file: &mut impl Read, block: &mut [u8]) -> Result<(), DecodeError> {
         let wrong = |reason| Err(DecodeError::Delta { reason });
-        let mut length = [0; 4];
-        file.read_exact(&mut length)?;
-        let length = u32::from_le_bytes(length) as usize;
+        let Applied { frame, planes, .. } = self;
+        read(file, "frame's length", size_of::<u32>(), frame)?;
+        let length = frame.iter().rev().fold(0, |all, byte| all << 8 | usize::from(*byte));
         if length == 0 {
             return Ok(());
         }
         if length > compress_bound(block.len()) {
             return wrong(format!("a block of {} bytes has a frame of {length} bytes", block.len()));
         }
-        self.frame.resize(length, 0);
-        file.read_exact(&mut self.frame)?;
-        self.planes.clear();
-        let bytes = self.decompressor.decompress_to_buffer(&self.frame, &mut self.planes)?;
+        read(file, "frame", length, frame)?;
+        planes.clear();
+        let bytes = self.decompressor.decompress_to_buffer(&*frame, planes)?;
         if bytes != block.len() {
             return wrong(format!("a block of {} bytes has a frame with {bytes} bytes", block.len()));
         }
-        add_planes(&self.planes, block, self.dtype);
+        add_planes(planes, block, self.dtype);
         Ok(())
     }
+}
+
+/// Replaces the contents of `to` by this number of bytes. `what` names them in the error.
+fn read(file: &mut impl Read, what: &str, bytes: usize, to: &mut Vec<u8>) -> Result<(), DecodeError> {
+    to.clear();
+    let seen = file.take(bytes as u64).read_to_end(to)?;
+    if seen < bytes {
+        let reason = format!("the answer ends after {seen} of the {bytes} bytes of a {what}");
+        return Err(DecodeError::Delta { reason });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -278,7 +288,11 @@ mod tests {
         let bomb = zstd::bulk::compress(&vec![0; 2 * BLOCK_BYTES], LEVEL).unwrap();
         let bomb = [&(bomb.len() as u32).to_le_bytes(), &bomb[..]].concat();
         assert!(!applied(&bomb).is_empty());
-        assert!(!applied(&of_a.frames[..100]).is_empty());
+        let length = u32::from_le_bytes(of_a.frames[..4].try_into().unwrap());
+        let ended =
+            format!("the answer ends after 96 of the {length} bytes of a frame; ask for the whole state");
+        assert!(applied(&of_a.frames[..100]).contains(&ended));
+        assert!(applied(&of_a.frames[..3]).contains("after 3 of the 4 bytes of a frame's length"));
         assert!(Applied::new(MAX_DELTAS + 1, Dtype::F32).is_err());
     }
 }
