@@ -40,7 +40,7 @@ pub enum DecodeError {
 
     #[error(
         "the file is not a checkpoint that a parameter hub wrote (its first bytes are {seen:?}); other safetensors files \
-         have no round and no optimizer to continue with"
+         have no round and no optimizer to continue with: give a file of `phub-server serve --checkpoints`"
     )]
     Foreign { seen: String },
 
