@@ -362,6 +362,30 @@ fn a_reader_with_an_older_state_gets_the_differences() {
     large.session.leave().unwrap();
 }
 
+/// The delta does not fit into the buffers of a connection, so the hub sends until the reader closes the connection.
+#[test]
+fn deltas_that_do_not_arrive_have_saved_nothing() {
+    let _watchdog = Watchdog::start();
+    let mut large = Large::start();
+    let credential = Credential::find_if_any().unwrap();
+    let ask = |large: &Large, base: Option<&Base>| {
+        let query = StateQuery { only: Some(Only::Weights), ..StateQuery::default() };
+        let values = (Values::Changed(base.map(Base::digest)), 5 << 22);
+        let state = membership::fetch_state(&large.address, "job", query, values, credential.as_ref());
+        state.unwrap().unwrap()
+    };
+    let first = ask(&large, None);
+    let bytes = first.bytes().unwrap();
+    let first = decode_as(first, bytes, Dtype::F32, ValuesFrom::File).unwrap();
+    large.train_to(large.session.next_round().0);
+    let deltas = ask(&large, Some(&first.base()));
+    assert_eq!(deltas.deltas(), Some(1));
+    drop(deltas);
+    until("nobody reads", || large.readers().now == 0);
+    assert_eq!((large.readers().done, large.readers().saved), (1, 0));
+    large.session.leave().unwrap();
+}
+
 /// The process of this test is one follower. The other follower, at the same address, does not name its
 /// process.
 #[test]

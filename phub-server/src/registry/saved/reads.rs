@@ -130,15 +130,11 @@ impl Reading {
         self.reads.bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// Counts bytes that deltas have saved.
-    pub fn saved(&self, bytes: u64) {
-        self.reads.saved.fetch_add(bytes, Relaxed);
-    }
-
-    /// Counts a whole state, whose snapshot was taken at this time.
-    pub fn got_all(&self, taken: Instant) {
+    /// Counts a whole state, whose snapshot was taken at this time, and the bytes that deltas have saved.
+    pub fn got_all(&self, taken: Instant, saved: u64) {
         let now = Instant::now();
         self.reads.done.fetch_add(1, Relaxed);
+        self.reads.saved.fetch_add(saved, Relaxed);
         self.reads.delay_ns.fetch_add(now.duration_since(taken).as_nanos() as u64, Relaxed);
         self.reads.got(self.reader, self.before, now);
     }

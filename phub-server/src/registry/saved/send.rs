@@ -137,6 +137,7 @@ impl Registry {
         let (sink, pieces) = Pieces::new(PIECES);
         let (all, header, taken) = (copy.image.bytes(), copy.image.header().len() as u64, copy.taken);
         let (job, reading) = (name.to_owned(), reads.begin(reader, copy.before));
+        let mut saved = 0;
         let (behind, instead) = match (wish, borrowed) {
             (_, Some(borrowed)) => match write_values(Arc::clone(&copy), borrowed).await {
                 Ok(bytes) => {
@@ -151,7 +152,7 @@ impl Registry {
             (Wish::Deltas(base), None) => match self.deltas(id, query, &copy, base).await {
                 Ok(Some(deltas)) => {
                     let (count, of_file) = (deltas.len(), all);
-                    reading.saved(all - header - bytes_of_deltas(&deltas));
+                    saved = all - header - bytes_of_deltas(&deltas);
                     (Behind::Deltas(deltas), Some(Instead::Deltas { count, of_file }))
                 }
                 Ok(None) => (Behind::Values, None),
@@ -170,7 +171,7 @@ impl Registry {
         tokio::spawn(async move {
             match send(copy, behind, &sink, &reading).await {
                 Ok(()) => {
-                    reading.got_all(taken);
+                    reading.got_all(taken, saved);
                     tracing::info!(job, bytes, of = all, "state sent");
                 }
                 Err(error) => {
