@@ -243,6 +243,14 @@ def test_sessions_of_one_process_have_names_by_the_order_in_which_they_are_made(
             assert (one.job, two.job, three.job) == ("mine", "other", "mine-2")
 
 
+def test_jobs_that_belong_to_jobs_with_long_names_differ():
+    long = ["a" * 62 + "-1", "a" * 62 + "-2"]
+    for suffix in ("-mean", "-buffers", ".1", "-2"):
+        names = [_run.beside(job, suffix) for job in long]
+        assert len({*names, *long}) == 4 and all(len(name) <= 52 and name.endswith(suffix) for name in names)
+    assert _run.beside("b" * 47, "-mean") == "b" * 47 + "-mean"
+
+
 class Words(_board.Board):
     """A board in memory, which may have words of an earlier run."""
 

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import secrets
@@ -26,8 +27,10 @@ from ._launch import Machine, Worker, names_of
 from ._optimizers import Optimizer, Sum
 
 _WORD_BYTES = 4
-# The lengths to which a name is cut before a word or a number is added to it.
-_NAME, _NUMBERED = 40, 56
+# The length to which a name is cut before a word is added to it.
+_NAME = 40
+# The longest name of a job that belongs to another job: a hub takes 64 letters, and two levels of hubs add 12.
+_LONGEST = 52
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +166,15 @@ def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
     return _WORDS[at]
 
 
+def beside(job: str, suffix: str) -> str:
+    """Returns the name of a job that belongs to another job. If the name is too long, a digest replaces its middle, so that the
+    jobs of two long names differ."""
+    if len(job) + len(suffix) <= _LONGEST:
+        return job + suffix
+    digest = f"-{hashlib.sha256(job.encode()).hexdigest()[:8]}{suffix}"
+    return job[: _LONGEST - len(digest)] + digest
+
+
 # The number of jobs that this process has made, by place, name and kind.
 _MADE: Dict[Tuple[Place, str, Optional[Helper]], int] = {}
 
@@ -184,8 +196,8 @@ class Naming:
         _MADE[self._at, self._base, helper] = number
         self._taken = helper, number
         if helper is not None:
-            return f"{self._base}-{helper.kind}-{number}"
-        return self._base if number == 1 else f"{self._base[:_NUMBERED]}-{number}"
+            return beside(self._base, f"-{helper.kind}-{number}")
+        return self._base if number == 1 else beside(self._base, f"-{number}")
 
     def give_back(self) -> None:
         """Gives the next job the last name again, because the job with this name could not be joined."""

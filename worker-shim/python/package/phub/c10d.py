@@ -221,8 +221,9 @@ def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]
         # If rank 0 picks a free port, it writes the address to the store for the other workers.
         alone = me.hub is None and me.machine is None and me.serve_at is not None and me.serve_at.endswith(":0")
         hub = serve_for(str(me.serve_at), is_here=me.is_on_one_machine) if alone else None
-        # The longest name of a job has 39 letters more: "-c10d-01234567-bf16-mean-of-callbacks-7". A name has at most 64 letters.
-        store.set("phub", json.dumps([hub, f"{me.job[:25]}-c10d-{name}"]))
+        # The longest name of a job has 39 letters more: "-c10d-01234567-bf16-mean-of-callbacks-7". Two levels of hubs add 12 letters,
+        # and a name has at most 64.
+        store.set("phub", json.dumps([hub, f"{me.job[:13]}-c10d-{name}"]))
     said: Tuple[Optional[str], str] = tuple(json.loads(store.get("phub")))
     return said
 

@@ -13,6 +13,7 @@ from .._failure import reason
 from .._keys import Array, Key
 from .._optimizers import Average, Sgd, state_names
 from .._phub import MissingWorkersError, SettingsError
+from .._run import beside
 from .._session import Session
 from ._asleep import Asleep
 from ._exchange import Exchange
@@ -76,7 +77,7 @@ class Join:
         former.leave()
         self._times += 1
         try:
-            self._current = self._join(optimizer, {"job": f"{self._job[:56]}.{self._times}"}, averages)
+            self._current = self._join(optimizer, {"job": beside(self._job, f".{self._times}")}, averages)
         except MissingWorkersError as error:
             raise MissingWorkersError(
                 f"{line()}: this worker has left job {former.session.job!r} for a new job, and other workers have not: {error}. "
@@ -149,7 +150,7 @@ class Join:
         limits = {"join_limit": 60.0, "wait_limit": 60.0}  # a worker that does not come is the script's mistake
         own = {"answers_ahead": self._exchange["overlap"], **limits}
         keys = {**keys, SCALES: scales_key(joined)}
-        return Session(keys=keys, optimizer=Average(), job=f"{joined.job[:56]}-mean", **{**self._place(), **own})
+        return Session(keys=keys, optimizer=Average(), job=beside(joined.job, "-mean"), **{**self._place(), **own})
 
     def _buffers(self, joined: Session) -> Optional[Broadcast]:
         if joined.is_alone:
@@ -157,7 +158,7 @@ class Join:
         self.model.broadcast_rest(self._session, joined.job)
         if not self._broadcast_buffers:
             return None
-        return Broadcast(self.model.buffers, {**self._place(), "job": f"{joined.job[:54]}-buffers"}, Sgd(0.0))
+        return Broadcast(self.model.buffers, {**self._place(), "job": beside(joined.job, "-buffers")}, Sgd(0.0))
 
 
 # Exchanges of optimizers that the script has dropped.

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, List, Mapping, MutableMapping, Optional,
 import torch
 
 from .._phub import SettingsError
+from .._run import beside
 from ._held import gradient_of, unasked
 from ._tensors import broadcast_parameters
 
@@ -135,7 +136,7 @@ class Model:
         if rest:
             place = {name: session[name] for name in ("hub", "rank", "world_size", "mesh", "token", "transport") if name in session}
             if job is not None:
-                place["job"] = f"{job[:56]}-rest"
+                place["job"] = beside(job, "-rest")
             broadcast_parameters(rest, **place)
 
 

@@ -12,7 +12,7 @@ from .._hub import Hub
 from .._keys import Key
 from .._optimizers import Sgd, Sum
 from .._phub import SettingsError
-from .._run import Helper
+from .._run import Helper, beside
 from .._session import Session
 from ._settings import DTYPES
 from ._windows import tensor as window
@@ -94,7 +94,7 @@ class Broadcast:
         if _keys(_filled(tensors)) != self._keys:
             self.leave()
             self._times += 1
-            self._join(tensors, {**self._settings, "job": f"{self._settings['job'][:58]}.{self._times}"})
+            self._join(tensors, {**self._settings, "job": beside(self._settings["job"], f".{self._times}")})
         self._tensors = _filled(tensors)
         if self._session is not None:
             self._write(self._session)
