@@ -272,6 +272,15 @@ fn a_machine_that_does_not_come_is_named() {
     let mut config = config_at(&below.address().to_string(), "job", 0, 1);
     config.join_limit = PATIENCE;
     says(refused(config), &["machine(s) [0, 2]", "the hub or some workers are missing"]);
+    // The other machines have not come, and this error does not wait for them.
+    let name = |letters| "a".repeat(letters);
+    says(
+        refused(config_at(&below.address().to_string(), &name(59), 0, 1)),
+        &["the name has 59 letters", "ends with \".above\"", "at most 58 letters"],
+    );
+    let mut config = config_at(&below.address().to_string(), &name(58), 0, 1);
+    config.join_limit = PATIENCE;
+    says(refused(config), &["machine(s) [0, 2]"]);
 }
 
 /// A machine counts as joined when all its workers have joined.

@@ -27,7 +27,7 @@ use authority::{Credential, SUMS};
 use fabric::any;
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
 use membership::{Join, LOOKUP_LIMIT, LetIn, MemberError, Named, PeerList, Ports, Way, look_up};
-use pbox_core::control::{JoinRequest, Machine, Mesh, RefusalCode, check_job_name};
+use pbox_core::control::{JoinRequest, MAX_JOB_NAME_BYTES, Machine, Mesh, RefusalCode};
 use pbox_core::{Above, Below, JobTerms, LevelTerms, Members, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
 
@@ -196,6 +196,12 @@ impl Up {
         let refused = |why: String| Refusal::bad(format!("job {name:?}: {why}"));
         let deadline = Instant::now() + self.start_limit;
         request.terms.check_below().map_err(|error| refused(error.to_string()))?;
+        let (letters, most) = (name.len(), MAX_JOB_NAME_BYTES - SUMS.len());
+        if letters > most {
+            return Err(refused(format!(
+                "the name has {letters} letters, and at hubs above it ends with {SUMS:?}: use a name of at most {most} letters"
+            )));
+        }
         let above = self.of_job(name, request, deadline, given_up)?;
         let (Machine { number, of }, hubs) = (above.machine, above.hubs.len() as u32);
         let members = if above.own.is_some() { Members::Mesh } else { Members::Hubs };
@@ -207,7 +213,6 @@ impl Up {
         let request =
             JoinRequest { relinks: true, trial, through, ..JoinRequest::new(number, terms.clone()) };
         let name = name_above(name);
-        check_job_name(&name).map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let addresses: Vec<&str> = above.hubs.iter().map(String::as_str).collect();
         let (named, credential) = match above.own {
             Some(_) => (self.outside(), self.for_outside.as_ref()),
