@@ -275,7 +275,7 @@ impl<'a> Route<'a> {
         deadline: Instant,
     ) -> Result<(Joined<any::Endpoint>, Way), MemberError> {
         let (wanted, offered) = (self.ports.transport, &self.hub.reply.transports);
-        let mut tried = Vec::new();
+        let (mut tried, mut before) = (Vec::new(), None);
         for (place, offer) in offered.iter().enumerate() {
             let transport = offer.transport();
             let why_not = match self.way_by(offer, receive) {
@@ -312,11 +312,12 @@ impl<'a> Route<'a> {
                                     "cannot use shared memory with the hub; trying the next transport"
                                 );
                             }
+                            before = Some(format!("{transport}: {error}"));
                             error.to_string()
                         }
                         Err(error) => {
                             let hub = self.hub.control.hub.clone();
-                            let error = MemberError::DataPath { hub, error: Box::new(error) };
+                            let error = MemberError::DataPath { hub, error: Box::new(error), before };
                             self.hub.does_not_come(&error); // this end may have failed before the hub saw a link
                             return Err(error);
                         }

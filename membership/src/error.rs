@@ -103,12 +103,14 @@ pub enum MemberError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The data path to the hub could not be made.
-    #[error("no data path to the hub at {hub}: {error}")]
+    #[error("no data path to the hub at {hub}: {error}{}", before.as_ref().map_or(String::new(), |before| format!("; before that, {before}")))]
     DataPath {
         /// The address.
         hub: String,
         /// The error of the connection.
         error: Box<ConnectError>,
+        /// The error of the transport that was tried before.
+        before: Option<String>,
     },
     /// None of the transports that this member may use reaches the hub.
     #[error("no transport reaches the data path of the hub at {hub}:{}", list(.tried))]

@@ -124,6 +124,27 @@ fn a_worker_without_a_thread_for_its_heartbeat_gives_its_rank_back() {
     });
 }
 
+/// The memory's descriptors do not arrive, but the hub has linked the worker. So the hub refuses the worker's TCP connection, and
+/// that reason alone says nothing of descriptors.
+#[test]
+fn a_worker_without_descriptors_hears_why_shared_memory_failed() {
+    let _watchdog = Watchdog::start();
+    alone(|| {
+        let hub = Hub::start();
+        let limit = getrlimit(Resource::Nofile);
+        let join = |room: u64| {
+            let config = config_at(&hub.address, &format!("job-{room}"), 0, 1);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(room), ..limit }).unwrap();
+            let joined = Session::join(config);
+            setrlimit(Resource::Nofile, limit).unwrap();
+            joined
+        };
+        let errors: Vec<String> = (4..64).map_while(|room| join(room).err()).map(|e| e.to_string()).collect();
+        let both = |error: &&String| error.contains("refused the TCP connection");
+        says(errors.iter().find(both).unwrap(), &["connected already", "before that, shm: ", "ulimit -n"]);
+    });
+}
+
 /// The limit of open files counts descriptor numbers, and a thread in accept(2) has reserved a number that
 /// /proc does not show. So the test leaves the hub no descriptor at all, and sends its requests on an open
 /// connection.
