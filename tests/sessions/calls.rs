@@ -106,6 +106,22 @@ fn a_push_before_the_broadcast_is_refused() {
     go_on(sessions.try_into().map_err(|_| "two workers").unwrap(), &[]);
 }
 
+/// The second broadcast once returned without a word, and the weights stayed.
+#[test]
+fn a_broadcast_after_a_push_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut session = ready_all(1, |rank| config(&hub, "job", rank, 1)).remove(0);
+    session.broadcast_weights(|_, weights| weights.fill(7.0)).unwrap(); // as of a script that is started again
+    push_all(&mut session).unwrap();
+    session.wait_all().unwrap();
+    let late = session.broadcast_weights(|_, weights| weights.fill(7.0));
+    says(late.unwrap_err(), &["a broadcast before round 2 would change nothing", "push_weights"]);
+    push_all(&mut session).unwrap();
+    session.wait_all().unwrap();
+    session.leave().unwrap();
+}
+
 #[test]
 fn waiting_for_nothing_returns_at_once() {
     let _watchdog = Watchdog::start();

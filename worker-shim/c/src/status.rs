@@ -107,6 +107,7 @@ fn of_cause(error: &SessionError) -> PhubStatus {
             | ExchangeError::Unpushed { .. }
             | ExchangeError::HubsWeights { .. }
             | ExchangeError::InDmaBuf { .. }
+            | ExchangeError::LateBroadcast { .. }
             | ExchangeError::NeedsAll { .. }
             | ExchangeError::OnlyGradients { .. },
         ) => PhubStatus::Order,

@@ -296,6 +296,7 @@ static void wrong_calls(const char *hub) {
     failures += WEXITSTATUS(status);
     FINE(phub_push(session, 0)); /* the parent is unharmed */
     FINE(phub_wait_all(session));
+    EXPECT(phub_broadcast(session), ORDER, "would change nothing");
     FINE(phub_leave(session));
     EXPECT(phub_push(session, 0), ORDER, "has left");
     phub_session_free(session);

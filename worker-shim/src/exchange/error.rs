@@ -60,6 +60,14 @@ pub enum ExchangeError {
         /// The reason, and the next step.
         why: &'static str,
     },
+    /// The weights were broadcast after a push.
+    #[error(
+        "a broadcast before round {round} would change nothing, because this session has pushed: broadcast once, before the first push; later every worker pushes new weights (push_weights)"
+    )]
+    LateBroadcast {
+        /// The next round.
+        round: u32,
+    },
     /// A key was not pushed for the previous round.
     #[error(
         "key {key:?} cannot be pushed for round {round}: key {missing:?} is not pushed for the previous round; push every key once a round, because Slim-DP selects its significant set from all keys"

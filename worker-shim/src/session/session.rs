@@ -78,6 +78,9 @@ impl Session {
     ///
     /// If the job already has weights ([`next_round`](Self::next_round) is not 0), this does nothing, and the
     /// worker keeps the job's weights. So a program that is started again can call it in the same way.
+    ///
+    /// # Errors
+    /// Returns an error if this session has made a round, as the broadcast would change nothing.
     pub fn broadcast_weights<E: Element>(
         &mut self,
         mut fill: impl FnMut(KeyId, &mut [E]),
@@ -104,7 +107,11 @@ impl Session {
 
     /// Carries out the first part of [`broadcast_written`](Self::broadcast_written), without the wait.
     pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
-        if self.next_round() == Round(0) {
+        let round = self.next_round();
+        if round > self.first.max(Round(1)) {
+            return Err(ExchangeError::LateBroadcast { round: round.0 }.into());
+        }
+        if round == Round(0) {
             let content = self.first_content();
             self.keys().try_for_each(|key| self.send(key, content))?;
             self.flush()?;

@@ -532,6 +532,7 @@ class Session:
 
         Raises:
             SettingsError: an array does not have its key's shape.
+            OrderError: this session has made a round, so the weights would not change.
         """
         if self.rank == 0 and self.next_round == 0:
             for key, value in (weights or {}).items():
