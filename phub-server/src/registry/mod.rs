@@ -65,6 +65,7 @@ use job::Job;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use coordinator::STOPS;
+pub(crate) use promises::ForReaders;
 pub(crate) use recorder::Recorder;
 pub(crate) use refusal::{Because, Refusal};
 pub(crate) use rounds::timeline::Timeline;
@@ -138,6 +139,8 @@ pub(crate) struct Registry {
     discard: Sender<Discarded>,
     /// The resident memory of this process when there were no jobs.
     resident_at_start: u64,
+    /// The memory of copies and deltas.
+    for_readers: ForReaders,
     /// The time since which there has been no job.
     pub unused_since: watch::Sender<Option<Instant>>,
     /// Whether the hub refuses new jobs.
@@ -201,6 +204,7 @@ impl Registry {
             store,
             discard,
             resident_at_start: fabric::resident_bytes().unwrap_or(0),
+            for_readers: ForReaders::default(),
             unused_since: watch::Sender::new(Some(Instant::now())),
             draining: watch::Sender::default(),
             stops: watch::Sender::default(),

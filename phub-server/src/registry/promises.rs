@@ -1,5 +1,8 @@
 //! The memory of this process, parts of which the coordinator promises to jobs and joins.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use coordinator::Memory;
 use coordinator::input::{EndJoin, PromiseJoin};
 use pbox_core::Discarded;
@@ -22,9 +25,31 @@ impl Drop for Promise<'_> {
     }
 }
 
+/// Memory for readers, which is promised to no job. All values count in one sum, until they are dropped.
+#[derive(Debug, Default)]
+pub(crate) struct ForReaders {
+    sum: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl ForReaders {
+    /// Counts other memory in the same sum.
+    pub fn beside(&self, bytes: u64) -> Self {
+        self.sum.fetch_add(bytes, Relaxed);
+        ForReaders { sum: Arc::clone(&self.sum), bytes }
+    }
+}
+
+impl Drop for ForReaders {
+    fn drop(&mut self) {
+        self.sum.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
 impl Registry {
     pub(super) fn memory(&self) -> Option<Memory> {
-        let used = fabric::resident_bytes().unwrap_or(0).saturating_sub(self.resident_at_start);
+        let others = self.resident_at_start.saturating_add(self.for_readers.sum.load(Relaxed));
+        let used = fabric::resident_bytes().unwrap_or(0).saturating_sub(others);
         fabric::memory_room().map(|room| Memory::new(&room, used))
     }
 
@@ -70,6 +95,22 @@ mod tests {
             registry.end(&mut registry.lock(), JobId(0));
             assert_eq!(promised(), 0);
         });
+    }
+
+    /// Memory of readers once counted as memory of jobs, and a new job got what another had not touched yet.
+    #[test]
+    fn memory_for_readers_is_no_promised_memory_that_is_in_use() {
+        let (registry, _core) = registry();
+        let touched = std::hint::black_box(vec![1_u8; 64 << 20]); // more than other tests release meanwhile
+        let is_used = || registry.memory().unwrap().used > 0;
+        assert!(is_used());
+        let copy = registry.for_readers.beside(1 << 50);
+        let row = copy.beside(1 << 50);
+        drop(copy);
+        assert!(!is_used(), "the row counts");
+        drop(row);
+        assert!(is_used());
+        drop(touched);
     }
 
     #[test]

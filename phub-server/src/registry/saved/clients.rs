@@ -15,7 +15,7 @@ use super::deltas::Rows;
 use super::send::{PIECE_BYTES, no_state};
 use super::snapshot::{Wanted, met};
 use crate::checkpoint::Image;
-use crate::registry::{Because, Refusal, Registry, on_thread};
+use crate::registry::{Because, ForReaders, Refusal, Registry, on_thread};
 
 impl Registry {
     /// Returns a copy of the state of a job.
@@ -54,6 +54,7 @@ impl Registry {
         let (want, wanted) = wanted.map_err(ended)?;
         let (_, job) = inner.running(id).map_err(ended)?;
         job.checkpoints.copies.waiting.insert(want, (what.clone(), vec![client]));
+        let what = (what, self.for_readers.beside(needed));
         let (registry, name) = (Arc::clone(self), name.to_owned());
         let me = self.me.clone();
         let turn = AtEnd::new(move || {
@@ -83,7 +84,13 @@ impl Registry {
     }
 
     /// Waits for the wanted state, and makes a copy of it.
-    async fn make_copy(self: Arc<Self>, name: &str, what: What, turn: AtEnd, wanted: Wanted) -> Copied {
+    async fn make_copy(
+        self: Arc<Self>,
+        name: &str,
+        (what, memory): (What, ForReaders),
+        turn: AtEnd,
+        wanted: Wanted,
+    ) -> Copied {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let met = met(wanted).await.map_err(|why| no_state(name, &why))?;
         let Met::State(mut collected) = met else { unreachable!("no file was wanted") };
@@ -103,7 +110,7 @@ impl Registry {
                 registry.copy_is_gone(id, &cores, parts);
             }
         };
-        Ok(Arc::new(StateFile::new(file, (before, taken), turn, Box::new(gone))))
+        Ok(Arc::new(StateFile::new((file, memory), (before, taken), turn, Box::new(gone))))
     }
 
     /// Takes back the memory of a copy that no client still needs. If clients read the job's state repeatedly, the

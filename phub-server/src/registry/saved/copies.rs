@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use super::deltas::Rows;
 use crate::checkpoint::Image;
-use crate::registry::Refusal;
+use crate::registry::{ForReaders, Refusal};
 
 /// The state that clients want.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub(super) struct StateFile {
     pub before: Round,
     /// The time at which the snapshot was taken.
     pub taken: Instant,
+    /// The memory of the values.
+    pub memory: ForReaders,
     /// Whether other clients wait until this file is dropped.
     pub is_in_the_way: watch::Sender<bool>,
     /// The call that takes back the file's memory when the file is dropped.
@@ -66,9 +68,14 @@ type Gone = Box<dyn FnOnce(Vec<SnapshotPart>) + Send + Sync>;
 impl StateFile {
     /// Creates a file. `turn` keeps other clients waiting while the file is the newest. `gone` is called when the file is
     /// dropped.
-    pub fn new(image: Image, (before, taken): (Round, Instant), turn: AtEnd, gone: Gone) -> Self {
+    pub fn new(
+        (image, memory): (Image, ForReaders),
+        (before, taken): (Round, Instant),
+        turn: AtEnd,
+        gone: Gone,
+    ) -> Self {
         let (is_in_the_way, turn) = (watch::Sender::new(false), Mutex::new(Some(turn)));
-        StateFile { image, before, taken, is_in_the_way, gone: Some(gone), turn }
+        StateFile { image, before, taken, memory, is_in_the_way, gone: Some(gone), turn }
     }
 }
 

@@ -21,6 +21,7 @@ use pbox_core::{Dtype, Round, Selection};
 use zerocopy::IntoBytes;
 
 use super::copies::StateFile;
+use crate::registry::ForReaders;
 
 /// The digest of a state's file.
 pub(crate) type FileDigest = [u8; DIGEST_BYTES];
@@ -65,6 +66,8 @@ pub(crate) struct Row {
     /// The number of bytes of the values.
     bytes: usize,
     values: Slab,
+    /// The memory of the values, and the deltas' highest possible memory.
+    _memory: ForReaders,
     /// The deltas, the newest last. Each has the digest of the state that it starts from.
     deltas: VecDeque<(FileDigest, Arc<Delta>)>,
 }
@@ -109,7 +112,8 @@ impl Row {
             rest = later;
         }
         let (newest, before, dtype) = (image.digest(), file.before, image.dtype());
-        Ok(Row { newest, before, dtype, bytes, values, deltas: VecDeque::new() })
+        let memory = file.memory.beside(2 * bytes as u64);
+        Ok(Row { newest, before, dtype, bytes, values, _memory: memory, deltas: VecDeque::new() })
     }
 
     fn add(&mut self, file: &StateFile) -> io::Result<()> {
