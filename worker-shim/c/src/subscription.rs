@@ -129,7 +129,8 @@ impl Settings {
 }
 
 fn seconds(what: &str, seconds: f64) -> Result<Duration, Failure> {
-    let wrong = |_| Failure::invalid(format!("settings: {what} is {seconds}, expected seconds, 0 or more"));
+    let wrong =
+        |_| Failure::invalid(format!("settings: {what} is {seconds:?}, expected seconds from 0 to 1e19"));
     Duration::try_from_secs_f64(seconds).map_err(wrong)
 }
 

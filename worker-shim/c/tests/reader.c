@@ -195,7 +195,8 @@ static void wrong_settings(const char *hub, const char *directory) {
            "key \"a\", as tensor \"x\": dtype \"int8\"");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"each\": 0}", NULL, NULL), INVALID, "nonzero");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"each\": 2, \"every\": 1}", NULL, NULL), INVALID, "both are given");
-    EXPECT(phub_subscribe(&s, hub, "c", "{\"timeout\": -1}", NULL, NULL), INVALID, "timeout is -1, expected seconds");
+    EXPECT(phub_subscribe(&s, hub, "c", "{\"timeout\": -1}", NULL, NULL), INVALID, "timeout is -1.0, expected seconds");
+    EXPECT(phub_subscribe(&s, hub, "c", "{\"timeout\": 1e300}", NULL, NULL), INVALID, "timeout is 1e300, expected seconds from 0 to");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"token\": \"x y\"}", NULL, NULL), INVALID, "the setting `token`");
     EXPECT(phub_subscribe_directory(NULL, directory, NULL, NULL, NULL), INVALID, "subscription is null");
     EXPECT(phub_subscribe_directory(&s, NULL, NULL, NULL, NULL), INVALID, "directory is null");

@@ -75,6 +75,7 @@ def test_no_hub_is_named(monkeypatch):
         ({"job": 5}, "job is 5: expected a name"),
         ({"rank": -1}, "rank is -1: expected a whole number"),  # torch's rank of a process outside of the group
         ({"rank": "0"}, "rank is '0': expected a whole number"),
+        ({"rank": True}, r"rank is True: expected a whole number from 0 to 2\^32 - 1"),
         ({"world_size": 1 << 32}, "world_size is 4294967296: expected a whole number"),
         ({"keys": {5: (3,)}}, "the name 5 is no text"),
         ({"compression": "qsgd"}, "compression is 'qsgd': expected one of phub's codecs"),
@@ -88,6 +89,7 @@ def test_no_hub_is_named(monkeypatch):
         ({"join_limit": 0.001, "chunk_bytes": 3}, "3"),
         ({"join_limit": -1.0}, "join_limit is -1.0: expected a number of seconds"),
         ({"join_limit": 0}, "join_limit is 0"),
+        ({"join_limit": "60"}, "join_limit is '60': expected a number of seconds"),
         ({"join_limit": float("nan")}, "join_limit is nan"),
         ({"join_limit": float("inf")}, "join_limit is inf"),
         ({"wait_limit": -1.0}, "wait_limit.*-1.*more than 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
+import numbers
 import os
 import time
 import warnings
@@ -260,8 +261,8 @@ class Session:
         check_truths(skip_nonfinite=skip_nonfinite, maximize=maximize, answers_ahead=answers_ahead, checksum=checksum)
         if state is not None and not isinstance(state, _state.State):
             raise _phub.SettingsError(f"state is {state!r:.60}: expected a phub.State, such as another session's state()")
-        if not 0.0 < join_limit < float("inf"):
-            raise _phub.SettingsError(f"join_limit is {join_limit}: expected a number of seconds, more than 0")
+        if not (isinstance(join_limit, numbers.Real) and 0.0 < join_limit < float("inf")):
+            raise _phub.SettingsError(f"join_limit is {join_limit!r:.60}: expected a number of seconds, more than 0")
         _compression.check(compression, optimizer)
         if hub_wait is not None and not 0.0 <= hub_wait < float("inf"):
             raise _phub.SettingsError(f"hub_wait is {hub_wait}: expected a number of seconds, 0 or more")
@@ -890,8 +891,9 @@ class Session:
 def _check_place(hub: object, rank: object, world_size: object, job: object) -> None:
     """Checks the types that a type checker would check, because the native module's errors do not name the argument."""
     for name, number in (("rank", rank), ("world_size", world_size)):
-        if number is not None and not (isinstance(number, (int, np.integer)) and 0 <= number < 1 << 32):
-            raise _phub.SettingsError(f"{name} is {number!r:.60}: expected a whole number, not negative")
+        is_whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+        if number is not None and not (is_whole and 0 <= number < 1 << 32):
+            raise _phub.SettingsError(f"{name} is {number!r:.60}: expected a whole number from 0 to 2^32 - 1")
     if not isinstance(hub, (str, Hub, type(None))):
         raise _phub.SettingsError(f"hub is {hub!r:.60}: expected 'host:port', several with commas between them, or a phub.Hub")
     if not isinstance(job, (str, _run.Helper, type(None))):

@@ -114,7 +114,7 @@ fn within(subscription: Subscription, timeout: Option<f64>) -> PyResult<Follower
 }
 
 fn seconds(what: &str, seconds: f64) -> PyResult<Duration> {
-    let wrong = |_| SettingsError::new_err(format!("{what} {seconds}: expected seconds, 0 or more"));
+    let wrong = |_| SettingsError::new_err(format!("{what} {seconds:?}: expected seconds from 0 to 1e19"));
     Duration::try_from_secs_f64(seconds).map_err(wrong)
 }
 
