@@ -92,8 +92,8 @@ impl Credential {
     /// # Errors
     /// Returns an error if the file cannot be read, or has no valid credential.
     pub fn read(path: &Path) -> Result<Self, CredentialError> {
-        let text = std::fs::read_to_string(path);
-        let text = text.map_err(|error| CredentialError::Unreadable { path: path.to_owned(), error })?;
+        let text = own_file::text(path)
+            .map_err(|error| CredentialError::Unreadable { path: path.to_owned(), error })?;
         Self::parse(&text, &format!("the file {}", path.display()))
     }
 

@@ -1,13 +1,16 @@
 //! The file with a secret that all hubs and workers of one user share if no other secret was chosen. It is created when it
 //! is first needed.
 
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::{fs, io::Write};
 
 use crate::credential::CredentialError;
 use crate::secret::Secret;
+
+/// The longest file with secrets that is read, in bytes.
+const FILE_BYTES: u64 = 64 << 10;
 
 /// Returns the path of the file.
 pub(crate) fn path() -> Option<PathBuf> {
@@ -39,7 +42,28 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
         }
         Ok(_) => {}
     }
-    fs::read_to_string(path).map_err(failed)
+    text(path).map_err(failed)
+}
+
+/// Returns the text of a file with secrets.
+///
+/// # Errors
+/// Returns an error if the file is a FIFO, whose writer may never come, or has no end, such as `/dev/zero`. A shell's pipe has no path
+/// in a directory, and is read.
+pub(crate) fn text(path: &Path) -> io::Result<String> {
+    if fs::metadata(path)?.file_type().is_fifo() && path.canonicalize().is_ok() {
+        return Err(io::Error::other(
+            "expected a file, found a FIFO, whose writer may never come; give a file",
+        ));
+    }
+    let mut text = String::new();
+    fs::File::open(path)?.take(FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_BYTES {
+        return Err(io::Error::other(format!(
+            "expected a secret in each line, found more than {FILE_BYTES} bytes; give a file of secrets"
+        )));
+    }
+    Ok(text)
 }
 
 /// Creates the file. Several processes may create the file at the same time, also on machines that share the
@@ -77,6 +101,23 @@ mod tests {
         assert!(texts.iter().all(|text| text == &texts[0]));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    /// A hub once waited for the writer of the FIFO, and SIGTERM did not end it.
+    #[test]
+    fn a_fifo_and_a_file_without_an_end_are_no_secrets() {
+        let home = tempfile::tempdir().unwrap();
+        let fifo = home.path().join("secret");
+        assert!(
+            std::process::Command::new("mkfifo").args(["-m", "600"]).arg(&fifo).status().unwrap().success()
+        );
+        let error = read(&fifo).unwrap_err().to_string();
+        assert!(
+            error.contains("secret") && error.contains("found a FIFO") && error.contains("give a file"),
+            "{error}"
+        );
+        let error = text(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(error.contains("found more than 65536 bytes"), "{error}");
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub fn succeeds(program: &str, result: anyhow::Result<()>) -> bool {
     let mut said = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
         // Some errors repeat the text of their cause.
-        if !said.ends_with(&cause) {
+        if !said.contains(&cause) {
             say(format_args!("  because: {cause}"));
         }
         said = cause;
