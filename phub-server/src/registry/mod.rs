@@ -62,10 +62,10 @@ use crate::checkpoint::CheckpointStore;
 use above::Meetings;
 use inner::{Both, Inner};
 use job::Job;
+use saved::ForReaders;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use coordinator::STOPS;
-pub(crate) use promises::ForReaders;
 pub(crate) use recorder::Recorder;
 pub(crate) use refusal::{Because, Refusal};
 pub(crate) use rounds::timeline::Timeline;

@@ -1,8 +1,5 @@
 //! The memory of this process, parts of which the coordinator promises to jobs and joins.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use coordinator::Memory;
 use coordinator::input::{EndJoin, PromiseJoin};
 use pbox_core::Discarded;
@@ -25,30 +22,9 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Memory for readers, which is promised to no job. All values count in one sum, until they are dropped.
-#[derive(Debug, Default)]
-pub(crate) struct ForReaders {
-    sum: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl ForReaders {
-    /// Counts other memory in the same sum.
-    pub fn beside(&self, bytes: u64) -> Self {
-        self.sum.fetch_add(bytes, Relaxed);
-        ForReaders { sum: Arc::clone(&self.sum), bytes }
-    }
-}
-
-impl Drop for ForReaders {
-    fn drop(&mut self) {
-        self.sum.fetch_sub(self.bytes, Relaxed);
-    }
-}
-
 impl Registry {
     pub(super) fn memory(&self) -> Option<Memory> {
-        let others = self.resident_at_start.saturating_add(self.for_readers.sum.load(Relaxed));
+        let others = self.resident_at_start.saturating_add(self.for_readers.all());
         let used = fabric::resident_bytes().unwrap_or(0).saturating_sub(others);
         fabric::memory_room().map(|room| Memory::new(&room, used))
     }

@@ -12,10 +12,11 @@ use tokio::time::Instant;
 use super::collected::{Checkpoints, Met, ROUND_LIMIT, ended};
 use super::copies::{AtEnd, Copied, StateFile, What};
 use super::deltas::Rows;
+use super::for_readers::ForReaders;
 use super::send::{PIECE_BYTES, no_state};
 use super::snapshot::{Wanted, met};
 use crate::checkpoint::Image;
-use crate::registry::{Because, ForReaders, Refusal, Registry, on_thread};
+use crate::registry::{Because, Refusal, Registry, on_thread};
 
 impl Registry {
     /// Returns a copy of the state of a job.

@@ -27,8 +27,9 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use super::deltas::Rows;
+use super::for_readers::ForReaders;
 use crate::checkpoint::Image;
-use crate::registry::{ForReaders, Refusal};
+use crate::registry::Refusal;
 
 /// The state that clients want.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use pbox_core::{Dtype, Round, Selection};
 use zerocopy::IntoBytes;
 
 use super::copies::StateFile;
-use crate::registry::ForReaders;
+use super::for_readers::ForReaders;
 
 /// The digest of a state's file.
 pub(crate) type FileDigest = [u8; DIGEST_BYTES];

@@ -11,6 +11,7 @@
 //! | `clients` | makes copies, each for all clients that wait |
 //! | `deltas` | the differences between the states that clients got |
 //! | `reads` | counts the clients |
+//! | `for_readers` | counts the memory of copies and deltas |
 //! | `send` | sends a copy to a client |
 
 pub(super) mod bring;
@@ -19,11 +20,13 @@ mod clients;
 pub(super) mod collected;
 mod copies;
 mod deltas;
+mod for_readers;
 pub(super) mod last;
 mod reads;
 mod restore;
 mod send;
 pub(super) mod snapshot;
 
+pub(super) use for_readers::ForReaders;
 pub(crate) use reads::Reader;
 pub(crate) use send::{Instead, Sent, Wish};
