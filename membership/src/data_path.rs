@@ -317,6 +317,10 @@ impl<'a> Route<'a> {
                         }
                         Err(error) => {
                             let hub = self.hub.control.hub.clone();
+                            // The hub may have refused both connections for one reason.
+                            let said = error.to_string();
+                            let why = said.split_once(": ").map_or(&*said, |(_, why)| why);
+                            let before = before.filter(|before: &String| !before.ends_with(why));
                             let error = MemberError::DataPath { hub, error: Box::new(error), before };
                             self.hub.does_not_come(&error); // this end may have failed before the hub saw a link
                             return Err(error);
