@@ -56,14 +56,14 @@ pub(crate) fn text(path: &Path) -> io::Result<String> {
             "expected a file, found a FIFO, whose writer may never come; give a file",
         ));
     }
-    let mut text = String::new();
-    fs::File::open(path)?.take(FILE_BYTES + 1).read_to_string(&mut text)?;
+    let mut text = Vec::new();
+    fs::File::open(path)?.take(FILE_BYTES + 1).read_to_end(&mut text)?;
     if text.len() as u64 > FILE_BYTES {
         return Err(io::Error::other(format!(
             "expected a secret in each line, found more than {FILE_BYTES} bytes; give a file of secrets"
         )));
     }
-    Ok(text)
+    String::from_utf8(text).map_err(io::Error::other)
 }
 
 /// Creates the file. Several processes may create the file at the same time, also on machines that share the

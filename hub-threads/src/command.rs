@@ -59,8 +59,8 @@ pub enum Command {
     EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
     /// Copy the state that a paused job has before a round.
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
-    /// Take back the memory of a snapshot's part; `None` if the memory is lost. After that, the next snapshot
-    /// may be taken.
+    /// Take back the memory of a snapshot's part; `None` if the memory is lost, or used by clients. After
+    /// that, the next snapshot may be taken.
     GiveBack { job: JobId, values: Option<Slab> },
     /// Keep memory for the next snapshot of a job: the memory of a part that clients have read. `None` if no client
     /// reads any more. Memory is then kept only for checkpoints that will be due.

@@ -312,7 +312,9 @@ impl<'a> Route<'a> {
                                     "cannot use shared memory with the hub; trying the next transport"
                                 );
                             }
-                            before = Some(format!("{transport}: {error}"));
+                            if is_shared || before.is_none() {
+                                before = Some(format!("{transport}: {error}"));
+                            }
                             error.to_string()
                         }
                         Err(error) => {

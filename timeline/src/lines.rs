@@ -11,14 +11,13 @@ pub fn lines(
     let mut left = file_bytes;
     std::iter::from_fn(move || {
         let (mut line, most) = (String::new(), left.min(line_bytes));
-        let read = match file.by_ref().take(most).read_line(&mut line) {
+        let read = match file.by_ref().take(most.saturating_add(1)).read_line(&mut line) {
             Ok(read) => read as u64,
             Err(error) => return Some(Err(error)),
         };
-        left -= read;
-        let is_whole = line.ends_with('\n');
-        line.truncate(line.trim_end_matches('\n').len());
-        if is_whole || read < most {
+        if read <= most {
+            left -= read;
+            line.truncate(line.trim_end_matches('\n').len());
             return (read > 0).then_some(Ok(line));
         }
         let (what, bytes) =
@@ -37,6 +36,8 @@ mod tests {
             lines(file.as_bytes(), 12, 5).map(|line| line.map_err(|error| error.to_string())).collect()
         };
         assert_eq!(read("a\n\nbcd"), Ok(["a", "", "bcd"].map(String::from).to_vec()));
+        assert_eq!(read("abcd\nefgh\n1\n"), Ok(["abcd", "efgh", "1"].map(String::from).to_vec()));
+        assert_eq!(read("abcde"), Ok(vec!["abcde".into()]));
         assert_eq!(read("abcd\nefgh\n\n"), Ok(["abcd", "efgh", ""].map(String::from).to_vec()));
         assert_eq!(read("a\nbcdefg\n"), Err("a line has more than 5 bytes".into()));
         assert_eq!(read("abcd\nefgh\nijk\n"), Err("the file has more than 12 bytes".into()));

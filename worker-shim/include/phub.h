@@ -270,7 +270,8 @@ PhubStatus phub_weights(const PhubSession *session,
                         size_t *bytes);
 
 // Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls this
-// function once, before its first push. It does nothing if the job had weights already when this worker joined.
+// function once, before its first push. It does nothing if the job had weights already when this worker joined. After a later
+// push it returns PHUB_STATUS_ORDER.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.

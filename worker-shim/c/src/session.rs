@@ -178,7 +178,8 @@ pub unsafe extern "C" fn phub_weights(
 }
 
 /// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls this
-/// function once, before its first push. It does nothing if the job had weights already when this worker joined.
+/// function once, before its first push. It does nothing if the job had weights already when this worker joined. After a later
+/// push it returns PHUB_STATUS_ORDER.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.

@@ -84,7 +84,10 @@ impl Settings {
         }
         // SAFETY: the caller's promise.
         let settings = unsafe { text("settings", settings) }?;
-        // The text may have a token, so the error does not repeat it.
+        // The text may have a token, so the errors do not repeat it. serde would also read a list as these settings.
+        if !settings.trim_start().starts_with('{') {
+            return Err(Failure::invalid("settings: expected a JSON object, such as {\"each\": 10}"));
+        }
         serde_json::from_str(settings).map_err(|error| Failure::invalid(format!("settings: {error}")))
     }
 

@@ -194,6 +194,7 @@ static void wrong_settings(const char *hub, const char *directory) {
     EXPECT(phub_subscribe(&s, hub, "c", "{\"names\": {\"a\": {\"name\": \"x\", \"dtype\": \"int8\"}}}", NULL, NULL), INVALID,
            "key \"a\", as tensor \"x\": dtype \"int8\"");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"each\": 0}", NULL, NULL), INVALID, "nonzero");
+    EXPECT(phub_subscribe(&s, hub, "c", "[]", NULL, NULL), INVALID, "expected a JSON object");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"each\": 2, \"every\": 1}", NULL, NULL), INVALID, "both are given");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"timeout\": -1}", NULL, NULL), INVALID, "timeout is -1.0, expected seconds");
     EXPECT(phub_subscribe(&s, hub, "c", "{\"timeout\": 1e300}", NULL, NULL), INVALID, "timeout is 1e300, expected seconds from 0 to");

@@ -93,6 +93,7 @@ def test_no_hub_is_named(monkeypatch):
         ({"join_limit": float("nan")}, "join_limit is nan"),
         ({"join_limit": float("inf")}, "join_limit is inf"),
         ({"wait_limit": -1.0}, "wait_limit.*-1.*more than 0"),
+        ({"hub_wait": "60"}, "hub_wait is '60': expected a number of seconds"),
         ({"hub_wait": float("nan")}, "hub_wait is nan: expected a number of seconds"),
     ],
 )

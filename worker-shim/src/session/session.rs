@@ -80,7 +80,7 @@ impl Session {
     /// worker keeps the job's weights. So a program that is started again can call it in the same way.
     ///
     /// # Errors
-    /// Returns an error if this session has made a round, as the broadcast would change nothing.
+    /// Returns an error if this session has made a round since its broadcast: another broadcast would change nothing.
     pub fn broadcast_weights<E: Element>(
         &mut self,
         mut fill: impl FnMut(KeyId, &mut [E]),

@@ -47,14 +47,15 @@ impl Registry {
         }
         let needed = bytes_of(state, what.selection);
         // A checkpoint that is due may take the memory that the cores keep.
-        let kept = std::mem::take(&mut job.checkpoints.copies.kept);
-        let kept = if self.checkpoint_every.is_none() { kept } else { 0 };
+        let kept = if self.checkpoint_every.is_none() { job.checkpoints.copies.kept } else { 0 };
         check_memory((needed, kept), inner.hub(), memory)
             .map_err(|why| RefusalCode::NoMemory.because(format!("job {name:?}: {why}")))?;
         let wanted = self.want(&mut inner, id, Use::Client(what.selection), what.at, ROUND_LIMIT);
         let (want, wanted) = wanted.map_err(ended)?;
         let (_, job) = inner.running(id).map_err(ended)?;
-        job.checkpoints.copies.waiting.insert(want, (what.clone(), vec![client]));
+        let copies = &mut job.checkpoints.copies;
+        copies.waiting.insert(want, (what.clone(), vec![client]));
+        (copies.kept, copies.kept_memory) = (0, ForReaders::default());
         let what = (what, self.for_readers.beside(needed));
         let (registry, name) = (Arc::clone(self), name.to_owned());
         let me = self.me.clone();
@@ -117,10 +118,14 @@ impl Registry {
     /// Takes back the memory of a copy that no client still needs. If clients read the job's state repeatedly, the
     /// cores keep the memory of their parts.
     fn copy_is_gone(&self, id: JobId, cores: &[usize], parts: Vec<SnapshotPart>) {
-        let bytes: usize = parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();
+        let bytes = parts.iter().map(|part| size_of_val(part.values.as_slice()) as u64).sum();
+        let memory = self.for_readers.beside(bytes);
         let keeps = self.of_job(id, |_, job| {
-            let is_followed = job.checkpoints.reads.is_followed(Instant::now());
-            job.checkpoints.copies.kept = if is_followed { bytes as u64 } else { 0 };
+            let Checkpoints { copies, reads, .. } = &mut job.checkpoints;
+            let is_followed = reads.is_followed(Instant::now());
+            copies.kept = if is_followed { bytes } else { 0 };
+            let is_counted = is_followed && self.checkpoint_every.is_none();
+            copies.kept_memory = self.for_readers.beside(if is_counted { bytes } else { 0 });
             is_followed
         });
         if keeps.unwrap_or(false) {
@@ -129,7 +134,7 @@ impl Registry {
             }
         } else {
             // The kernel needs seconds to take tens of GiB back, and this thread may be the control thread.
-            self.runtime.spawn(on_thread("phub-free", move || drop(parts)));
+            self.runtime.spawn(on_thread("phub-free", move || drop((parts, memory))));
         }
         self.make_room(id);
     }
@@ -142,7 +147,11 @@ impl Registry {
             if !reads.is_read(now) {
                 copies.rows = Rows::default();
             }
-            !reads.is_followed(now) && std::mem::take(&mut copies.kept) > 0
+            let releases = !reads.is_followed(now) && copies.kept > 0;
+            if releases {
+                (copies.kept, copies.kept_memory) = (0, ForReaders::default());
+            }
+            releases
         });
         if released.unwrap_or(false) {
             self.cores.iter().for_each(|core| core.tell(Command::Keep { job: id, values: None }));
@@ -212,11 +221,14 @@ mod tests {
         let (id, begun) = (JobId(0), Instant::now());
         let kept = |minutes: u64| {
             registry.release_kept(id, begun + Duration::from_secs(60 * minutes));
-            registry.of_job(id, |_, job| job.checkpoints.copies.kept).unwrap()
+            let kept = registry.of_job(id, |_, job| job.checkpoints.copies.kept).unwrap();
+            assert_eq!(registry.for_readers.all(), kept);
+            kept
         };
         registry
             .of_job(id, |_, job| {
-                job.checkpoints.copies.kept = 64;
+                let memory = registry.for_readers.beside(64);
+                (job.checkpoints.copies.kept, job.checkpoints.copies.kept_memory) = (64, memory);
                 let reader = Reader { address: [127, 0, 0, 1].into(), process: None };
                 (0..2).for_each(|round| job.checkpoints.reads.got(reader, Round(round), begun));
             })

@@ -109,6 +109,8 @@ pub(crate) struct Copies {
     pub(super) older: Weak<StateFile>,
     /// The bytes of memory that the cores keep for the next copy.
     pub(super) kept: u64,
+    /// The count of the kept memory, unless the memory that is promised to the job includes it.
+    pub(super) kept_memory: ForReaders,
     /// The differences between the states that clients got.
     pub(super) rows: Rows,
 }

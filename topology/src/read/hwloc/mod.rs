@@ -13,13 +13,19 @@ use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Reads this machine. If `allowed` is given, cpus outside it do not count as allowed.
+/// Reads this machine. If `allowed` is given, exactly these cpus count as allowed.
 pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
     // A process asks hwloc once. hwloc reads the configuration of all PCI devices, which takes some 10 ms in
     // a virtual machine.
-    static TOPOLOGY: OnceLock<Result<Topology, String>> = OnceLock::new();
-    let topology = TOPOLOGY.get_or_init(|| builder()?.build().map_err(|error| error.to_string()));
-    survey(topology.as_ref().map_err(String::clone)?, Source::LiveHwloc, allowed)
+    static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
+    let topology = match TOPOLOGY.get() {
+        Some(topology) => topology,
+        None => {
+            let read = builder()?.build().map_err(|error| error.to_string())?;
+            TOPOLOGY.get_or_init(|| read)
+        }
+    };
+    survey(topology, Source::LiveHwloc, allowed)
 }
 
 /// Returns the machine in an XML text whose form was checked. `path` only names the source in errors.

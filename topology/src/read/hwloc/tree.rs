@@ -29,7 +29,7 @@ pub fn read(topology: &Topology, allowed: Option<&[u32]>, survey: &mut Survey) {
             socket: SocketId(socket.unwrap_or(0)),
             core: core.global_persistent_index(),
             node: nodes_of(object).first().copied(),
-            allowed: in_cpuset && allowed.is_none_or(|list| list.binary_search(&id).is_ok()),
+            allowed: allowed.map_or(in_cpuset, |list| list.binary_search(&id).is_ok()),
         });
     }
     survey.caches.extend(topology.objects().filter_map(cache));

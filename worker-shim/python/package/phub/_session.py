@@ -261,11 +261,11 @@ class Session:
         check_truths(skip_nonfinite=skip_nonfinite, maximize=maximize, answers_ahead=answers_ahead, checksum=checksum)
         if state is not None and not isinstance(state, _state.State):
             raise _phub.SettingsError(f"state is {state!r:.60}: expected a phub.State, such as another session's state()")
-        if not (isinstance(join_limit, numbers.Real) and 0.0 < join_limit < float("inf")):
+        if not 0.0 < _seconds(join_limit) < float("inf"):
             raise _phub.SettingsError(f"join_limit is {join_limit!r:.60}: expected a number of seconds, more than 0")
         _compression.check(compression, optimizer)
-        if hub_wait is not None and not 0.0 <= hub_wait < float("inf"):
-            raise _phub.SettingsError(f"hub_wait is {hub_wait}: expected a number of seconds, 0 or more")
+        if hub_wait is not None and not 0.0 <= _seconds(hub_wait) < float("inf"):
+            raise _phub.SettingsError(f"hub_wait is {hub_wait!r:.60}: expected a number of seconds, 0 or more")
         self._owner = os.getpid()
         self._keys = keys_of(keys)
         self._numbers = {name: number for number, name in enumerate(self._keys)}
@@ -533,7 +533,7 @@ class Session:
 
         Raises:
             SettingsError: an array does not have its key's shape.
-            OrderError: this session has made a round, so the weights would not change.
+            OrderError: this session has made a round since its broadcast, so the weights would not change.
         """
         if self.rank == 0 and self.next_round == 0:
             for key, value in (weights or {}).items():
@@ -888,11 +888,16 @@ class Session:
             self.close(_failure.reason(error))
 
 
+def _seconds(value: object) -> float:
+    """Returns a number as a float, and NaN for a value of another type."""
+    return float(value) if isinstance(value, numbers.Real) else float("nan")
+
+
 def _check_place(hub: object, rank: object, world_size: object, job: object) -> None:
     """Checks the types that a type checker would check, because the native module's errors do not name the argument."""
     for name, number in (("rank", rank), ("world_size", world_size)):
-        is_whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
-        if number is not None and not (is_whole and 0 <= number < 1 << 32):
+        is_in_range = isinstance(number, (int, np.integer)) and 0 <= number < 1 << 32
+        if number is not None and (isinstance(number, bool) or not is_in_range):
             raise _phub.SettingsError(f"{name} is {number!r:.60}: expected a whole number from 0 to 2^32 - 1")
     if not isinstance(hub, (str, Hub, type(None))):
         raise _phub.SettingsError(f"hub is {hub!r:.60}: expected 'host:port', several with commas between them, or a phub.Hub")
