@@ -324,8 +324,7 @@ impl<'a> Route<'a> {
                             let why = said.split_once(": ").map_or(&*said, |(_, why)| why);
                             let before = before.filter(|before: &String| !before.ends_with(why));
                             let error = MemberError::DataPath { hub, error: Box::new(error), before };
-                            self.hub.does_not_come(&error); // this end may have failed before the hub saw a link
-                            return Err(error);
+                            return Err(self.hub.does_not_come(error)); // the hub may have seen no link
                         }
                     }
                 }
@@ -340,8 +339,7 @@ impl<'a> Route<'a> {
             ));
         }
         let error = MemberError::NoTransport { hub: self.hub.control.hub.clone(), tried };
-        self.hub.does_not_come(&error);
-        Err(error)
+        Err(self.hub.does_not_come(error))
     }
 
     /// Returns the address at which this machine reaches an offered transport, and the reason for choosing it. Otherwise

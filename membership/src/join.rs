@@ -412,13 +412,19 @@ impl LetIn {
 
     /// Notifies the hub that this member has no data path to it: the hub perhaps does not notice this itself. Other members
     /// then no longer wait for this member. A member that reconnects does not notify the hub, because the member keeps trying.
-    pub(crate) fn does_not_come(&self, why: &MemberError) {
-        let is_new = self.token == self.reply.token;
-        if is_new {
-            let (token, failed) = (self.token.clone(), Some(why.to_string()));
-            let request = LeaveRequest { token, failed, ..LeaveRequest::default() };
-            let _ = self.control.within(FAREWELL_LIMIT).leave(&request);
+    /// Returns the error, as the loss of the hub if the hub stops or does not answer.
+    pub(crate) fn does_not_come(&self, why: MemberError) -> MemberError {
+        if self.token != self.reply.token {
+            return why;
         }
+        let (token, failed) = (self.token.clone(), Some(why.to_string()));
+        let request = LeaveRequest { token, failed, ..LeaveRequest::default() };
+        let control = self.control.within(FAREWELL_LIMIT);
+        let _ = control.leave(&request);
+        if control.check_health().is_ok() {
+            return why;
+        }
+        MemberError::HubLost { job: control.job, hub: control.hub, cause: why.to_string() }
     }
 
     /// Turns this value into a hub of the member, after the links are made. `cores` are the hub's cores in the placement. Every

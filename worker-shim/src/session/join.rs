@@ -56,22 +56,33 @@ impl Session {
         let timeline =
             config.trace.as_ref().map(|path| Timeline::new(path, &config.job, config.rank, wire.layout()));
         let timeline = timeline.transpose()?;
-        let let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
-        let deadline = membership::deadline(&let_in, config.join_limit);
-        let (asked, is_below_others) = (config.terms.level, let_in[0].above().is_some());
-        if is_below_others {
-            config.terms = config.terms.beside();
-            wire = let_in[0].wire(Wire::of_terms(&config.terms)?)?;
-        }
-        // A job begins when its links are made, and cannot take a state later. So the state is offered first.
-        let wanted = match &state {
-            Some(state) => state.offer(&let_in)?,
-            None => false,
+        let (asked, until) = (config.terms.clone(), Instant::now() + config.hub_wait);
+        let (deadline, is_below_others, wanted, gradients, attached) = loop {
+            let let_in = let_in(&config, None, until, &given_up)?;
+            let deadline = membership::deadline(&let_in, config.join_limit);
+            let is_below_others = let_in[0].above().is_some();
+            if is_below_others {
+                config.terms = config.terms.beside();
+                wire = let_in[0].wire(Wire::of_terms(&config.terms)?)?;
+            }
+            // A job begins when its links are made, and cannot take a state later. So the state is offered first.
+            let wanted = match &state {
+                Some(state) => state.offer(&let_in)?,
+                None => false,
+            };
+            let (window, gradients) = Windows::gradients_in(&wire, config.dma_buf.as_ref())?;
+            let receive = receive(&let_in, &config, &wire)?;
+            match attach(let_in, &config, &wire, &window, receive, deadline) {
+                // The hub has stopped since it admitted this worker.
+                Err(SessionError::Member(lost)) if lost.is_loss_of_hub() && Instant::now() < until => {
+                    tracing::warn!("{lost}; waiting for the hub to come back");
+                    config.terms = asked.clone();
+                    wire = Wire::of_terms(&config.terms)?;
+                }
+                attached => break (deadline, is_below_others, wanted, gradients, attached?),
+            }
         };
-        let (window, gradients) = Windows::gradients_in(&wire, config.dma_buf.as_ref())?;
-        let receive = receive(&let_in, &config, &wire)?;
-        let Attached { port, endpoints, received, slices, hubs, ways, links } =
-            attach(let_in, &config, &wire, &window, receive, deadline)?;
+        let Attached { port, endpoints, received, slices, hubs, ways, links } = attached;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let credit = config.terms.level.with_links(links).credit();
         let ahead = drafts(&endpoints);
@@ -87,7 +98,7 @@ impl Session {
             skips: Vec::new(),
             returns: Returns::default(),
             lost: 0,
-            asked,
+            asked: asked.level,
             is_below_others,
             numbers: None,
             digests,
