@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import itertools
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, NamedTuple, Optional
@@ -219,7 +218,7 @@ class AtTheHub(Joined):
         except BaseException:
             self.__dict__["state"].clear()
             raise
-        self._continue_in_new_job(self._averages())
+        self._phub = self._phub_join.again(self, self._averages())
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a parameter group. Every worker must call it: every worker leaves the job, and joins a new job with the
@@ -254,13 +253,7 @@ class AtTheHub(Joined):
             vars(model).update(former)  # so that the next call raises again
             self.__dict__["state"].clear()
             raise
-        self._continue_in_new_job(averages)
-
-    def _continue_in_new_job(self, averages: Optional[Mapping[str, Any]]) -> None:
-        """Joins a new job with the optimizer's state. Frees the former job's windows, which are as large as the model: hooks and
-        methods of the former job refer to each other, so they would stay until Python's next garbage collection."""
         self._phub = self._phub_join.again(self, averages)
-        gc.collect()
 
     def _averages(self) -> Optional[Mapping[str, Any]]:
         """Fetches the averages for a new job, at rank 0 only: the new job takes rank 0's state."""
