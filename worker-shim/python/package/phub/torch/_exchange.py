@@ -336,6 +336,9 @@ class Exchange:
                 handle.remove()
             self._handles.clear()
             self._gradients.leave()
+            # If Python's only reference to a gradient is in garbage, its collection takes the gradient's attributes away,
+            # although the parameter still has the gradient.
+            self._pushes.replaced()
         self._windows.close()
         if self._buffers is not None:
             self._buffers.leave()

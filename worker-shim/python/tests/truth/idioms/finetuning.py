@@ -1,5 +1,6 @@
 """Transfer learning, adapters, and models that are trained in parts."""
 
+import gc
 import math
 
 import torch
@@ -300,6 +301,15 @@ def put_into_a_group_after_zero_grad_and_read(ctx):
 
 @idiom()
 def another_group_between_backward_and_clip(ctx):
+    _another_group_between_backward_and_clip(ctx)
+
+
+@idiom()
+def a_garbage_collection_after_another_group(ctx):
+    _another_group_between_backward_and_clip(ctx, gc.collect)
+
+
+def _another_group_between_backward_and_clip(ctx, then=lambda: None):
     net = Mlp()
     model, optimizer = ctx.wrap(net, adamw([*net.first.parameters(), *net.second.parameters(), net.head.weight]))
     for step, (inputs, targets) in enumerate(ctx.batches()):
@@ -308,6 +318,7 @@ def another_group_between_backward_and_clip(ctx):
         loss.backward()
         if step == 2:
             optimizer.add_param_group({"params": [net.head.bias]})
+            then()
         if step >= 2:
             ctx.record(norm=torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1))
         optimizer.step()
