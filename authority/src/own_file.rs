@@ -48,8 +48,8 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
 /// Returns the text of a file with secrets.
 ///
 /// # Errors
-/// Returns an error if the file is a FIFO, whose writer may never come, or has no end, such as `/dev/zero`. A shell's pipe has no path
-/// in a directory, and is read.
+/// Returns an error if the file is a FIFO, whose writer may never come, or has no end, such as `/dev/zero`. A shell's
+/// pipe has no path in a directory, and is read.
 pub(crate) fn text(path: &Path) -> io::Result<String> {
     if fs::metadata(path)?.file_type().is_fifo() && path.canonicalize().is_ok() {
         return Err(io::Error::other(

@@ -185,7 +185,7 @@ impl Applied {
         let wrong = |reason| Err(DecodeError::Delta { reason });
         let Applied { frame, planes, .. } = self;
         read(file, "frame's length", size_of::<u32>(), frame)?;
-        let length = frame.iter().rev().fold(0, |all, byte| all << 8 | usize::from(*byte));
+        let length = u32::from_le_bytes(frame[..].try_into().expect("`read` has read 4 bytes")) as usize;
         if length == 0 {
             return Ok(());
         }

@@ -15,8 +15,8 @@ use std::sync::OnceLock;
 
 /// Reads this machine. If `allowed` is given, exactly these cpus count as allowed.
 pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
-    // A process asks hwloc once. hwloc reads the configuration of all PCI devices, which takes some 10 ms in
-    // a virtual machine.
+    // A process asks hwloc once. hwloc reads the configuration of all PCI devices. In a virtual machine, these
+    // reads took a tenth of the processor time of the tests that start hubs.
     static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
     let topology = match TOPOLOGY.get() {
         Some(topology) => topology,
