@@ -12,7 +12,7 @@
 use std::cell::RefCell;
 use std::panic::{PanicHookInfo, set_hook, take_hook};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 
 thread_local! {
     /// The alarm of this thread's hub.
@@ -48,7 +48,7 @@ impl Alarm {
         });
         let (sender, receiver) = channel();
         let sender = Arc::new(sender);
-        let mut all = ALL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|alarm| alarm.strong_count() > 0);
         all.push(Arc::downgrade(&sender));
         (Alarm(sender), receiver)
@@ -94,7 +94,7 @@ pub fn guarded<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
 pub fn guards_threads() -> impl Fn() + Send + Sync {
     let alarm = Mutex::new(OF_THREAD.with_borrow(Clone::clone));
     move || {
-        let alarm = alarm.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        let alarm = alarm.lock().unwrap_or_else(PoisonError::into_inner).clone();
         OF_THREAD.set(alarm);
     }
 }
@@ -118,8 +118,8 @@ fn heard_by(name: &str, own: Option<Alarm>) -> Vec<Alarm> {
     if own.is_some() || name != "phub-watch" {
         return own.into_iter().collect();
     }
-    let all = ALL.try_lock();
-    all.iter().flat_map(|all| all.iter()).filter_map(Weak::upgrade).map(Alarm).collect()
+    let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    all.iter().filter_map(Weak::upgrade).map(Alarm).collect()
 }
 
 #[cfg(test)]

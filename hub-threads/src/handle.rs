@@ -16,7 +16,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::alarm::guarded;
 use crate::near::give_way;
 use crate::timeline::CoreTimeline;
-use crate::{Command, CoreThread, Lane, Report};
+use crate::{Command, Contention, CoreThread, Lane, Report};
 
 /// The counters of a core's work. Other threads may read them at any time.
 #[derive(Debug, Default)]
@@ -74,6 +74,8 @@ pub struct CoreHandle {
     pub lane: Lane,
     /// The counters of the core's work.
     pub meters: Arc<Meters>,
+    /// The part of its cpu's time that the thread gets.
+    pub contention: Arc<Contention>,
     pub(crate) commands: Sender<Command>,
     pub(crate) mail: Arc<AtomicBool>,
     pub(crate) unheard: Arc<Unheard>,
@@ -113,8 +115,10 @@ impl CoreHandle {
         let cpu = lane.cpu;
         let (mut handle, mut thread) = CoreThread::new(number, lane, port, kernels, reports.clone(), discard);
         thread.timeline = has_timeline.then(CoreTimeline::new);
+        let contention = Arc::clone(&handle.contention);
         let run = guarded(move || {
             pin(cpu);
+            contention.begin();
             if catch_unwind(AssertUnwindSafe(|| thread.run(idle))).is_err() {
                 let _ = reports.send(Report::CorePanicked { cpu });
             }
@@ -152,7 +156,7 @@ impl CoreHandle {
 }
 
 /// Pins the calling thread to a cpu.
-fn pin(cpu: u32) {
+pub(crate) fn pin(cpu: u32) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu as usize);
     if let Err(errno) = rustix::thread::sched_setaffinity(None, &set) {

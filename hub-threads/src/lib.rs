@@ -3,6 +3,7 @@
 //!
 //! - `thread` runs a core, `handle` is the hub's handle of the thread, and `lane` is its cpu and NIC
 //! - `command` and `report` are the messages, and `obey` carries commands out
+//! - `contention` measures how much of its cpu's time a core gets
 //! - `near` is for threads that work for a core, on its NUMA node
 //! - `timeline` records a core's work, if the hub has a timeline
 //! - `alarm` tells the hub about a panic in any of its threads
@@ -13,6 +14,7 @@
 
 pub mod alarm;
 mod command;
+mod contention;
 mod handle;
 mod lane;
 pub mod near;
@@ -22,6 +24,7 @@ mod thread;
 mod timeline;
 
 pub use command::{Carried, Command, LastEvents, Measured, Reply, WaysOfCore};
+pub use contention::Contention;
 pub use handle::{CoreHandle, Meters, free};
 pub use lane::Lane;
 pub use report::Report;

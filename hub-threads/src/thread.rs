@@ -56,6 +56,7 @@ impl CoreThread {
         let handle = CoreHandle {
             lane,
             meters: Arc::clone(&meters),
+            contention: Arc::default(),
             commands,
             mail: Arc::clone(&mail),
             unheard: Arc::clone(&unheard),

@@ -13,7 +13,7 @@ use pbox_core::control::{
     RefusalCode, Versions, check_address,
 };
 use pbox_core::{
-    Above, Below, CoreNodes, JobTerms, Layout, MAX_HUBS, Placement, Round, Schedule, Share, Wire,
+    Above, Below, JobCores, JobTerms, Layout, MAX_HUBS, Placement, Round, Schedule, Share, Wire,
 };
 
 use crate::control::Control;
@@ -330,7 +330,7 @@ impl LetIn {
     }
 
     /// Returns the cores that the job has at the hub.
-    pub fn cores(&self) -> CoreNodes {
+    pub fn cores(&self) -> JobCores {
         self.reply.nodes.clone().unwrap_or_else(|| self.reply.cores.len().into())
     }
 
@@ -358,7 +358,7 @@ impl LetIn {
     }
 
     /// Returns the cores that the job has at the hub, if the hub's reply is consistent.
-    fn checked_cores(&self) -> Result<CoreNodes, MemberError> {
+    fn checked_cores(&self) -> Result<JobCores, MemberError> {
         let LetIn { share, reply, .. } = self;
         let nonsense = |saw| self.nonsense(saw);
         let cores = &reply.cores;
@@ -383,7 +383,7 @@ impl LetIn {
     }
 
     /// Returns the placement of the chunks on these cores of the hub.
-    fn place(&self, schedule: Schedule, layout: &Layout, cores: CoreNodes) -> Result<Placement, MemberError> {
+    fn place(&self, schedule: Schedule, layout: &Layout, cores: JobCores) -> Result<Placement, MemberError> {
         let Some(above) = &self.reply.above else {
             return Ok(Placement::of_share(layout, schedule, self.share, cores));
         };
@@ -456,7 +456,7 @@ pub fn placements(
     schedule: Schedule,
     layout: &Layout,
 ) -> Result<Vec<Placement>, MemberError> {
-    let cores: Vec<CoreNodes> = hubs.iter().map(LetIn::checked_cores).collect::<Result<_, _>>()?;
+    let cores: Vec<JobCores> = hubs.iter().map(LetIn::checked_cores).collect::<Result<_, _>>()?;
     // A member that reconnects to some of the hubs places the chunks of those hubs alone.
     let are_all = |share: Share| !share.is_whole() && hubs.iter().map(|hub| hub.share.hub).eq(0..share.hubs);
     let placed = match hubs.first().map(|hub| hub.share).filter(|&share| are_all(share)) {

@@ -35,7 +35,7 @@ pub use layout::{
     Chunk, ChunkId, Content, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError,
     MAX_CHUNKS, Round, default_chunk_bytes, manifest,
 };
-pub use place::{Above, Below, CoreNodes, Piece, Placement, Share, Slice, Slices};
+pub use place::{Above, Below, JobCores, Piece, Placement, Share, Slice, Slices};
 pub use snapshot::{
     Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, ValueRange,
 };

@@ -70,6 +70,16 @@ fn messages_of_protocol_13_are_read() {
     all!(messages; HubReply, PrioritiesRequest);
 }
 
+/// Only the messages that version 14 changed.
+#[test]
+fn messages_of_protocol_14_are_read() {
+    let mut messages: BTreeMap<String, Vec<Value>> =
+        serde_json::from_str(include_str!("data/protocol-14.json")).unwrap();
+    let reply: JoinReply = reads(&messages["JoinReply"][0]);
+    assert_eq!(reply.nodes.unwrap().speeds().collect::<Vec<_>>(), [8, 3]);
+    all!(messages; JoinReply);
+}
+
 /// If a message leaves out a field, the field has its old meaning.
 #[test]
 fn what_a_message_leaves_out_has_its_old_meaning() {

@@ -91,15 +91,15 @@ fn ranges_that_do_not_meet_are_both_named_at_both_ends() {
     says(
         why,
         &[
-            "this hub speaks protocol 11 to 13",
-            "the other end protocol 14 to 15",
+            "this hub speaks protocol 11 to 14",
+            "the other end protocol 15 to 16",
             "same version at both ends",
         ],
     );
     let proxy = Proxy::start(hub.address());
     proxy.rewrites(unchanged, used);
     let why = refused(config_at(&proxy.address(), "job", 0, 1));
-    says(why, &[&proxy.address(), "with protocol 14", "speaks 11 to 13", "same version at both ends"]);
+    says(why, &[&proxy.address(), "with protocol 15", "speaks 11 to 14", "same version at both ends"]);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_term_that_only_the_newer_end_knows_is_refused_and_not_ignored() {
     request["terms"]["flavour"] = json!("strawberry");
     let (status, why) = refusal(&hub, "/v1/jobs/job/join", request.to_string());
     assert_eq!(status, 409);
-    says(why, &["unknown field `flavour`", "protocol 11 to 13", "13 to 14", "cannot ignore terms"]);
+    says(why, &["unknown field `flavour`", "protocol 11 to 14", "14 to 15", "cannot ignore terms"]);
     let hub = describe(&hub.address().to_string());
     assert_eq!((hub.protocol, hub.protocol_lowest), (PROTOCOL, Some(PROTOCOL_LOWEST)));
     assert!(hub.jobs.is_empty() && !hub.version.is_empty());

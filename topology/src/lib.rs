@@ -31,6 +31,7 @@ pub use host::{
     SocketId, Source, Speed, SpeedSource,
 };
 pub use place::{
-    Balance, CoreChoice, CoreSlot, NicChoice, PlaceError, PlacedCore, PlacedNic, Plan, Request, lpt, place,
+    Balance, CoreChoice, CoreSlot, NicChoice, PlaceError, PlacedCore, PlacedNic, Plan, Request, lpt,
+    lpt_by_share, place,
 };
 pub use read::{HostError, SyntheticError, SysfsError, XmlError};

@@ -70,7 +70,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::JobTerms;
 use crate::layout::Round;
-use crate::place::{Above, CoreNodes};
+use crate::place::{Above, JobCores};
 
 /// The length limit of a job's name, in bytes.
 pub const MAX_JOB_NAME_BYTES: usize = 64;
@@ -172,9 +172,9 @@ pub struct JoinReply {
     pub token: String,
     /// The numbers of the hub's cores that own chunks of the job, in the order of the placement's cores.
     pub cores: Vec<u32>,
-    /// The NUMA nodes of these cores, if there are several nodes.
+    /// The NUMA nodes of these cores, if there are several nodes, and the speeds of these cores, if they differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nodes: Option<CoreNodes>,
+    pub nodes: Option<JobCores>,
     /// The [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
     pub placement: String,
     /// The hubs above, which decide on the placement. `None` if the hub is not below other hubs.

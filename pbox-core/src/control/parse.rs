@@ -155,7 +155,7 @@ mod tests {
         assert!(matches!(why, ParseError::Newer { .. }), "{why}");
         for words in [
             "unknown field `flavour`",
-            "protocol 11 to 13, and the other end protocol 13 to 14",
+            "protocol 11 to 14, and the other end protocol 14 to 15",
             "cannot ignore terms",
         ] {
             assert!(why.to_string().contains(words), "{why}");
@@ -169,7 +169,7 @@ mod tests {
     fn ranges_that_do_not_meet_are_both_named() {
         let body = format!(r#"{{"protocol":{},"protocol_lowest":{}}}"#, PROTOCOL + 2, PROTOCOL + 1);
         let why = parse_join(body.as_bytes()).unwrap_err().to_string();
-        assert!(why.contains("protocol 11 to 13, and the other end protocol 14 to 15"), "{why}");
+        assert!(why.contains("protocol 11 to 14, and the other end protocol 15 to 16"), "{why}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::fmt;
 
 /// The newest version of the protocol that this program speaks.
-pub const PROTOCOL: u32 = 13;
+pub const PROTOCOL: u32 = 14;
 
 /// The oldest version of the protocol that this program speaks.
 pub const PROTOCOL_LOWEST: u32 = 11;
@@ -23,6 +23,9 @@ impl Versions {
     /// The versions of this program.
     pub const OURS: Versions = Versions { lowest: PROTOCOL_LOWEST, highest: PROTOCOL };
 
+    /// The first version whose members place chunks by the [speeds of cores](crate::JobCores).
+    pub const SPEEDS: u32 = 14;
+
     /// Returns the versions that a message names. Without a lowest version, the sender speaks only one version.
     pub fn of(protocol: u32, lowest: Option<u32>) -> Self {
         Versions { lowest: lowest.map_or(protocol, |lowest| lowest.min(protocol)), highest: protocol }
@@ -38,6 +41,11 @@ impl Versions {
     /// then leave the field out.
     pub fn lowest_of_several(self) -> Option<u32> {
         (self.lowest < self.highest).then_some(self.lowest)
+    }
+
+    /// Whether the sender knows that the cores of a hub may have different speeds.
+    pub fn know_speeds(self) -> bool {
+        self.highest >= Self::SPEEDS
     }
 
     /// Whether this version is in the range.

@@ -11,7 +11,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::nodes::CoreNodes;
+use super::cores::JobCores;
 use super::placement::Placement;
 use super::share::{Share, first_chunks};
 use crate::job::{MAX_HUBS, Schedule};
@@ -26,7 +26,7 @@ pub struct Above {
     /// [`JobTerms::split_above`](crate::JobTerms::split_above).
     pub split_above: u64,
     /// The cores that the job has at each hub.
-    pub cores: Vec<CoreNodes>,
+    pub cores: Vec<JobCores>,
     /// The hubs above these hubs, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above: Option<Box<Above>>,
@@ -58,6 +58,12 @@ impl Above {
             Some(further) => further.first_chunks(layout),
             None => Ok(first_chunks(layout, self.schedule, self.share()?)),
         }
+    }
+
+    /// Whether the cores of each hub are equally fast.
+    pub fn are_equally_fast(&self) -> bool {
+        let further = self.above.as_ref().is_none_or(|further| further.are_equally_fast());
+        further && self.cores.iter().all(JobCores::are_equally_fast)
     }
 
     /// Returns the share of the first of the hubs above.
@@ -124,7 +130,7 @@ mod tests {
         ) {
             let keys = sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
             let layout = Layout::new(keys, 32 * 1024).unwrap();
-            let cores_above = nodes.into_iter().map(CoreNodes::from).collect();
+            let cores_above = nodes.into_iter().map(JobCores::from).collect();
             let (schedule, split_above) = (Schedule::Sliced, SPLIT_ABOVE);
             let shares = Above { schedule, split_above, cores: cores_above, above: None }.placements(&layout).unwrap();
             let (below, all) = (Below::new(&shares, cores), Placement::over_hubs(&shares));

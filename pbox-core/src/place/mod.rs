@@ -1,6 +1,7 @@
 //! The owner of each chunk: first a hub, then a NUMA node, then a core. The slices follow from the owners.
 
 mod below;
+mod cores;
 mod nodes;
 mod placement;
 mod runs;
@@ -8,7 +9,7 @@ mod share;
 mod slices;
 
 pub use below::{Above, Below};
-pub use nodes::CoreNodes;
+pub use cores::JobCores;
 pub use placement::Placement;
 pub(crate) use share::first_chunks;
 pub use share::{Piece, Share, WHOLE_KEYS};

@@ -7,13 +7,12 @@
 //!
 //! The memory of a chunk should be on the node of its owner, and a huge page is on one node. If a hub has cores on several
 //! nodes, its chunks are therefore distributed over nodes by huge pages of the window. In the order of addresses, each page
-//! goes to the node that has the fewest bytes per core so far. The last pages are distributed by runs, so that all cores get the
-//! same amount (`docs/design/memory-and-numa.md`).
+//! goes to the node that would finish it first: the cores of this node have the fewest bytes for their speed so far. The last
+//! pages are distributed by runs, so that all cores finish together (`docs/design/memory-and-numa.md`).
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
+use super::cores::{JobCore, JobCores};
 use super::runs::{RUN_BYTES, bytes, units, weights};
 use crate::layout::{ChunkId, Layout};
 
@@ -33,83 +32,37 @@ const LAST_BLOCKS: u64 = 2;
 /// nodes, few pages would be huge, and each layer would be spread over fewer cores.
 const LEAST_PAGES: u64 = 8;
 
-/// The limit on the cores of a hub.
-const MAX_CORES: usize = 4096;
-
-/// The cores that a job has at a hub, with the NUMA node of each. If all are on one node, a message has only their number.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "InMessages", into = "InMessages")]
-pub struct CoreNodes(Vec<u32>);
-
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum InMessages {
-    Cores(usize),
-    Nodes(Vec<u32>),
-}
-
-impl TryFrom<InMessages> for CoreNodes {
-    type Error = String;
-
-    fn try_from(said: InMessages) -> Result<Self, String> {
-        let cores = match &said {
-            InMessages::Cores(cores) => *cores,
-            InMessages::Nodes(nodes) => nodes.len(),
-        };
-        if !(1..=MAX_CORES).contains(&cores) {
-            return Err(format!("{cores} cores of a hub: expected 1 to {MAX_CORES}"));
-        }
-        Ok(match said {
-            InMessages::Cores(cores) => cores.into(),
-            InMessages::Nodes(nodes) => nodes.into(),
-        })
-    }
-}
-
-impl From<CoreNodes> for InMessages {
-    fn from(cores: CoreNodes) -> Self {
-        if cores.is_one_node() { InMessages::Cores(cores.cores()) } else { InMessages::Nodes(cores.0) }
-    }
-}
-
-impl From<usize> for CoreNodes {
-    /// Creates `cores` cores on one node.
-    fn from(cores: usize) -> Self {
-        CoreNodes(vec![0; cores])
-    }
-}
-
-impl From<Vec<u32>> for CoreNodes {
-    /// Creates cores on these nodes. The numbers of the nodes are arbitrary.
-    fn from(nodes: Vec<u32>) -> Self {
-        CoreNodes(nodes)
-    }
-}
-
 /// The cores of one node, and the pieces of the layout that they own.
+#[derive(Default)]
 pub(super) struct OfNode {
     pub cores: Vec<u32>,
+    /// The speed of each of the cores.
+    pub speeds: Vec<u64>,
     pub pieces: Vec<Range<u32>>,
 }
 
-impl CoreNodes {
-    /// Returns the number of cores.
-    pub fn cores(&self) -> usize {
-        self.0.len()
+impl OfNode {
+    fn add(&mut self, core: u32, speed: u8) {
+        self.cores.push(core);
+        self.speeds.push(u64::from(speed));
     }
 
-    /// Whether all cores are on one node.
-    pub fn is_one_node(&self) -> bool {
-        self.0.windows(2).all(|pair| pair[0] == pair[1])
+    /// Returns the sum of the cores' speeds.
+    fn speed(&self) -> u64 {
+        self.speeds.iter().sum()
     }
+}
 
+impl JobCores {
     /// Distributes these pieces of a layout over the nodes.
     pub(super) fn deal(&self, layout: &Layout, pieces: Vec<Range<u32>>) -> Vec<OfNode> {
         let mut nodes = self.by_node();
         let all = weights(layout, &pieces).iter().sum::<u64>();
         let count = nodes.len() as u64;
         if count == 1 || all < LEAST_PAGES * count * PAGE_BYTES {
-            return vec![OfNode { cores: (0..self.0.len() as u32).collect(), pieces }];
+            let mut all = OfNode { pieces, ..OfNode::default() };
+            self.iter().zip(0..).for_each(|(JobCore { speed, .. }, core)| all.add(core, speed));
+            return vec![all];
         }
         let mut loads = vec![0; nodes.len()];
         let is_before = |at: u64, block: u64| at + LAST_BLOCKS * count * block < all;
@@ -124,9 +77,9 @@ impl CoreNodes {
         };
         for part in parts(layout, pieces, length) {
             let bytes: u64 = weights(layout, &part).iter().sum();
-            // The node that would have the fewest bytes per core, (load + bytes) / cores, compared without fractions.
-            let share = |node: usize, other: usize| (loads[node] + bytes) * nodes[other].cores.len() as u64;
-            let behind = (0..nodes.len()).min_by(|&a, &b| share(a, b).cmp(&share(b, a)));
+            // The node that would finish first, by (load + bytes) / speed, compared without fractions.
+            let time = |node: usize, other: usize| (loads[node] + bytes) * nodes[other].speed();
+            let behind = (0..nodes.len()).min_by(|&a, &b| time(a, b).cmp(&time(b, a)));
             let behind = behind.expect("there are cores");
             loads[behind] += bytes;
             nodes[behind].pieces.extend(part);
@@ -137,11 +90,12 @@ impl CoreNodes {
     /// Returns the cores of each node. The nodes are in the order of their first cores.
     fn by_node(&self) -> Vec<OfNode> {
         let mut nodes: Vec<(u32, OfNode)> = Vec::new();
-        for (&node, core) in self.0.iter().zip(0..) {
-            match nodes.iter_mut().find(|(known, _)| *known == node) {
-                Some((_, of_node)) => of_node.cores.push(core),
-                None => nodes.push((node, OfNode { cores: vec![core], pieces: Vec::new() })),
-            }
+        for (JobCore { node, speed }, core) in self.iter().zip(0..) {
+            let at = nodes.iter().position(|(known, _)| *known == node).unwrap_or_else(|| {
+                nodes.push((node, OfNode::default()));
+                nodes.len() - 1
+            });
+            nodes[at].1.add(core, speed);
         }
         nodes.into_iter().map(|(_, of_node)| of_node).collect()
     }
@@ -208,21 +162,6 @@ mod tests {
     fn a_node_gets_as_much_as_it_has_cores() {
         let by_page = nodes(&layout(96 << 18), &[0, 1, 1], 2 << 20);
         assert_eq!(by_page[..6], [1, 0, 1, 1, 0, 1]);
-    }
-
-    #[test]
-    fn messages_have_nodes_if_there_are_several() {
-        for (cores, text) in
-            [(CoreNodes::from(3), "3"), (vec![5, 5].into(), "2"), (vec![0, 1].into(), "[0,1]")]
-        {
-            assert_eq!(serde_json::to_string(&cores).unwrap(), text);
-            let read: CoreNodes = serde_json::from_str(text).unwrap();
-            assert_eq!((read.cores(), read.is_one_node()), (cores.cores(), cores.is_one_node()));
-        }
-        for bad in ["0", "[]", "4294967296"] {
-            let error = serde_json::from_str::<CoreNodes>(bad).unwrap_err().to_string();
-            assert!(error.contains("cores of a hub: expected 1 to 4096"), "{bad}: {error}");
-        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! spread over several hubs, [`share`](crate::share) first decides which hub owns a chunk.
 //!
 //! Each chunk goes to one core (PHub, section 2). Chunks are distributed by bytes with LPT (the largest first, to the core
-//! with the least load), as in PHub's public code, but in *runs* of neighbours:
+//! that would finish it first), as in PHub's public code, but in *runs* of neighbours:
 //!
 //! ```text
 //!   key 0: [0 0 0 0 0 0 0 0][1 1 1 1 1 1 1 1][0 0 0 0]   one digit a chunk: its core
@@ -21,7 +21,8 @@ use std::sync::Arc;
 use fabric::{Carries, PlannedLink, PortId, SendWindow, Span, Spans, WindowError};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::nodes::{CoreNodes, OfNode};
+use super::cores::JobCores;
+use super::nodes::OfNode;
 use super::runs::{cut, weights};
 use super::share::{Share, pieces, pieces_of_all};
 use crate::job::Schedule;
@@ -56,28 +57,28 @@ pub struct Placement {
 impl Placement {
     /// Places a layout's chunks on the cores of one hub. `cores` is the number of cores of one NUMA node, or the node of
     /// each core. There must be at least one core.
-    pub fn new(layout: &Layout, cores: impl Into<CoreNodes>) -> Self {
+    pub fn new(layout: &Layout, cores: impl Into<JobCores>) -> Self {
         Self::of_share(layout, Schedule::default(), Share::WHOLE, cores)
     }
 
     /// Places a hub's share of a layout's chunks on its cores. There must be at least one core.
-    pub fn of_share(layout: &Layout, schedule: Schedule, share: Share, cores: impl Into<CoreNodes>) -> Self {
+    pub fn of_share(layout: &Layout, schedule: Schedule, share: Share, cores: impl Into<JobCores>) -> Self {
         Self::of_pieces(layout, pieces(layout, schedule, share), &cores.into())
     }
 
     /// Places the shares of all hubs of a job on the cores of each hub, in the order of the hubs. `share` is the share of
     /// any of the hubs.
-    pub fn of_shares(layout: &Layout, schedule: Schedule, share: Share, cores: &[CoreNodes]) -> Vec<Self> {
+    pub fn of_shares(layout: &Layout, schedule: Schedule, share: Share, cores: &[JobCores]) -> Vec<Self> {
         let pieces = pieces_of_all(layout, schedule, share);
         pieces.into_iter().zip(cores).map(|(pieces, cores)| Self::of_pieces(layout, pieces, cores)).collect()
     }
 
     /// Places these pieces of a layout on the cores of a hub.
-    fn of_pieces(layout: &Layout, pieces: Vec<Range<u32>>, cores: &CoreNodes) -> Self {
+    fn of_pieces(layout: &Layout, pieces: Vec<Range<u32>>, cores: &JobCores) -> Self {
         let mut all = Vec::new();
-        for OfNode { cores, pieces } in cores.deal(layout, pieces) {
+        for OfNode { cores, speeds, pieces } in cores.deal(layout, pieces) {
             let runs = cut(layout, cores.len(), pieces);
-            let dealt = topology::lpt(&weights(layout, &runs), cores.len());
+            let dealt = topology::lpt_by_share(&weights(layout, &runs), &speeds);
             all.extend(runs.into_iter().zip(dealt).map(|(run, core)| (run, cores[core as usize])));
         }
         Self::of_runs(all, layout.chunks().len() as u32, cores.cores())
@@ -278,7 +279,7 @@ mod tests {
     fn published_models_are_balanced() {
         for name in crate::models::MODELS {
             let layout = Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap();
-            let mut cores: Vec<CoreNodes> = [2, 4, 8, 10, 16, 20, 40].map(CoreNodes::from).into();
+            let mut cores: Vec<JobCores> = [2, 4, 8, 10, 16, 20, 40].map(JobCores::from).into();
             // Two nodes in two orders, eight nodes, and nodes with different numbers of cores.
             cores.extend(
                 [4, 8, 20, 40]
@@ -353,7 +354,7 @@ mod tests {
             (32 << 10, 256, 8 << 20),
         ] {
             let layout = Layout::new(of_7b(), chunk_bytes).unwrap();
-            let cores = vec![CoreNodes::from(16); hubs];
+            let cores = vec![JobCores::from(16); hubs];
             let share = Share { hubs: hubs as u32, ..Share::WHOLE };
             let began = std::time::Instant::now();
             let placed = Placement::of_shares(&layout, Schedule::P3, share, &cores);

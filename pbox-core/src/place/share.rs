@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use crate::kernels::Optimizer;
     use crate::models::model;
-    use crate::place::{CoreNodes, Placement};
+    use crate::place::{JobCores, Placement};
     use proptest::prelude::*;
 
     fn shares(hubs: u32) -> impl Iterator<Item = Share> {
@@ -365,7 +365,7 @@ mod tests {
             let schedule = Schedule::ALL[schedule];
             let of = |(share, &cores)| Placement::of_share(&layout, schedule, share, cores);
             let parts: Vec<Placement> = shares(cores.len() as u32).zip(&cores).map(of).collect();
-            let nodes: Vec<CoreNodes> = cores.iter().map(|&cores| cores.into()).collect();
+            let nodes: Vec<JobCores> = cores.iter().map(|&cores| cores.into()).collect();
             let share = Share { hubs: cores.len() as u32, ..Share::WHOLE };
             prop_assert_eq!(&Placement::of_shares(&layout, schedule, share, &nodes), &parts);
             let all = Placement::over_hubs(&parts); // panics if a chunk does not have exactly one owner

@@ -11,7 +11,7 @@ use std::time::Instant;
 use coordinator::{LastRounds, News, not_finite, verdict};
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::JobReply;
-use pbox_core::{JobId, Layout, Placement, Round, Wire};
+use pbox_core::{JobCores, JobId, Layout, Placement, Round, Wire};
 use tokio::sync::watch;
 
 use super::above::{JoinedAbove, RelinksAbove};
@@ -24,6 +24,8 @@ use crate::registry::rounds::waits::{WaitForCuts, WaitForLast};
 pub(crate) struct Cores {
     /// The numbers of the cores, in the order of the placement.
     pub numbers: Vec<usize>,
+    /// The NUMA nodes and the speeds of the cores.
+    pub job_cores: JobCores,
     /// The placement of the hub's chunks on these cores.
     pub placement: Placement,
     /// The links of each worker to these cores.

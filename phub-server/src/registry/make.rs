@@ -15,9 +15,9 @@ use fabric::{PortId, Ranges, SendWindow, Spans};
 use hub_threads::alarm::guarded;
 use hub_threads::near::Near;
 use hub_threads::{Carried, Command, CoreHandle};
-use pbox_core::control::{JoinRequest, RefusalCode};
+use pbox_core::control::{JoinRequest, RefusalCode, Versions};
 use pbox_core::{
-    Below, CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound,
+    Below, JobCores, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound,
     Placement, Restored, Round, ShardSpec, Wire,
 };
 
@@ -28,8 +28,8 @@ use super::{Because, Inner, Refusal, Registry};
 use crate::job_memory::{self, JobMemory};
 use crate::lanes::{self, Lane};
 
-fn listed(numbers: &[usize]) -> String {
-    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+fn listed(numbers: impl IntoIterator<Item = impl ToString>) -> String {
+    numbers.into_iter().map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }
 
 /// The reservation of a name while its job is being made. If it is dropped, the workers that wait for the
@@ -122,9 +122,13 @@ impl Registry {
         let restored_round = restored.as_ref().map_or(Round(0), Restored::round);
         let numbers = self.choose_cores(name, layout, terms);
         let below = let_in.as_ref().map(|let_in| let_in.place(numbers.len())).transpose()?;
-        let placement = match &below {
-            None => Placement::of_share(layout, terms.level.schedule, hubs.share, self.nodes(&numbers)),
-            Some(below) => below.placement.clone(),
+        let (job_cores, placement) = match &below {
+            None => {
+                let cores = self.job_cores(name, &numbers, request.versions());
+                let placement = Placement::of_share(layout, terms.level.schedule, hubs.share, cores.clone());
+                (cores, placement)
+            }
+            Some(below) => (self.nodes(&numbers), below.placement.clone()),
         };
         let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
         // Each joining worker puts its own port in the place of port 0.
@@ -147,7 +151,7 @@ impl Registry {
         let shards = self
             .make_shards(&numbers, shards)
             .map_err(|error| RefusalCode::NoMemory.because(format!("job {name:?}: {error}")))?;
-        let cores = Arc::new(Cores { numbers, placement, links });
+        let cores = Arc::new(Cores { numbers, job_cores, placement, links });
         let made = coordinator::Made {
             cores: cores.numbers.len(),
             owners,
@@ -203,9 +207,32 @@ impl Registry {
         Ok(Windows { weights, shards, joined: None, ways: None })
     }
 
-    /// Returns the NUMA nodes of these cores.
-    pub(super) fn nodes(&self, cores: &[usize]) -> CoreNodes {
+    /// Returns these cores with their NUMA nodes, as equally fast.
+    fn nodes(&self, cores: &[usize]) -> JobCores {
         cores.iter().map(|&core| self.cores[core].lane.node).collect::<Vec<_>>().into()
+    }
+
+    /// Returns these cores with their NUMA nodes and speeds, for a new job. A core is slow if other threads used its cpu
+    /// during the last second of its work. `versions` are those of the worker that makes the job.
+    fn job_cores(&self, name: &str, cores: &[usize], versions: Versions) -> JobCores {
+        let equal = self.nodes(cores);
+        if !versions.know_speeds() {
+            return equal;
+        }
+        let parts: Vec<f64> = cores.iter().map(|&core| self.cores[core].contention.part()).collect();
+        let job_cores = equal.with_speeds(&parts);
+        if !job_cores.are_equally_fast() {
+            let speeds = listed(job_cores.speeds());
+            let cpus = listed(cores.iter().map(|&core| self.cores[core].lane.cpu));
+            tracing::warn!(
+                job = name,
+                cpus,
+                speeds,
+                "other threads use cpus of this hub's cores; each core gets a part of the job by its speed, in eighths of \
+                 the fastest core's speed"
+            );
+        }
+        job_cores
     }
 
     /// Makes huge pages in the window into which these cores write weights. Each range of pages is on one NUMA node.

@@ -1,4 +1,4 @@
-//! A test bed for the registry: a registry whose only core has no thread, and a worker's request.
+//! A test bed for the registry: a registry whose cores have no threads, and a worker's request.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use coordinator::{LateLimits, Quotas, Settings};
 use fabric::any;
-use hub_threads::{CoreThread, Lane};
+use hub_threads::{Contention, CoreThread, Lane};
 use pbox_core::control::JoinRequest;
 use pbox_core::kernels::Kernels;
 use pbox_core::{JobTerms, Key, Optimizer};
@@ -17,13 +17,24 @@ use super::{Parts, Registry, Up};
 /// The most jobs of this registry.
 pub const JOBS_LIMIT: usize = 4;
 
-/// Returns the registry, and the state of its core's thread.
+/// Returns a registry with one core, and the state of its core's thread.
 pub fn registry() -> (Arc<Registry>, CoreThread) {
-    let (group, mut ports) = any::group(1, None).unwrap();
-    let lane = Lane { cpu: 0, node: 0, nic: None };
+    let (registry, mut threads) = registry_of(&[1.0]);
+    (registry, threads.remove(0))
+}
+
+/// Returns a registry, and the states of its cores' threads. Each core gets this part of its cpu's time.
+pub fn registry_of(parts: &[f64]) -> (Arc<Registry>, Vec<CoreThread>) {
+    let (group, ports) = any::group(parts.len(), None).unwrap();
     let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
-    let (core, thread) =
-        CoreThread::new(0, lane, ports.remove(0), kernels, unbounded_channel().0, channel().0);
+    let core = |(number, (port, &part)): (usize, (any::Port, &f64))| {
+        let lane = Lane { cpu: number as u32, node: 0, nic: None };
+        let (mut core, thread) =
+            CoreThread::new(number, lane, port, kernels, unbounded_channel().0, channel().0);
+        core.contention = Arc::new(Contention::of_part(part));
+        (core, thread)
+    };
+    let (cores, threads) = ports.into_iter().zip(parts).enumerate().map(core).unzip();
     let up = Up {
         above: None,
         control: ([127, 0, 0, 1], 1).into(),
@@ -38,7 +49,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
     };
     let parts = Parts {
         id: "a test".into(),
-        cores: vec![core],
+        cores,
         kernels,
         transports: Vec::new(),
         heartbeat_limit: limit,
@@ -56,7 +67,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
         runtime: runtime().handle().clone(),
         gone: channel().0,
     };
-    (Registry::new(parts), thread)
+    (Registry::new(parts), threads)
 }
 
 /// Returns the join of a job's only worker. The job has one chunk with 16 elements.

@@ -17,7 +17,7 @@ mod nic_choice;
 mod plan;
 mod wiring;
 
-pub use lpt::lpt;
+pub use lpt::{lpt, lpt_by_share};
 pub use plan::{Balance, CoreSlot, PlacedCore, PlacedNic, Plan};
 
 use crate::host::{CpuId, Host};

@@ -27,7 +27,7 @@ use authority::{Credential, SUMS};
 use fabric::any;
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
 use membership::{Join, LOOKUP_LIMIT, LetIn, MemberError, Named, PeerList, Ports, Way, look_up};
-use pbox_core::control::{JoinRequest, MAX_JOB_NAME_BYTES, Machine, Mesh, RefusalCode};
+use pbox_core::control::{JoinRequest, MAX_JOB_NAME_BYTES, Machine, Mesh, PROTOCOL, RefusalCode};
 use pbox_core::{Above, Below, JobTerms, LevelTerms, Members, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
 
@@ -210,8 +210,15 @@ impl Up {
         let wire = Wire::of_terms(&terms).map_err(|error| refused(error.to_string()))?;
         let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
         let trial = request.trial;
-        let request =
-            JoinRequest { relinks: true, trial, through, ..JoinRequest::new(number, terms.clone()) };
+        // The worker gets the answer of the hubs above, so the answer must have nothing that only newer versions have.
+        let protocol = request.versions().highest.min(PROTOCOL);
+        let request = JoinRequest {
+            protocol,
+            relinks: true,
+            trial,
+            through,
+            ..JoinRequest::new(number, terms.clone())
+        };
         let name = name_above(name);
         let addresses: Vec<&str> = above.hubs.iter().map(String::as_str).collect();
         let (named, credential) = match above.own {

@@ -200,6 +200,9 @@ impl Registry {
     ) -> Result<Unanswered, Refusal> {
         let (rank, token, at) = (join.rank, join.token, join.from.as_ref().map(Asker::to_string));
         let name = join.name.clone();
+        if let Some((_, job)) = inner.hub().names().job(&name).and_then(|id| inner.job(id)) {
+            check_speeds(job, request.versions())?;
+        }
         let (id, pass) = inner.ask(join).map_err(|why| {
             let Some(id) = inner.hub().names().job(&name) else { return why.into() };
             // The worker that makes a job is added a moment after the job.
@@ -271,7 +274,7 @@ impl Registry {
             protocol,
             token: hex(&token.0),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
-            nodes: Some(self.nodes(&job.cores.numbers)).filter(|nodes| !nodes.is_one_node()),
+            nodes: Some(&job.cores.job_cores).filter(|cores| !cores.are_alike()).cloned(),
             placement: job.cores.placement.digest(),
             above: job.above.as_ref().map(|above| above.placed.clone()),
             ports: self.cores.len() as u32,
@@ -486,15 +489,30 @@ pub(in crate::registry) fn new_token() -> Result<Token, Refusal> {
         .map_err(|error| RefusalCode::NoResource.because(format!("no random bytes for a token: {error}")))
 }
 
+/// Checks that a worker of these versions can place the job's chunks. Older workers expect that all cores are equally fast.
+fn check_speeds(job: &Job, versions: Versions) -> Result<(), Refusal> {
+    let above = job.above.as_ref().is_none_or(|above| above.placed.are_equally_fast());
+    if versions.know_speeds() || above && job.cores.job_cores.are_equally_fast() {
+        return Ok(());
+    }
+    Err(RefusalCode::ProtocolDiffers.because(format!(
+        "job {:?} has cores of different speeds, because other threads use some of their cpus, and a worker of protocol {versions} \
+         cannot place chunks on them: expected {} or newer; update this worker, or start all workers again with this worker first",
+        job.name,
+        Versions::SPEEDS
+    )))
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::Future;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    use pbox_core::control::RefusalCode;
+    use pbox_core::control::{PROTOCOL, RefusalCode, Versions};
+    use pbox_core::{Layout, Placement};
 
-    use crate::registry::test_bed::{registry, request, runtime};
+    use crate::registry::test_bed::{registry, registry_of, request, runtime};
 
     #[test]
     fn a_client_that_hangs_up_before_the_answer_leaves_its_rank_free() {
@@ -509,6 +527,34 @@ mod tests {
             }
             registry.join("job".into(), request).await.unwrap();
             assert_eq!(registry.describe().jobs.len(), 1, "the job gathers on");
+        });
+    }
+
+    #[test]
+    fn a_core_that_others_use_gets_fewer_chunks() {
+        let (registry, _cores) = registry_of(&[0.9, 0.3]);
+        let mut request = request();
+        request.terms.workers = 3;
+        request.terms.keys[0].shape = vec![16 * 110];
+        runtime().block_on(async {
+            let reply = registry.join("job".into(), request.clone()).await.unwrap();
+            let cores = reply.nodes.expect("speeds differ");
+            assert_eq!(cores.speeds().collect::<Vec<_>>(), [8, 3]);
+            let layout = Layout::new(request.terms.keys.clone(), 64).unwrap();
+            let placement = Placement::new(&layout, cores);
+            assert_eq!((placement.capacities(), placement.digest()), (vec![80, 30], reply.placement));
+
+            (request.rank, request.protocol) = (1, Versions::SPEEDS - 1);
+            let refusal = registry.join("job".into(), request.clone()).await.unwrap_err();
+            assert_eq!(refusal.code, RefusalCode::ProtocolDiffers);
+            assert!(refusal.why.contains("job \"job\" has cores of different speeds"), "{}", refusal.why);
+
+            request.rank = 0;
+            let reply = registry.join("older".into(), request.clone()).await.unwrap();
+            assert_eq!(reply.nodes, None);
+            assert_eq!(reply.placement, Placement::new(&layout, 2).digest());
+            (request.rank, request.protocol) = (1, PROTOCOL);
+            registry.join("older".into(), request).await.unwrap();
         });
     }
 

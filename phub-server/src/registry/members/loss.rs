@@ -79,8 +79,9 @@ impl Registry {
     }
 
     /// Removes workers that were silent for too long, forgets old failures, and notes whether the hub has
-    /// jobs.
+    /// jobs. Also measures the contention for the cpus of the cores.
     pub fn sweep(self: &Arc<Self>) {
+        self.cores.iter().for_each(|core| core.contention.measure());
         let mut inner = self.lock();
         let now = Instant::now();
         for id in inner.hub().jobs().map(|job| job.spec.id).collect::<Vec<JobId>>() {
