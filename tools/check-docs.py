@@ -33,10 +33,10 @@ RECORD = re.compile(r"# (\d+)\. (.*)\n\nStatus: (accepted|superseded by \d+)\. D
 PARTS = ["Context", "Decision", "Why", "What it costs", "What was measured", "What would change it"]
 STEP = re.compile(r"^- \d: `([^`]+)` `([^`]+)`: ", re.M)
 PAPER = re.compile(r"^- ([A-Z]\d+)\b(.*?) \*(\w+)\*(.*(?:\n  .*)*)", re.M)
-STATES = ("done", "otherwise", "missing")
+STATES = ("done", "different", "missing")
 TEST = re.compile(r"#\[(?:tokio::)?test\b.*\](?:\s*(?:#\[.*\]|//.*))*\s*(?:async )?fn (\w+)|^ *def (test_\w+)", re.M)
 # A section in the form of docs/papers.md, with a wrong count, number, state, file and test, to test the check.
-WRONG_PAPER = "\n## A\n**0 done, 0 otherwise, 0 missing.**\n- A2, 1: x *perhaps*; `no/file.rs`, `no_test`, `no/file.svg`"
+WRONG_PAPER = "\n## A\n**0 done, 0 different, 0 missing.**\n- A2, 1: x *perhaps*; `no/file.rs`, `no_test`, `no/file.svg`"
 
 
 def expand(path):
@@ -117,7 +117,7 @@ def papers(text, tracked, tests):
         states = [state for _, _, state, _ in rows]
         counts = "**" + ", ".join(f"{states.count(state)} {state}" for state in STATES) + ".**"
         if counts not in section.replace("\n", " ") or len(rows) != sum(map(states.count, STATES)):
-            yield f"the head of {section.splitlines()[0]} must say {counts}, and each line one of these"
+            yield f"the head of {section.splitlines()[0]} must say {counts}, and each line must have one of these states"
         if [name[1:] for name, *_ in rows] != [str(number) for number in range(1, len(rows) + 1)]:
             yield f"the lines of {section.splitlines()[0]} must have the numbers from 1 on"
         for name, *_, where in rows:

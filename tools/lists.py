@@ -13,7 +13,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/adding.md"
-# Pages, tests and tools may use an example without being in the list. If one is in the list, it must have the example.
+# Files in which an example may occur although the list does not name them: pages, tests and tools. A listed file must always
+# have the example.
 FREE = re.compile(r"^docs/|^[^/]*\.md$|(^|/)(tests|examples|tools)/|/tests\.rs$")
 SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.M | re.S)
 PATTERN = re.compile(r"^This pattern finds the files: `([^`]+)`", re.M)
@@ -23,7 +24,7 @@ QUOTED = re.compile(r"`([^`]+)`")
 
 
 def is_in(file, entries):
-    """Whether one of the entries names the file, or a folder of it."""
+    """Returns whether one of the entries names the file, or a folder that contains the file."""
     return any(file == entry or (entry.endswith("/") and file.startswith(entry)) for entry in entries)
 
 
@@ -42,13 +43,14 @@ def wrong(section, files):
     entries = [entry for row in ROW.findall(section) for entry in QUOTED.findall(row)]
     seen = found(pattern[1], files)
     complaints = [
-        f"{file} has the example ({pattern[1]}), and no line: add a line, or the file to those that only use it"
+        f"{file} has the example ({pattern[1]}), but is not in the list: "
+        "add it to the list, or to the files that only use the example"
         for file in seen
         if not is_in(file, entries + users) and not FREE.search(file)
     ]
     for entry in entries + users:
         if not any(is_in(file, [entry]) for file in seen):
-            complaints.append(f"{entry} is listed, and the tree has no such file with the example ({pattern[1]})")
+            complaints.append(f"{entry} is listed, but no file of this name in the tree has the example ({pattern[1]})")
     complaints += [f"{entry} is listed twice" for entry in {e for e in entries + users if (entries + users).count(e) > 1}]
     return len(entries), complaints
 

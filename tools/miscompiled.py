@@ -4,7 +4,7 @@
 The script compiles the smallest program that shows the fault (docs/decisions/0022-a-miscompiled-count.md). If the compiler gets
 the program right, the script names the compiler and ends. Otherwise it checks this tree and its dependencies in the release
 profile. It compares every function before and after the faulty pass: a comparison that the pass has removed must have no use
-left. If one has, the exit status is 1.
+left. If any has a use left, the exit status is 1.
 
 Arguments go to cargo, for example `--workspace --all-targets`. The compiler is RUSTC, or rustc.
 """
@@ -86,7 +86,7 @@ def main():
     try:
         version = subprocess.run([rustc, "--version"], check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"cannot start the compiler {rustc!r}: {error}; name one that works in RUSTC, or install Rust")
+        sys.exit(f"cannot start the compiler {rustc!r}: {error}; set RUSTC to a compiler that works, or install Rust")
     if compiles_right(rustc):
         print(f"{version} compiles {PROGRAM.name} right")
         return
@@ -95,7 +95,8 @@ def main():
     for function, uses in found.items():
         print(f"{function} is miscompiled:", *uses, sep="\n    ")
     if found:
-        sys.exit("write it without a bool that is both counted and returned: docs/decisions/0022-a-miscompiled-count.md")
+        advice = "write these functions without a bool that is both counted and returned"
+        sys.exit(f"{advice}: docs/decisions/0022-a-miscompiled-count.md")
     print(f"none of {looked_at} functions of this tree and its dependencies is miscompiled")
 
 

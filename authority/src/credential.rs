@@ -47,7 +47,9 @@ pub enum CredentialError {
         "there is no secret: PHUB_TOKEN and PHUB_TOKEN_FILE are not set, and neither HOME nor XDG_CONFIG_HOME says where this user's file is; set one of the four variables"
     )]
     Nowhere,
-    #[error("{place} is a token, which allows one thing; a hub needs the secret that tokens are made from")]
+    #[error(
+        "{place} is a token, which gives only one right; a hub needs the secret from which tokens are made"
+    )]
     OnlyToken { place: String },
 }
 
@@ -58,8 +60,9 @@ impl fmt::Debug for Credential {
 }
 
 impl Credential {
-    /// Finds the credential of this process. It is in the environment, in `PHUB_TOKEN` or in the file `PHUB_TOKEN_FILE`. If
-    /// neither is set, it is in this user's file (`~/.config/phub/secret`), which is created if it is missing.
+    /// Finds the credential of this process: in the environment variable `PHUB_TOKEN`, or in the file that
+    /// `PHUB_TOKEN_FILE` names. If neither variable is set, the credential is in this user's file
+    /// (`~/.config/phub/secret`), which is created if it is missing.
     ///
     /// # Errors
     /// Returns an error if no credential is found, or if it is malformed.
@@ -174,7 +177,7 @@ mod tests {
             assert_eq!(Credential::parse(text, "a test").unwrap().token(Right::Join, "job"), own, "{text:?}");
         }
         for (text, word) in [
-            ("\"0123456789abcdef\"\n", "quotation marks: leave these out"),
+            ("\"0123456789abcdef\"\n", "quotation marks: remove the quotation marks"),
             ("PHUB_TOKEN=0123456789abcdef\n", "write only what follows it"),
         ] {
             let error = Credential::parse(text, "the file x").unwrap_err().to_string();

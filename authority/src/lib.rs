@@ -4,9 +4,9 @@
 //!   secret of the cluster --HMAC-SHA256--> token of a right and a job --HMAC-SHA256--> proof of one request
 //! ```
 //!
-//! The owner of the secret may do everything. The owner of a token may do what the token says. A request carries a proof,
-//! but neither a token nor the secret. The server, or someone who reads the request, can repeat this request, but cannot
-//! make another one.
+//! The owner of the secret may do everything. The owner of a token may do what the token says. A request carries a
+//! proof, but neither a token nor the secret. The server, or someone who reads the request, can repeat this request,
+//! but cannot make another request.
 //!
 //! This crate must never depend on the content of requests, nor hubs, nor jobs.
 

@@ -1,5 +1,5 @@
-//! The file with a secret that all hubs and workers of one user share if no other secret was chosen. It is created when it
-//! is first needed.
+//! The file with a secret that all hubs and workers of one user share if no other secret was chosen. The file is
+//! created when it is first needed.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -48,12 +48,12 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
 /// Returns the text of a file with secrets.
 ///
 /// # Errors
-/// Returns an error if the file is a FIFO, whose writer may never come, or has no end, such as `/dev/zero`. A shell's
-/// pipe has no path in a directory, and is read.
+/// Returns an error if the file is a FIFO, from which a read may wait forever, or has no end, such as `/dev/zero`. The
+/// pipe of a shell has no path in a directory, and can be read.
 pub(crate) fn text(path: &Path) -> io::Result<String> {
     if fs::metadata(path)?.file_type().is_fifo() && path.canonicalize().is_ok() {
         return Err(io::Error::other(
-            "expected a file, found a FIFO, whose writer may never come; give a file",
+            "expected a file, found a FIFO, from which a read may wait forever; give a file",
         ));
     }
     let mut text = Vec::new();
@@ -72,7 +72,8 @@ fn make(path: &Path) -> io::Result<()> {
     let directory = path.parent().expect("it is in a directory");
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let secret = Secret::random()?;
-    // This name is unique. It is made from another secret, because the new secret must not be in a name.
+    // The name is unique, because it contains a random secret. That secret is not the new secret, which must not be in
+    // a name.
     let own = directory.join(format!(".secret-{}", Secret::random()?.reveal()));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&own)?;
     let written = writeln!(file, "{}", secret.reveal()).and_then(|()| file.sync_all());
@@ -103,7 +104,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
-    /// A hub once waited for the writer of the FIFO, and SIGTERM did not end it.
+    /// A hub formerly waited for the writer of the FIFO, and SIGTERM did not end the hub.
     #[test]
     fn a_fifo_and_a_file_without_an_end_are_no_secrets() {
         let home = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@
 //!   token's own proof --HMAC-SHA256 over method, path, digest of the body, nonce--> proof of one request
 //! ```
 //!
-//! The receiver of a proof can repeat this one request, but cannot make another one.
+//! The receiver of a proof can repeat this request, but cannot make another request.
 
 use std::fmt;
 use std::io;

@@ -39,13 +39,15 @@ impl Secret {
     /// Returns an error if the text is too short, or has spaces.
     pub fn new(text: &str) -> Result<Self, WeakSecret> {
         let wrong = |seen: &str| Err(WeakSecret { seen: seen.to_owned() });
-        // Refuses the prefix. If a shell runs the same line for a worker, the worker's secret has no
-        // prefix, and differs from the hub's secret.
+        // The prefix is refused. If a shell runs the line `PHUB_TOKEN=...` for a worker, the worker's secret has no
+        // prefix, and would differ from the hub's secret.
         if text.starts_with("PHUB_TOKEN=") {
-            return wrong("begins with PHUB_TOKEN=, which is for a shell: write only what follows it");
+            return wrong(
+                "begins with PHUB_TOKEN=, which is for a shell: write only the secret after the equals sign",
+            );
         }
         if ['"', '\''].iter().any(|mark| text.len() > 1 && text.starts_with(*mark) && text.ends_with(*mark)) {
-            return wrong("is in quotation marks: leave these out");
+            return wrong("is in quotation marks: remove the quotation marks");
         }
         let characters = text.chars().take_while(|each| !each.is_whitespace()).count();
         if characters < FEWEST || characters < text.chars().count() {
@@ -96,8 +98,8 @@ impl Secret {
     }
 }
 
-/// The secrets that a hub accepts. The first one is used for new tokens. Further ones are new or old secrets, during a change
-/// of secrets.
+/// The secrets that a hub accepts. The first secret is used for new tokens. During a change of secrets, further secrets
+/// are the new or the old secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secrets(Vec<Secret>);
 

@@ -16,15 +16,15 @@ pub enum Right {
     Join,
     /// The right to stop jobs, and to make a hub take no more jobs.
     Operate,
-    /// The right to act as another hub of a job. No right contains it, and it contains no right. Only the owner of the
-    /// secret has it.
+    /// The right to act as another hub of a job. No other right contains this right, and this right contains no other
+    /// right. Only the owner of the secret has this right.
     Peer,
 }
 
 const RIGHTS: [(Right, &str); 4] =
     [(Right::Read, "read"), (Right::Join, "join"), (Right::Operate, "operate"), (Right::Peer, "peer")];
 
-/// The suffix of a job's name at the hubs above, which sum for the job's own hubs. The job's own name comes before it.
+/// The suffix that is added to a job's name at the hubs above. The hubs above sum for the hubs of the job.
 pub const SUMS: &str = ".above";
 
 impl Right {
@@ -44,7 +44,7 @@ impl FromStr for Right {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // The right of a hub cannot be given in a token.
+        // A token's text cannot give the right `peer`, which is only for hubs.
         let found = RIGHTS.iter().find(|(right, name)| *name == text && *right != Right::Peer);
         found.map(|(right, _)| *right).ok_or_else(|| "expected read, join or operate".into())
     }

@@ -35,8 +35,8 @@ impl fmt::Debug for Trust {
 
 impl Trust {
     /// Finds the trust in the environment: a file of certificates in `PHUB_TLS_CA`, or fingerprints in
-    /// `PHUB_TLS_FINGERPRINT`. `None` if neither is set: then this process uses no TLS. If a hub asks for a certificate, this
-    /// process shows the one in `PHUB_TLS_CERT`, and signs with the key in `PHUB_TLS_KEY`.
+    /// `PHUB_TLS_FINGERPRINT`. `None` if neither is set: then this process uses no TLS. If a hub asks for a
+    /// certificate, this process shows the certificate in `PHUB_TLS_CERT`, and signs with the key in `PHUB_TLS_KEY`.
     ///
     /// # Errors
     /// Returns an error if the environment's values cannot be used.
@@ -111,8 +111,8 @@ pub fn explain(error: &io::Error) -> Option<String> {
             | AlertDescription::DecryptError
             | AlertDescription::CertificateExpired,
         ) => format!(
-            "the hub wants a certificate of its --tls-client-ca from this process ({error}); set {CERTIFICATE} and \
-             {KEY}"
+            "the hub accepts only clients with a certificate that its --tls-client-ca has signed ({error}); set \
+             {CERTIFICATE} and {KEY}"
         ),
         Error::General(why) => why.clone(),
         other => other.to_string(),

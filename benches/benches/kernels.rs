@@ -1,8 +1,8 @@
 //! Kernels on one core, in cache and from memory, for every instruction set and element type.
 //!
-//! Throughput is bytes read and written, including master weights and state. Each kernel's result is compared
-//! with the oracle before the measurement. A copy in the same run is the reference: of a 32 KiB chunk in
-//! cache, and of 16 MiB from memory. Only the ratio counts, because the machine's speed changes.
+//! Throughput is bytes read and written, including master weights and state. Each kernel's result is compared with the
+//! oracle before the measurement. The reference is a copy in the same run: a copy of a 32 KiB chunk in cache, or of 16
+//! MiB from memory. Only the ratio counts, because the machine's speed changes.
 
 use std::hint::black_box;
 
@@ -18,12 +18,12 @@ const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_dec
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 1e-3, weight_decay: 1e-4, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 
-/// The place of the data, the cache or the memory, with the number of chunks. One chunk fits into the first and
-/// second level of cache; 512 chunks are 16 MiB per buffer.
+/// The place of the data (cache or memory), with the number of chunks. One chunk fits into the first and second level
+/// of cache; 512 chunks are 16 MiB per buffer.
 const PLACES: [(&str, usize); 2] = [("cache", 1), ("memory", 512)];
 
-/// The numbers of workers. The mean of 1 worker is a scaled copy, of 2 workers one addition, and of 8 workers
-/// a sum.
+/// The numbers of workers for each optimizer. For `Average`, the mean of 1 gradient is a scaled copy, the mean of 2
+/// gradients needs one addition, and the mean of 8 gradients a sum.
 const WORKERS: [(Optimizer, [usize; 3]); 3] =
     [(Optimizer::Average, [1, 2, 8]), (NESTEROV, [1, 4, 8]), (ADAM, [1, 4, 8])];
 
@@ -42,7 +42,8 @@ fn all(criterion: &mut Criterion) {
     }
 }
 
-/// Measures a kernel with many workers, from memory. The result is the cost of one worker's gradient.
+/// Measures kernels with many workers, from memory. All runs read the same number of gradients in total, so their times
+/// show the cost of one worker's gradient.
 fn many(criterion: &mut Criterion) {
     for workers in [8, 16, 32, 64, 128] {
         let mut group = criterion.benchmark_group(format!("many-{workers}/memory"));

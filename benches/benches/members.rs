@@ -1,5 +1,5 @@
-//! Many workers at one hub: the seconds until all have joined, have the first weights, have made rounds and have left, and the
-//! hub's memory for each worker.
+//! Many workers at one hub. The benchmark prints the seconds until all workers have joined, have the first weights,
+//! have made rounds, and have left. It also prints the hub's memory for each worker.
 //!
 //! The hub is in this process. Child processes run the workers, each worker on its own thread, because a process may open only
 //! some thousands of files. All workers use TCP on loopback. `cargo bench --bench members -- [WORKERS]...`

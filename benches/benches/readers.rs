@@ -2,11 +2,12 @@
 //! rounds run meanwhile.
 //!
 //! Two workers and a hub train in this process without a pause. All readers ask at once when a round ends, and get the
-//! weights before the next round (*newest*). Or they have asked for this round before its end (*named*). In the same run, the
-//! same number of plain TCP connections carry the bytes of the f32 weights from memory: that is the bound. With `shm`, readers lend
-//! memory, and the bound is the same number of threads that copy the bytes into new memory. Then all readers read
-//! once a second. The rounds per second are compared with those without readers, and with those during the plain copies. These
-//! measurements (legs) alternate, so that a change of the machine's load affects all of them.
+//! newest weights (*newest*). Or all readers ask for the weights after a future round, before this round ends
+//! (*named*). In the same run, the same number of plain TCP connections carry the bytes of the f32 weights from memory.
+//! Their time is the bound. With `shm`, readers lend memory, and the bound is the time of as many threads that copy the
+//! bytes into new memory. Then all readers read once a second. The rounds per second are compared with the rounds per
+//! second without readers, and during the plain copies. These measurements (legs) alternate, so that a change of the
+//! machine's load affects all of them.
 //!
 //! `cargo bench --bench readers -- [LEGS] [bf16] [shm]` prints the median, lowest and highest of the legs, for f32 or bf16.
 
@@ -41,7 +42,8 @@ const ADAM: Optimizer =
 /// The time for which rounds are counted, while readers read once a second.
 const COUNTED: Duration = Duration::from_secs(4);
 
-/// The number of rounds from a request for a named round to the end of this round. A request takes less time.
+/// The number of rounds from a request for a named round to the end of this round. It is so large that all requests
+/// reach the hub before the round ends.
 const AHEAD: u64 = 60;
 
 /// A source to read from.
@@ -49,14 +51,16 @@ const AHEAD: u64 = 60;
 enum Source {
     /// The answer to a request at an address.
     Connection { address: SocketAddr, request: String },
-    /// A hub that writes the job's weights into memory: before this round, or before the next round.
+    /// A hub that writes the job's weights into memory: the weights before round `before`, or, if it is `None`, before
+    /// the next round.
     Loan { address: SocketAddr, before: Option<u64> },
     /// Memory.
     Memory(Arc<[u8]>),
 }
 
 impl Source {
-    /// Returns the source of the job's weights at a hub: before this round, or before the next round.
+    /// Returns the source of the job's weights at a hub: the weights before round `before`, or, if it is `None`, before
+    /// the next round.
     fn weights(address: SocketAddr, before: Option<u64>) -> Self {
         if has("shm") {
             return Source::Loan { address, before };
@@ -80,7 +84,7 @@ impl Source {
         }
     }
 
-    /// Reads the whole answer. Returns the time of the last byte.
+    /// Reads the whole answer. Returns the time at which the last byte arrived.
     fn read(&self) -> Instant {
         let least = if has("bf16") { BYTES / 2 } else { BYTES };
         match self {
@@ -151,7 +155,7 @@ impl Rounds {
             training.write(&mut session, key, |gradient| gradient.fill(0.5));
         }
         loop {
-            // Rank 0 reads the flag before a push, because all workers must end with the same round.
+            // Only rank 0 reads the flag, and only before a push, because all workers must end with the same round.
             let stops = rank == 0 && self.stop.load(Ordering::Relaxed);
             // Rank 0 may be gone before this worker's next push.
             if session.keys().try_for_each(|key| session.push(key)).is_err()
@@ -183,7 +187,7 @@ impl Rounds {
         self.end_of(self.done() + 1)
     }
 
-    /// Returns the rounds per second while each of some readers reads a source once a second.
+    /// Returns the rounds per second while `readers` readers each read the source once a second.
     fn beside(&self, reads: Option<&Source>, readers: usize) -> f64 {
         let end = self.end_of_one() + COUNTED;
         thread::scope(|scope| {
@@ -205,7 +209,7 @@ impl Rounds {
         })
     }
 
-    /// Returns the seconds from the end of a round to the last reader's last byte. The readers ask at this end.
+    /// Returns the seconds from the end of a round to the last reader's last byte. The readers ask when the round ends.
     fn at_once(&self, source: &Source, readers: usize) -> f64 {
         let begun = self.end_of_one();
         thread::scope(|scope| {
@@ -214,8 +218,8 @@ impl Rounds {
         })
     }
 
-    /// Returns the seconds from the end of a round to the last reader's last byte. The readers have asked for the weights after
-    /// this round.
+    /// Returns the seconds from the end of a round to the last reader's last byte. The readers have asked for the
+    /// weights after this round before its end.
     fn named(&self, hub: SocketAddr, readers: usize) -> f64 {
         let rounds = self.done() + AHEAD;
         // Round 0 gives the first weights, and is not counted.

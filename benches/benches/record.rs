@@ -1,5 +1,5 @@
-//! The time of a request under the lock of a hub, with and without a record. The record has a line for the
-//! request. The channel that takes the line to the writing thread is not measured.
+//! The time of a request under the lock of a hub, with and without a record of requests. With a record, the hub makes a
+//! line for the request. The channel that carries the line to the writing thread is not measured.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn terms(keys: u32) -> JobTerms {
     JobTerms::new(WORKERS, keys.collect(), Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 })
 }
 
-/// Returns the beginning of a job with this number of keys.
+/// Returns the request that begins a job with this number of keys.
 fn begin(keys: u32) -> Begin {
     let terms = Arc::new(terms(keys));
     let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
@@ -55,7 +55,8 @@ fn with_members() -> Hub {
     hub
 }
 
-/// Makes a request as the registry of a hub does. Returns the bytes of its line, or 0 if nothing is recorded.
+/// Makes a request as the registry of a hub does. Returns the number of bytes of the request's line in the record, or 0
+/// if nothing is recorded.
 fn ask<R: Request + Clone>(hub: &mut Hub, request: R, is_recorded: bool) -> usize {
     let now = Instant::now();
     if !is_recorded {

@@ -51,7 +51,7 @@ LIMIT = timedelta(seconds=60)
 
 
 def buffer(elements):
-    """Returns zeros of f32 that are touched, in huge pages if the kernel has some."""
+    """Returns an array of f32 zeros whose pages are touched, in huge pages if the kernel has some."""
     memory = mmap.mmap(-1, elements * 4 + HUGE_PAGE_BYTES)
     memory.madvise(mmap.MADV_HUGEPAGE)
     start = -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE_BYTES
@@ -61,12 +61,12 @@ def buffer(elements):
 
 
 def first_weights():
-    """Returns a period of the weights before the first round."""
+    """Returns one period of the weights before the first round."""
     return np.arange(PERIOD) / 64
 
 
 def last_weights(mean, rounds):
-    """Returns a period of the weights after `rounds` rounds. It computes the same step in another way, in double precision."""
+    """Returns one period of the weights after `rounds` rounds, computed by another form of the same step, in double precision."""
     momentum, weights = np.zeros(PERIOD), first_weights()
     for _ in range(rounds):
         gradient = mean + weights * WEIGHT_DECAY
@@ -153,7 +153,7 @@ def run_rank(rank, settings, elements, store, threads):
         print(json.dumps({"peer": "gloo", "workers": settings.workers, "elements": elements, "rounds": settings.rounds,
                           "seconds": round(seconds, 6), "median_round_seconds": round(median, 6),
                           "goodput_gb_per_s": round(goodput, 4), "threads": threads, "checked": True}), flush=True)
-    dist.barrier()  # no rank exits while another still sends
+    dist.barrier()  # no rank exits while another rank still sends
 
 
 def whole(text):
@@ -169,15 +169,16 @@ def main():
     for name in ["workers", "rounds", "warmup", "elements", "piece", "interfaces", "threads"]:
         parser.add_argument(f"--{name}", type=whole, metavar="N")
     parser.add_argument("--clip", action="store_true")
-    # Another command starts the ranks of other machines, with the same store.
+    # This command starts --here ranks, from rank --first on. Commands with the same store start the other ranks on other
+    # machines.
     parser.add_argument("--here", type=whole, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="RANK")
     parser.add_argument("--store", metavar="FILE")
     parser.add_argument("--interface", default="lo", metavar="NAME")
     settings = parser.parse_args()
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
-    # The interface is given, because the host's own name may have no address. Only one is given: for each interface, gloo adds a
-    # connection between two ranks, and two threads to each rank.
+    # gloo gets the name of the interface, because the host's own name may have no address. By default it gets one name: for
+    # each interface, gloo adds a connection between two ranks, and two threads to each rank.
     os.environ["GLOO_SOCKET_IFNAME"] = ",".join([settings.interface] * settings.interfaces)
     with tempfile.TemporaryDirectory() as directory:
         store = settings.store or os.path.join(directory, "store")

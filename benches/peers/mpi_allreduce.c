@@ -78,7 +78,7 @@ static long number(const char *option, const char *text, long least, long most) 
 static Settings parse(int argc, char **argv) {
     Settings settings = {.elements = 25557032, .piece = MOST_ELEMENTS, .rounds = 20, .warmup = 3}; // ResNet-50, in one call
     for (int i = 1; i < argc; i++) {
-        // The value is argv[i + 1]. At the end it is NULL, which is an error.
+        // The value of an option is argv[i + 1]. After the last argument argv has NULL, which `number` refuses.
         if (strcmp(argv[i], "--elements") == 0) {
             settings.elements = number("--elements", argv[++i], 1, MOST_ELEMENTS);
         } else if (strcmp(argv[i], "--piece") == 0) {
@@ -131,14 +131,14 @@ static void run_round(const Settings *settings, const Buffers *buffers) {
         const long left = settings->elements - at, length = left < settings->piece ? left : settings->piece;
         float *sum = buffers->sum + at;
         MPI_Allreduce(buffers->gradient + at, sum, (int)length, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-        // A small call's sum is still in the cache.
+        // If the piece is small, its sum is still in the cache.
         step((size_t)length, sum, buffers->momentum + at, buffers->weights + at);
     }
 }
 
-// Compares every element of the last sum and of the weights after all rounds with the exact values.
-// The step is written a second time here, so that a mistake in either shows. Compiled with
-// contraction off: a fused multiply-add in one of the two would round differently.
+// Compares every element of the last sum and of the weights after all rounds with the exact values. The step is written
+// a second time here, so that a mistake in one version is detected. Compiled with contraction off: a fused multiply-add
+// in only one version would round differently.
 static bool check(const Settings *settings, const Buffers *buffers) {
     float expected[PERIOD];
     for (size_t p = 0; p < PERIOD; p++) {

@@ -46,12 +46,13 @@ while (($# > 0)); do
         shift
         ;;
     --hosts)
-        # Machines made of namespaces share cores, which Open MPI does not know. So a rank that waits must not spin.
+        # Simulated machines (network namespaces) share the cores of one machine, and Open MPI does not know that. So a rank
+        # that waits must not spin.
         mca+=(--host "${2:?expected address:ranks,...}" --mca pml ob1 --mca mpi_yield_when_idle 1)
         shift 2
         ;;
     --agent)
-        # Otherwise a daemon leaves its session, and survives the program that started it.
+        # Without --leave-session-attached, a daemon leaves its session, and survives the program that started it.
         mca+=(--mca plm_rsh_agent "${2:?expected a program}" --leave-session-attached)
         shift 2
         ;;

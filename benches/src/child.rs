@@ -17,11 +17,11 @@ pub enum ChildRole {
     Worker,
 }
 
-/// Runs a hub on a free port, and prints its address. Stops the hub when the parent says so.
+/// Runs a hub on a free port, and prints its address. Stops the hub when the parent sends the line "stop".
 pub fn run_hub(settings: HubSettings) -> Result<()> {
     die_with_parent();
-    // The limit is long enough for a worker that gets no processor time on a loaded machine. The pipe reports
-    // a dead worker sooner.
+    // The heartbeat limit is so long that a worker without processor time, on a loaded machine, is not lost. The end of
+    // a dead worker's pipe is noticed sooner.
     let settings = HubSettings { listen: ([127, 0, 0, 1], 0).into(), heartbeat_limit_s: 30, ..settings };
     let hub = Hub::start(&settings)?;
     println!("{}", hub.address());

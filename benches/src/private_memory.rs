@@ -1,5 +1,5 @@
-//! Chunks in private memory, and passes of kernels over them without exchange. The probe measures the
-//! machine's limit by them, and the benchmark of kernels uses them, too.
+//! Chunks in private memory, and passes of kernels over them without exchange. The probe measures the machine's limit
+//! with such passes. The benchmark of kernels uses them, too.
 
 use std::marker::PhantomData;
 
@@ -23,7 +23,7 @@ pub fn step_part<const W: usize>(
 ) {
     assert!(gradients.iter().all(|slot| slot.len() == weights.len()), "a part has as much of each gradient");
     let starts = gradients.map(<[f32]>::as_ptr);
-    // SAFETY: each start is that of a borrowed slice, which is as long as `weights` and which nobody writes.
+    // SAFETY: each start is the start of a borrowed slice. The slice is as long as `weights`, and nobody writes it.
     let slots = unsafe { Slots::new(&starts, weights.len()) };
     kernels.run(optimizer, step, &slots, weights, kept);
 }
@@ -76,7 +76,7 @@ impl<E: Element> PrivateMemory<E> {
         <[E]>::mut_from_bytes(bytes).expect("a slab is aligned, and holds whole f32")
     }
 
-    /// Returns the numbers for the step of each pass.
+    /// Returns the hyperparameters with which each pass steps.
     pub fn step(&self) -> Step {
         Step::new(&self.optimizer, self.gradients.len() as u32, Round(1), 1e-6, 1.0, 1.0)
     }

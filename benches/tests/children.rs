@@ -1,4 +1,4 @@
-//! The probe's children. None outlives the probe, however the probe ends. If a child dies, the probe ends
+//! The probe's children. No child outlives the probe, in whatever way the probe ends. If a child dies, the probe ends
 //! with an error that names the child.
 
 use std::fs::File;
@@ -27,8 +27,8 @@ fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
         found = children(program.pid());
         found.len() == 3
     });
-    // A worker is found by the rank and the hub in its command line. Process ids do not show the order of the
-    // starts: after the largest id the kernel begins again with small ones.
+    // A worker is found by the rank and the hub in its command line. The order of process ids does not show the order
+    // of the starts: after the largest id the kernel begins again with small ids.
     let given = |pid: u32, option: &str| {
         let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.split('\0').skip_while(|&word| word != option).nth(1).map(str::to_owned)
@@ -38,7 +38,7 @@ fn running_probe(dir: &Path) -> (Program, Vec<u32>) {
     });
     found.sort_by_key(|&pid| given(pid, "--rank"));
     let address = given(found[2], "--hub").expect("a worker has a rank and a hub");
-    // The hub has stepped more chunks than in the warm-up.
+    // Waits until the hub has stepped more chunks than the warm-up has.
     until("rounds are run", || hub_tests::describe(&address).cores[0].chunks > 1000);
     (program, found)
 }

@@ -81,7 +81,7 @@ fn two_iterations(session: &mut Session, waits: Sender<KeyId>) -> Vec<Duration> 
     iteration.stalled().to_vec()
 }
 
-/// Pushes the second layer's gradient when the other worker has reported that it waits for this layer.
+/// Pushes the second layer's gradient only after the other worker has reported that it waits for this layer.
 fn late_in_the_second_layer(session: &mut Session, waits: &Receiver<KeyId>) {
     session.push(THIRD).unwrap();
     session.push(FIRST).unwrap();

@@ -37,8 +37,8 @@ fn a_family_does_not_outlive_its_limit() {
     let _watchdog = Watchdog::start();
     let mut guard = guarded("1");
     let mut family: Vec<u32> = Vec::new();
-    // All processes of the family hold the other end of the pipe, so the pipe ends with the last of them. On
-    // a slow machine, some have not printed their ids by then.
+    // All processes of the family hold the other end of the pipe, so the pipe ends when the last process ends. On a
+    // slow machine, some processes are killed before they have printed their ids.
     while let Some(line) = guard.read_line() {
         family.push(line.trim_start_matches("leader ").parse().unwrap());
     }
@@ -64,8 +64,8 @@ fn a_family_does_not_outlive_its_leader() {
     assert!(family.iter().all(|&pid| is_dead(pid)), "the guard ends after its family");
 }
 
-/// Starts phub-peers with a run of hours, and waits for its five processes: a guard, the probe, its hub and
-/// two workers. Then ends phub-peers by a signal, after which no process may be left.
+/// Starts phub-peers with a run of hours, and waits for its five processes: a guard, the probe, its hub and two
+/// workers. Then ends phub-peers by a signal. After that, no process may be left.
 fn nobody_survives(signal: Signal) {
     let dir = tempfile::tempdir().unwrap();
     let mut program = Program::start(

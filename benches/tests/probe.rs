@@ -1,5 +1,5 @@
-//! The probe as a program, in each element type, consistency and schedule. Its workers compare its results
-//! bit for bit with the oracle.
+//! The probe as a program, in each element type, consistency and schedule. The probe's workers compare the results bit
+//! for bit with the oracle.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Stdio;
@@ -147,7 +147,8 @@ fn a_run_without_the_limit_says_so() {
     assert_eq!((&report["checked"], &report["limit_gb_per_s"]), (&true.into(), &serde_json::Value::Null));
 }
 
-/// The probe compares weights and the last norm with the oracle's. This test compares the norms of several kinds of jobs.
+/// The probe compares the weights and the last norm with the weights and the norm of the oracle. This test compares the
+/// norms of several kinds of jobs.
 #[test]
 fn norms_come_back_and_clip() {
     let _watchdog = Watchdog::start();

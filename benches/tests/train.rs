@@ -24,7 +24,7 @@ fn program() -> PathBuf {
     program
 }
 
-/// Runs the example to its end. Kills it if it hangs; its child processes then end, too.
+/// Runs the example to its end. Kills the example if it hangs; the example's child processes then end, too.
 fn train(args: &[&str]) -> Output {
     let mut command = Command::new(program());
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -31,7 +31,7 @@ pub struct Decoded {
     pub(crate) multipliers: Multipliers,
     /// The sum of the squared gradients of the previous round, if the file has it.
     pub(crate) last_squares: Option<ExactSum>,
-    /// The mean of the gradient's norms so far. If the file has no such mean, the mean of no norms.
+    /// The mean of the gradient's norms so far. If the file has no such mean, this is a mean without norms.
     pub(crate) norm_mean: NormMean,
     pub(crate) share: Option<FileShare>,
     pub(crate) shapes: Shapes,
@@ -106,14 +106,14 @@ impl Decoded {
         self.run.as_deref()
     }
 
-    /// Returns the range of a key's elements in the file, if the file has a part of the key. Also returns the
-    /// key's shape; older programs wrote none.
+    /// Returns the range of a key's elements in the file, if the file has a part of the key. Also returns the key's
+    /// shape, unless an older program wrote the file.
     pub fn piece_of(&self, key: &str) -> Option<(Range<usize>, Option<&[u64]>)> {
         let [begin, end] = *self.share.as_ref()?.pieces.get(key)?;
         Some((begin..end, self.shapes.get(key).map(Vec::as_slice)))
     }
 
-    /// Returns the values of each f32 tensor. These are all tensors of a file that [`decode`](crate::decode) has read.
+    /// Returns the values of each f32 tensor. In a file that [`decode`](crate::decode) has read, all tensors are f32.
     pub fn tensors(&self) -> impl Iterator<Item = (&Key, &[f32])> {
         let mut rest = self.values.as_slice();
         self.tensors.iter().filter(|tensor| tensor.dtype == Dtype::F32).map(move |tensor| {

@@ -146,7 +146,7 @@ fn join<const BYTES: usize>(planes: &[u8], elements: &mut [u8]) {
     }
 }
 
-/// Turns the values of one file into those of another one.
+/// The state of a reader that applies deltas: they change the values of one file into the values of another file.
 pub(crate) struct Applied {
     count: usize,
     dtype: Dtype,
@@ -203,7 +203,7 @@ impl Applied {
     }
 }
 
-/// Replaces the contents of `to` by this number of bytes. `what` names them in the error.
+/// Reads this number of bytes into `to`, in place of its contents. `what` names the bytes in the error.
 fn read(file: &mut impl Read, what: &str, bytes: usize, to: &mut Vec<u8>) -> Result<(), DecodeError> {
     to.clear();
     let seen = file.take(bytes as u64).read_to_end(to)?;
@@ -218,7 +218,7 @@ fn read(file: &mut impl Read, what: &str, bytes: usize, to: &mut Vec<u8>) -> Res
 mod tests {
     use super::*;
 
-    /// Returns values of two blocks and a bit, of which one in `each` differs from those of another `seed`.
+    /// Returns values that fill two blocks and a part of a third. Between two seeds, one value in `each` differs.
     fn values(seed: u8, each: usize) -> Vec<u8> {
         let byte =
             |index: usize| (index * index / 7) as u8 ^ if index.is_multiple_of(each) { seed } else { 0 };

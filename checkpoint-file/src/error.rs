@@ -1,4 +1,5 @@
-//! Errors of a checkpoint's bytes. Text from a file is quoted and cut short, because it comes from outside.
+//! Errors of a checkpoint's bytes. Text from a file is quoted and cut short, because other people may have written the
+//! file.
 
 use std::io;
 

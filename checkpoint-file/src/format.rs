@@ -42,7 +42,7 @@ const _: () = assert!(DIGEST_AT == 35, "docs/formats.md says so");
 /// The digest's length: 128 bits in hexadecimal digits.
 pub const DIGEST_BYTES: usize = 32;
 
-/// The digits that stand for the digest while the digest is computed.
+/// The digits that are in the place of the digest while the digest is computed.
 pub(crate) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
 
 /// The prefix of the names of state tensors.
@@ -143,8 +143,8 @@ pub(crate) struct Metadata {
     /// JSON: the decay of the average of weights, if the job keeps one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<String>,
-    /// JSON, the words of an exact sum: the squares of the hub's mean gradients of the previous round.
-    /// Present only if the job's next steps depend on their norm.
+    /// JSON, the words of an exact sum: the sum of the squares of this hub's mean gradients in the previous round.
+    /// Present only if the job's next steps depend on the norm of that round.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_squares: Option<String>,
     /// JSON, `[mean, norms]`: the running mean of the norms of accepted rounds and their number, if the job skips
@@ -157,8 +157,8 @@ pub(crate) struct Metadata {
     /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`, if workers have set more than learning rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizers: Option<String>,
-    /// JSON, `[[first round, [optimizer, ...], {"key": number of its group, from 1, ...}], ...]`, if keys
-    /// have other hyperparameters than those in `optimizers`.
+    /// JSON, `[[first round, [optimizer, ...], {"key": number of its group, from 1, ...}], ...]`, if some keys have
+    /// other hyperparameters than `optimizers` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<String>,
     /// JSON, `{"key": steps, ...}`, for the keys that have not made exactly one step per round after the broadcast.
@@ -218,7 +218,7 @@ pub struct FileShare {
     pub hub: u32,
     /// The number of hubs.
     pub hubs: u32,
-    /// The piece of each key that the hub owns: the first element, and the one after the last.
+    /// The piece of each key that the hub owns: the index of its first element, and of the element after its last.
     pub pieces: BTreeMap<String, [usize; 2]>,
 }
 
@@ -259,7 +259,7 @@ pub(crate) fn json(value: &impl Serialize) -> String {
 pub struct Entry {
     /// The job's key.
     pub key: KeyId,
-    /// The elements of the key that the tensor has.
+    /// The range of the key's elements that are in this tensor.
     pub elements: Range<usize>,
     /// The index of the key among the hub's pieces.
     pub piece: usize,
@@ -320,10 +320,10 @@ pub fn entries(
             Entry { key: id, elements, piece, tensor, shown: Key::f32(name, shape) }
         })
         .collect();
-    // The reader has the same limits, so that every file can be read back.
+    // The reader makes the same check, so every file that passes it here can be read back.
     let shown: Vec<Key> = entries.iter().map(|entry| entry.shown.clone()).collect();
     match manifest::check(&shown) {
-        // A hub without weights writes a file that has the round to continue with, and no tensor.
+        // A hub without weights writes a file without tensors, from which a job takes the round to continue with.
         Err(ManifestError::NoKeys) if !tensors.optimizer().keeps_weights() => {}
         checked => checked.map_err(|error| UnusableKeys::Manifest { error })?,
     }

@@ -1,8 +1,8 @@
 //! Reads a checkpoint.
 //!
-//! The bytes come from outside. The structure is checked against the file's length before memory is allocated
-//! for the values. No value is returned before the digest is checked. The memory needed is the length of the
-//! file, and a small multiple of its header while the header is read.
+//! The bytes are not trusted. The structure is checked against the file's length before memory is allocated for the
+//! values. No value is returned before the digest is checked. The memory needed is the length of the file, and a small
+//! multiple of its header while the header is read.
 //!
 //! Plain functions, for any thread. This module must not depend on directories.
 
@@ -47,8 +47,9 @@ pub fn decode(file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeError> 
     decode_as(file, file_bytes, Dtype::F32, ValuesFrom::File)
 }
 
-/// Reads the answer of a hub that was asked for values of this type, with the checks of [`decode`]. A hub answers with f32 if
-/// a value would become infinite. `file_bytes` is the length of the file with all values, wherever they are.
+/// Reads the answer of a hub that was asked for values of this type, with the checks of [`decode`]. A hub answers with
+/// f32 if a value would become infinite. `file_bytes` is the length of the file together with all values, also if
+/// `values` are not in the file.
 pub fn decode_as(
     mut file: impl Read,
     file_bytes: u64,

@@ -27,7 +27,8 @@ use crate::out::line;
 /// that PHUB_TLS_CA names. Workers that trust a fingerprint check neither the hub's name nor dates.
 #[derive(Clone, Debug, Parser)]
 pub struct CertificateArgs {
-    /// Directory for hub.crt and hub.key, which must not exist. Default: the directory of this user's secret, ~/.config/phub.
+    /// Directory for the new files hub.crt and hub.key: neither file may exist. Default: the directory of this user's
+    /// secret, ~/.config/phub.
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
 
@@ -64,8 +65,8 @@ impl CertificateArgs {
     }
 }
 
-/// Parses the name or the address of a host. Refuses other texts, such as a name with a port. Removes brackets around an IPv6
-/// address, because a certificate has none.
+/// Parses the name or the address of a host. Refuses other texts, such as a name with a port. Removes brackets around
+/// an IPv6 address, because addresses in certificates have no brackets.
 fn name(text: &str) -> Result<String, String> {
     let text = text.trim();
     let name = text.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(text);

@@ -108,7 +108,7 @@ enum Command {
 const EXITS: &str = "Exit status: 0 all went well; 1 the command failed, and stderr says why; 2 a setting is wrong; \
     3 a drained hub has ended.";
 
-/// The exit statuses of the program. The parser of arguments has [`WRONG`](exit::WRONG), too.
+/// The exit statuses of the program. The argument parser also ends the program with [`WRONG`](exit::WRONG).
 pub mod exit {
     /// The status of success.
     pub const WELL: u8 = 0;

@@ -25,7 +25,7 @@ const UNTIL_SAVED: Duration = Duration::from_secs(300);
 /// The time after which a command prints that it waits, and the interval at which it repeats this line.
 const FIRST_WORD: Duration = Duration::from_secs(5);
 const NEXT_WORD: Duration = Duration::from_secs(30);
-/// The most members of a job, and the most refusals, that are shown.
+/// The maximum number of members of a job that are shown, and of refusals.
 const SHOWN: usize = 64;
 
 /// Settings of `phub-server status`.
@@ -117,10 +117,10 @@ pub(crate) fn bare(hub: &str) -> &str {
     hub.strip_prefix("http://").or(hub.strip_prefix("https://")).unwrap_or(hub).trim_end_matches('/')
 }
 
-/// Returns the hub of that name, for requests.
+/// Parses the address of a hub, for requests.
 ///
 /// # Errors
-/// Returns an error if the name is not that of a control port.
+/// Returns an error if `hub` is not the address of a control port.
 pub(crate) fn address(hub: &str) -> anyhow::Result<Address> {
     check_address(bare(hub)).with_context(|| format!("hub {hub}"))?;
     Ok(Address::new(bare(hub), Named::Here))

@@ -14,7 +14,7 @@ pub(crate) fn line(text: impl Display) -> anyhow::Result<()> {
     all(format_args!("{text}\n"))
 }
 
-/// Prints a text as it is. Otherwise like [`line`].
+/// Prints a text as it is, and adds no line end. Ends the process as [`line`] does.
 ///
 /// # Errors
 /// Returns an error if writing to stdout fails for another reason.

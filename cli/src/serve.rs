@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 
 use crate::out::Out;
 
-/// The time within which a second signal does not count, except a second SIGINT. The program `timeout` sends SIGTERM to its
-/// child, and then to the child's group. After Ctrl-C many launchers send SIGTERM, too.
+/// The time after the start of a stop in which further signals are ignored, except a second SIGINT. The program
+/// `timeout` sends SIGTERM to its child, and then to the child's group. After Ctrl-C many launchers send SIGTERM, too.
 const ONE_END: Duration = Duration::from_secs(2);
 
 /// The reason why a hub ended.
@@ -121,7 +121,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     }
 }
 
-/// Returns the error after a second signal, which names the lost checkpoints.
+/// Returns the error of a hub that a second signal ended at once. The error names the lost checkpoints.
 fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
     if unsaved.is_empty() {
         return anyhow!("the hub was ended at once by {signal}; the hub had no checkpoint left to write");

@@ -12,8 +12,8 @@ use crate::out::line;
 /// Settings of `phub-server token`.
 ///
 /// A hub and its workers share one secret. Give it to all of them by PHUB_TOKEN, or by a file that PHUB_TOKEN_FILE or
-/// --token-file names. Without these each user of a machine has a secret in ~/.config/phub/secret. So on one machine,
-/// and where machines share home directories, there is nothing to do.
+/// --token-file names. Without these settings each user of a machine has a secret in ~/.config/phub/secret. So on one
+/// machine, and where machines share home directories, there is nothing to do.
 ///
 /// A token is made from the secret and allows one thing, for people and programs that should not have the secret:
 ///
@@ -21,9 +21,9 @@ use crate::out::line;
 ///
 ///   PHUB_TOKEN=$(phub-server token --right join --job resnet) python train.py
 ///
-/// A secret can be changed without a restart. Write the new one as the first line of the hub's file, keep the old one as the
-/// second, and send the hub SIGHUP. Give the workers the new secret. Finally, remove the old line and send SIGHUP again.
-/// Running jobs continue.
+/// A secret can be changed without a restart. Write the new secret as the first line of the hub's file, keep the old
+/// secret as the second line, and send the hub SIGHUP. Give the workers the new secret. Finally, remove the old line
+/// and send SIGHUP again. Running jobs continue.
 #[derive(Clone, Debug, Parser)]
 pub struct TokenArgs {
     /// Print a new random secret, not a token. The secret is stored nowhere: save it yourself.

@@ -24,7 +24,7 @@ const RANKS: usize = 8;
 /// The number of refusals that are shown, and for how long each is shown.
 const REFUSALS: usize = 3;
 const FRESH_S: u64 = 300;
-/// The control sequence that moves to the corner and clears the screen below it.
+/// The control sequence that moves the cursor to the upper left corner, and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Settings of `phub-server top`.

@@ -1,4 +1,4 @@
-//! `phub-server trace`: the timelines of several processes as one.
+//! `phub-server trace`: merges the timelines of several processes into one timeline.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use timeline::{TraceFile, merge};
 
 use crate::input;
 
-/// Merge the timelines of hubs and workers into one, on one clock: that of the first file.
+/// Merge the timelines of hubs and workers into one timeline, with the clock of the first file.
 ///
 /// Processes of one machine share a clock. A worker compares its clock with the clocks of its hubs when it joins and when it
 /// leaves, and its file has the differences. So give the hub's file, and a file of a worker on each machine.

@@ -100,7 +100,7 @@ fn hubs_that_give_no_common_round_in_five_tries_are_asked_again_later() {
         }
         assert_eq!(tries.load(Ordering::Relaxed), 5);
         is_slow.store(false, Ordering::Relaxed);
-        // On a busy machine one more fetch may find no common round.
+        // On a busy machine, the next fetch may also find no common round. Then the loop fetches again.
         let (origin, weights) = loop {
             match source.fetch() {
                 Err(NoWeights::NotYet(_)) => {}

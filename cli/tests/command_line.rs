@@ -32,7 +32,8 @@ fn serve_settings_out_of_range() {
     }
 }
 
-/// Checks the exit status for a wrong setting. It once was 1, the status of a hub that cannot start.
+/// Checks the exit status for a wrong setting. In earlier versions it was 1, the status of a hub that cannot
+/// start.
 #[test]
 fn a_wrong_setting_has_a_status_of_its_own() {
     let _watchdog = Watchdog::start();
@@ -243,7 +244,7 @@ fn a_port_in_use() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let error = failure(&["serve", "--listen", &address]);
-    says(error, &["cannot listen", &address, "in use", "choose another with --listen", "port 0"]);
+    says(error, &["cannot listen", &address, "in use", "choose another address with --listen", "port 0"]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `phub-server doctor` as a process, on any machine: its verdicts, its exit status, and its output for
-//! scripts. Tests in guests check its output about RDMA devices (`tools/rxe/checks/hub/10-doctor.sh`).
+//! scripts. Tests in virtual machines check its output about RDMA devices
+//! (`tools/rxe/checks/hub/10-doctor.sh`).
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -131,7 +132,7 @@ fn a_hub_that_runs_is_asked_how_it_is() {
     let (status, text) = doctor(&["--listen", &hub.address, "--transports", "shm,tcp"]);
     assert_eq!(status, Some(0), "{text}");
     let version = concat!("version ", env!("CARGO_PKG_VERSION"));
-    let words = ["pass", &hub.address, "healthy", version, "1 cores", "0 jobs", "by shm, tcp"];
+    let words = ["pass", &hub.address, "healthy", version, "1 cores", "0 jobs", "transports shm, tcp"];
     says(check(&text, "control port"), &words);
 }
 

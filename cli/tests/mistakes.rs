@@ -36,7 +36,7 @@ fn settings_that_cannot_be_end_a_hub_before_it_begins() {
         (["--checkpoints", text(&file)], ["the path is a file", "make the directory, or give another one"]),
         (["--checkpoints", text(&link)], ["or a symbolic link without a target", "make the directory"]),
         (["--checkpoints", "~/checkpoints"], ["~/checkpoints", "make the directory"]),
-        (["--token-file", text(&file)], [text(&file), "is in quotation marks: leave these out"]),
+        (["--token-file", text(&file)], [text(&file), "is in quotation marks: remove the quotation marks"]),
         (["--token-file", text(dir.path())], [text(dir.path()), "Is a directory"]),
         (["--listen", "::1:7077"], ["::1:7077", "[::1]:7077"]),
         (["--data-listen", "7078"], ["7078", "10.0.0.1:7077"]),
@@ -81,8 +81,9 @@ fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
     assert!(!said.contains("chmod"), "{said}");
 }
 
-/// Checks that no warning is printed twice. A hub checks its settings before it opens the directory. The check of the
-/// settings once compared the mode of the directory with mode 600, and each warning was printed twice.
+/// Checks that no warning is printed twice. A hub checks its settings before it opens the directory. In earlier
+/// versions, the check of the settings compared the mode of the directory with mode 600, and each warning was printed
+/// twice.
 #[test]
 fn a_directory_that_a_group_may_read_by_setting_is_no_mistake() {
     let dir = tempfile::tempdir().unwrap();
@@ -199,7 +200,7 @@ fn a_fifo_in_place_of_a_file_ends_a_command_and_a_pipe_is_read() {
     }
 }
 
-/// `/dev/zero` has no end: a command once read until the memory was full.
+/// `/dev/zero` has no end: in earlier versions, a command read it until the memory was full.
 #[test]
 fn a_file_without_an_end_ends_a_command() {
     let _watchdog = Watchdog::start();

@@ -156,7 +156,8 @@ fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     drop(sessions);
 }
 
-/// Checks the exit status if a checkpoint was not written. It once was 0, so a supervisor took everything for saved.
+/// Checks the exit status if a checkpoint was not written. In earlier versions it was 0, so a supervisor took every
+/// checkpoint for written.
 #[test]
 fn a_last_checkpoint_that_cannot_be_written_ends_it_with_an_error() {
     let _watchdog = Watchdog::start();
@@ -433,7 +434,7 @@ fn who_joins_who_is_refused_and_who_stops_is_named() {
             &format!("rank    0  {place}"),
             "refused of late",
             "rank 0 of job \"job\" is taken",
-            "not of the hub's secret",
+            "not made with the hub's secret",
         ],
     );
     assert!(status.matches(&place).count() >= 3, "{status}");
@@ -455,7 +456,8 @@ fn who_joins_who_is_refused_and_who_stops_is_named() {
     }
 }
 
-/// Checks that `stop` prints why it waits. It once waited five minutes for a hub that hung, and printed nothing.
+/// Checks that `stop` prints why it waits. In earlier versions, it waited five minutes for a hub that hung, and printed
+/// nothing.
 #[test]
 fn a_stop_says_that_it_waits_and_for_what() {
     let _watchdog = Watchdog::start();

@@ -63,7 +63,7 @@ fn a_user_needs_to_do_nothing_on_one_machine() {
     join(&hub.address, "job", &expires).leave().unwrap();
     // A token with a changed time is invalid.
     let longer = expires.replacen("@1", "@9", 1);
-    says(refused(&hub.address, "job", &longer), &["not of the hub's secret"]);
+    says(refused(&hub.address, "job", &longer), &["not made with the hub's secret"]);
     for wrong in ["0d", "30", "d", "1.5d", "30w"] {
         says(failure(&mut phub_server(&["token", "--expires", wrong])), &["expected a number of days"]);
     }
@@ -98,7 +98,7 @@ fn a_secret_changes_while_a_job_runs() {
     says(reload("too-short".into()), &["keeps the secret", "16 or more"]);
     join(&hub.address, "other", &old).leave().unwrap();
     says(reload(new.clone()), &["read again"]);
-    says(refused(&hub.address, "other", &old), &["not of the hub's secret"]);
+    says(refused(&hub.address, "other", &old), &["not made with the hub's secret"]);
     // The job that joined with the old secret continues, and ends well.
     round(&mut session);
     session.leave().unwrap();

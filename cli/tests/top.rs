@@ -35,7 +35,7 @@ fn the_verdict_comes_each_second_until_it_is_interrupted() {
         let other = scope.spawn(|| Session::join(other).unwrap());
         (Session::join(config).unwrap(), other.join().unwrap())
     });
-    assert_eq!(said(&mut phub_server(&once)), "job: round 0: nobody was waited for yet\n");
+    assert_eq!(said(&mut phub_server(&once)), "job: round 0: the hub has not waited for any worker yet\n");
     session.keys().try_for_each(|key| session.push(key)).unwrap();
 
     let mut top = phub_server(&["top", &hub.address]).stdout(Stdio::piped()).spawn().unwrap();

@@ -210,7 +210,7 @@ fn cut_and_joined_tensors_are_published_as_deltas_and_read_back() {
         let bytes = std::fs::read(file).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(tensors.len(), 4);
-        // Three steps have taken 1.5 from each element's place in its key.
+        // Each element began as its place in its key, and three steps have subtracted 1.5 in all.
         let gate_up: Vec<u8> = (0..12).chain(0..12).collect();
         for (name, shape, places) in [
             ("q", &[8, 4][..], (0..32).collect()),
@@ -238,7 +238,7 @@ fn a_publisher_waits_for_its_job_follows_it_and_ends_with_it() {
     let hub = serve(dir.path());
     let arguments = ["publish", "job", &hub.address, "--to", &to, "--every", "1", "--fetch-deltas"];
     let mut publisher = Publisher::start(&mut phub_server(&arguments));
-    says(publisher.line(), &["waiting: ", "no job \"job\" is here"]);
+    says(publisher.line(), &["waiting: ", "this hub has no job \"job\""]);
     let mut session = worker(&hub.address, SGD);
     let mut line = publisher.line();
     while line.starts_with("waiting") {
@@ -310,7 +310,7 @@ fn other_weights_of_a_round_that_is_published_are_a_version() {
         session.leave().unwrap();
         says(
             failure(&["pull", "job", &hub.address, "--to", &format!("{to}.none")]),
-            &["no job \"job\" is here"],
+            &["this hub has no job \"job\""],
         );
     }
 }
@@ -384,7 +384,7 @@ fn what_cannot_be_published_is_named() {
     std::fs::write(&names, r#"{"c": "decoder.weight"}"#).unwrap();
     let hub = serve(dir.path());
     let publish = ["publish", "job", &hub.address, "--to", &to, "--once"];
-    says(failure(&publish), &["no job \"job\" is here"]);
+    says(failure(&publish), &["this hub has no job \"job\""]);
     assert!(!std::fs::exists(&to).unwrap(), "a new directory without versions does not stay");
     std::fs::create_dir(&to).unwrap();
     let each_rounds = |more: &[&str]| failure(&[&publish[..5], &["--each-rounds"], more].concat());

@@ -1,6 +1,6 @@
 //! Comparisons of the members' weights by digests. Every few rounds, each member sends the digest of its weights before
 //! the round. Some programs also ask for a digest of the weights that a member writes to the hub in a round. Then the
-//! member sends this digest, too. A hub below other hubs sends the hubs above the digest that all its workers share.
+//! member sends this digest, too. A hub below other hubs sends the digest that all its workers share to the hubs above.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -48,7 +48,7 @@ pub struct Join {
     pub hub: (u32, u32),
     /// The address of the job's hub 0, and the pass that hub 0 gave, in a job over several hubs.
     pub lead: Option<(String, Option<Pass>)>,
-    /// The mesh that the worker asks for, if any: each machine has a hub, which owns a share of the job.
+    /// The mesh that the worker asks for, if any. In a mesh, each machine has a hub, which owns a share of the job.
     pub mesh: Option<Mesh>,
     /// Whether the worker asks for a trial.
     pub trial: bool,
@@ -56,7 +56,7 @@ pub struct Join {
     pub relinks: bool,
     /// The round that the worker had reached when it lost a hub.
     pub reached: Option<Round>,
-    /// The difference between the worker's terms and the job's.
+    /// The difference between the worker's terms and the job's terms.
     pub differs: Option<Differs>,
     /// The client that sent the request.
     pub from: Option<Asker>,

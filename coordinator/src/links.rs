@@ -1,4 +1,4 @@
-//! The bytes that cross the links of a job's members, by NIC. The cores count them.
+//! The bytes that cross the links of a job's members, by NIC. The cores count these bytes.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,8 @@ use pbox_core::control::LinkReply;
 /// A link of a member.
 #[derive(Debug, Default)]
 pub struct MemberLink {
-    /// The interface or RDMA device of this hub that the link's bytes cross. Empty if it is unknown, and on shared memory.
+    /// The interface or RDMA device of this hub that the link's bytes cross. Empty if the device is unknown, or if the
+    /// link is on shared memory.
     pub nic: String,
     /// The bytes that had crossed the link when the core was last asked. `None` on shared memory.
     pub crossed: Option<Crossed>,

@@ -1,5 +1,5 @@
-//! The speed of a job's rounds, and the lateness of each rank. Both are computed from the [windows](Watched) of the
-//! cores: the times that each core waited in the last rounds.
+//! The speed of a job's rounds, and the lateness of each rank. The speed and the lateness are computed from the
+//! [windows](Watched) of the cores. A window has the times that a core waited in the last rounds.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ impl LastRounds {
         new.for_each(|(_, waits)| {
             self.all.iter_mut().zip(waits).for_each(|(all, &wait)| all.add(wait, 1));
         });
-        // In a round without a row, no core waited for a worker.
+        // If a round has no row, no core waited for a worker in this round.
         let rest = u64::from(until.0 - from.0) - waited;
         self.all.iter_mut().for_each(|all| all.add(0, rest));
         self.counted = until;
@@ -104,7 +104,7 @@ impl LastRounds {
             let was_last = |&(&wait, &longest): &(&u32, &u32)| wait > 0 && wait == longest;
             let mut late: Vec<u32> =
                 all.iter().zip(&longest).filter(was_last).map(|(&wait, _)| wait).collect();
-            // In a round of the window without a row, no core waited for a worker.
+            // If a round of the window has no row, no core waited for a worker in this round.
             all.resize(all.len().max(window as usize), 0);
             RankReply {
                 rank: rank as u32,

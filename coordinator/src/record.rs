@@ -33,7 +33,7 @@ const FORM: u32 = 6;
 const SECRET_DIGITS: usize = 32;
 /// The length limit of an answer in a record, in bytes. A longer answer is recorded by its beginning, length and digest.
 const LONGEST: usize = 4096;
-/// The number of lines before a difference that a report shows.
+/// The number of lines that a report shows before a difference.
 const TOLD: usize = 8;
 /// The answers of sweeps without effect. A report leaves these sweeps out.
 const NOTHING: [&str; 2] = ["[]", "Forgotten(0, [])"];
@@ -44,7 +44,7 @@ const SHOWN: usize = 600;
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     record: String,
-    /// The version of the format. Records from before the first numbered version have none.
+    /// The version of the format. Records that are older than the first numbered version have no such number.
     #[serde(default)]
     form: u32,
     /// The version of the program.
@@ -167,7 +167,7 @@ pub enum NotReplayed {
     OtherForm {
         /// The number of its form.
         form: u32,
-        /// The version of the program that made it.
+        /// The version of the program that made the record.
         version: String,
     },
     /// An answer of the replay differs from the record.
@@ -197,7 +197,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Replays the lines of a record, whose first time is `begun`.
+/// Replays the lines of a record. The times in the record count from `begun`.
 ///
 /// # Errors
 /// Returns an error if the record has another version of the format, if a line cannot be read, or if an answer differs. The
@@ -248,7 +248,7 @@ pub fn replay<E: fmt::Display>(
         if seen != answer {
             return Err(NotReplayed::Differs(Box::new(story.difference(number, &answer, &seen))));
         }
-        // A sweep comes five times a second, usually without effect.
+        // The hub sweeps five times a second, usually without effect. The report leaves such sweeps out.
         match is_sweep && NOTHING.contains(&seen.as_str()) {
             true => drop(story.0.pop()),
             false => story.add(format!("  -> {}", shown(&seen))),

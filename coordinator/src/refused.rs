@@ -1,4 +1,4 @@
-//! The reason why a job refuses a member. The driver makes the reply from it.
+//! The reason why a job refuses a member. The driver makes the reply from this reason.
 
 use pbox_core::control::RefusalCode;
 

@@ -32,7 +32,7 @@ pub fn verdict(
         JobState::Gathering { missing, .. } => format!("waits for {} to join", names("rank", missing)),
         JobState::Failed { reason, .. } => format!("failed: {reason}"),
         JobState::Running => match (held_up_by, rounds) {
-            ([], None) => format!("round {}: nobody was waited for yet", round.0),
+            ([], None) => format!("round {}: the hub has not waited for any worker yet", round.0),
             ([], Some(rounds)) => verdict_of(rounds, members),
             (late, _) => late.iter().map(Late::to_string).collect::<Vec<_>>().join("; "),
         },
@@ -68,7 +68,7 @@ fn stands(rounds: &RoundsReply) -> Option<Duration> {
     Some(Duration::from_micros(rounds.waited_us)).filter(|&waited| waited >= STANDS)
 }
 
-/// Returns the rank that makes rounds slow, if one does.
+/// Returns the rank that makes rounds slow, if there is such a rank.
 fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
     // A few long waits do not make a rank slow.
     let often = rounds.ranks.iter().filter(|rank| rank.last.saturating_mul(OFTEN) >= rounds.window);
@@ -80,8 +80,8 @@ fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
     latest.filter(|rank| share(rank) >= WORTH_A_WORD)
 }
 
-/// Describes which workers are late on the machines of these ranks, as reported by the machines' hubs. Describes at most
-/// the first few.
+/// Describes which workers are late on the machines of these ranks, as reported by the machines' hubs. Describes at
+/// most the first few of these workers.
 fn within(ranks: &[u32], members: &[MemberReply]) -> String {
     let said = members.iter().filter(|member| ranks.contains(&member.rank)).filter_map(|member| {
         let latest = member.latest.as_ref()?;
@@ -110,7 +110,7 @@ pub fn not_finite(gradients: &GradientsReply) -> String {
     }
 }
 
-/// Writes `rank 3`, or `ranks 3, 5`. If there are many numbers, writes only the first of them.
+/// Writes `rank 3`, or `ranks 3, 5`. If there are many numbers, writes only the first numbers.
 fn names(what: &str, numbers: &[u32]) -> String {
     let first: Vec<String> = numbers.iter().take(NAMED).map(u32::to_string).collect();
     let (plural, more) = (if numbers.len() == 1 { "" } else { "s" }, numbers.len().saturating_sub(NAMED));

@@ -48,7 +48,7 @@ mod tests {
         credit.limit_to(Some(100));
         assert_eq!(credit.take(1000), Some(1000), "nothing is held");
         assert_eq!(credit.take(1), None);
-        assert_eq!(credit.take(0), Some(0), "no bytes wait for no room");
+        assert_eq!(credit.take(0), Some(0), "a post without bytes needs no room");
         credit.give(1000);
         assert_eq!([60, 40, 1].map(|bytes| credit.take(bytes)), [Some(60), Some(40), None]);
         credit.limit_to(Some(200));

@@ -16,8 +16,8 @@ const POLLS_PER_LOOK: u32 = 32;
 pub struct IdlePolicy {
     /// The time in which empty polls have only a pause instruction between them. A round trip between
     /// spinning threads takes about 0.1 us, a wake-up by futex about 20 us. Spinning pays off only if the
-    /// processor has nothing better to do. The limit is a time, because a poll of 128 links takes 30 times as
-    /// long as a poll of one.
+    /// processor has nothing better to do. The limit is a time and not a number of polls, because a poll of
+    /// 128 links takes 30 times as long as a poll of one link.
     pub spin: Duration,
     /// The number of empty polls with a `sched_yield` between them.
     pub yields: u32,

@@ -1,8 +1,8 @@
 //! The transfer of bytes between a worker and a hub, or between hubs.
 //!
 //! A *window* is a memory region with the same layout at both ends. A *link* joins two windows, and a *port* has all
-//! the links that one thread polls. The only verb is [`Port::post`]. It makes the bytes at a span of this window appear
-//! at the same span of the peer's window. Then it shows the peer an immediate.
+//! the links that one thread polls. The only operation that moves bytes is [`Port::post`]. It makes the bytes at a span
+//! of this window appear at the same span of the peer's window. Then it shows the peer an immediate.
 //!
 //! [`shm`], [`tcp`], [`verbs`] and [`sim`] are transports: they implement the same traits, keep the same contract and
 //! pass the same conformance suite. [`any`] is one port over the first three. This crate must never depend on tensors,

@@ -153,8 +153,9 @@ impl<L> Links<L> {
         }
     }
 
-    /// Shows arrivals of all links. Each link gets an equal share of the room. A poll starts after the last
-    /// link that showed something in the previous poll. So links for which there was no room come first.
+    /// Shows arrivals of all links. Each link gets an equal share of the room in `into`. A poll starts after
+    /// the last link that showed something in the previous poll. So links for which there was no room come
+    /// first.
     #[inline]
     pub fn poll(
         &mut self,

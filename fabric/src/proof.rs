@@ -19,8 +19,8 @@ pub(crate) fn proof(token: [u8; 16], said: &[u8]) -> [u8; PROOF] {
     mac(token, said).finalize().into_bytes().into()
 }
 
-/// Checks that the sender of these bytes has the token. The time of the comparison does not depend on
-/// the right proof.
+/// Checks that the sender of these bytes has the token. The comparison takes constant time, so that its time
+/// shows nothing about the right proof.
 pub(crate) fn proves(token: [u8; 16], said: &[u8], proof: &[u8; PROOF]) -> bool {
     mac(token, said).verify_slice(proof).is_ok()
 }

@@ -70,8 +70,9 @@ impl Ranges {
         self.iter().map(|range| (pages(range) * page) as u64).sum()
     }
 
-    /// Returns the huge pages of a window of `window` bytes of which all but [`FOREIGN`] bytes lie in these
-    /// ranges. Neighbouring pages form one span. Windows begin on a huge page.
+    /// Returns huge pages of a window of `window` bytes: the huge pages that lie in these ranges, except for
+    /// at most [`FOREIGN`] bytes of each page. Neighbouring pages form one span. Windows begin on a huge
+    /// page.
     pub(crate) fn huge_pages(&self, window: usize) -> Vec<Span> {
         let mut pages: Vec<(usize, usize)> = Vec::new();
         for range in self.within(window).iter() {

@@ -70,7 +70,7 @@ fn join(body: &[u8]) {
     let terms = &request.terms;
     let valid = terms.check().is_ok();
     check_round_trip(&request, valid);
-    // A layout with millions of chunks is valid, but takes long.
+    // A layout with millions of chunks is valid, but takes too long to compute here.
     let bytes: u64 = terms.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
     if valid
         && terms.chunk_bytes > 0

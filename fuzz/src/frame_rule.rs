@@ -1,10 +1,10 @@
-//! The rule for frames on a TCP link: the spans that may come with each immediate. The first byte chooses
-//! the job and the end. Each 8 bytes after it are a chunk's frame, or a frame with a hub's part of the
-//! gradient norm. They may also be an immediate that this end posts without bytes.
+//! The rule for frames on a TCP link: the spans that are allowed with each immediate. The first byte chooses the job,
+//! and which end of the link is tested. Each further 8 bytes are a chunk's frame, or a frame with a hub's part of the
+//! gradient norm. Eight bytes may also be an immediate that this end posts without bytes.
 //!
-//! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec, a
-//! frame has the whole chunk at its span, or no bytes. Each notice allows one pull. Each chunk's first
-//! weights are left out once. Bytes that were sent ahead of their push are not sent again with it.
+//! All bytes that the rule accepts lie in the window and belong to a chunk of the job. Without a codec, a frame has the
+//! whole chunk at its span, or no bytes. Each notice allows one pull. The first weights of each chunk may be left out,
+//! but only once. Bytes that were sent ahead of their push are not sent again with it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -60,7 +60,7 @@ pub fn run(bytes: &[u8]) {
     let (mut notices, mut ahead, mut left_out) = (HashMap::new(), HashMap::new(), HashSet::new());
     for frame in frames.chunks_exact(8) {
         let number = |at: usize| usize::from(u16::from_le_bytes([frame[at], frame[at + 1]]));
-        // The numbers may be a little larger than those of existing chunks and rounds.
+        // The numbers may be a little too large for existing chunks and rounds.
         let (chunk, round) = (u32::from(frame[4]) % 8, u32::from(frame[5]));
         let line = (frame[4] & 0x80 != 0).then_some(chunk as usize);
         let imm = match line {
@@ -96,7 +96,8 @@ pub fn run(bytes: &[u8]) {
             }
         };
         if let Some(hub) = line {
-            // A hub sends its part over its own links, and members pass it on over the other hubs' links.
+            // A hub sends its part of the norm over its own links, and members pass the part on over the links to the
+            // other hubs.
             let may_come = wire.hubs().get(hub).is_some_and(|&first| is_of_core(first) != at_hub);
             assert_eq!(
                 taken,

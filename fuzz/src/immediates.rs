@@ -22,8 +22,7 @@ const JOB: JobId = JobId(3);
 const KEYS: usize = 3;
 const CHUNKS: usize = 7;
 const STEPS: usize = 300;
-/// The number of posts that a link holds. It is less than the number of a core's chunks, so that the rings of
-/// answers get full.
+/// The number of posts that a link holds. A core has more chunks than this, so that the rings of answers get full.
 const CAPACITY: u32 = 3;
 
 #[derive(Arbitrary, Debug)]
@@ -34,7 +33,7 @@ enum Step {
         core: u8,
         imm: u32,
     },
-    /// A chunk that exists, in the round that is in flight or near it. Most often the content is right.
+    /// A push of an existing chunk, in the round that is in flight or in a round near it. The content is usually right.
     Push {
         rank: u8,
         chunk: u8,
@@ -251,7 +250,7 @@ impl Bed {
         if round.low_bits() != round_bits {
             return vec![(
                 rank,
-                format!("pushed chunk {} for a round whose number ends in {round_bits}", chunk.0),
+                format!("pushed chunk {} for a round that is {round_bits} modulo 64", chunk.0),
             )];
         }
         if workers[rank].1 {

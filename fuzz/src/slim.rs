@@ -33,7 +33,7 @@ pub fn run(bytes: &[u8]) {
 fn check_push(slim: &SlimDp, elements: usize, significant: &[u64], payload: &[u8]) {
     let drawer = Drawer { seed: 1, rank: 2, round: Round(3), chunk: ChunkId(4) };
     let (mut sum, mut set) = (vec![0.0; elements], vec![0; significant.len()]);
-    // The payload is added whatever the result of its check.
+    // The payload is added even if its check has failed, as a peer may change it after the check.
     let whole = slim.add_push::<f32>(significant, &mut set, drawer, payload, &mut sum);
     let bits = |bytes: &[u8]| canonical(f32::from_le_bytes(bytes.try_into().expect("four bytes")));
     match slim.check_push(elements, 4, Some((significant, set::signature(significant))), payload) {

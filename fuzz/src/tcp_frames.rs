@@ -29,7 +29,7 @@ pub fn run(bytes: &[u8]) {
     let (shown, window, reason) = receive(Frames::Plain, &plain, at_a_time);
     assert_eq!(matches!(reason, CloseReason::Corrupt(_)), reading.corrupt, "{reason}");
     assert_eq!(shown, reading.shown);
-    // Of an incomplete frame, any part may be in the window.
+    // Any part of an incomplete frame may have been written to the window.
     if reading.whole {
         assert!(window == reading.window);
     }

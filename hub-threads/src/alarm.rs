@@ -6,8 +6,8 @@
 //!   panic --> the hook of this process --> the hub of that thread --> phub-alarm: writes checkpoints, notifies workers, stops the hub
 //! ```
 //!
-//! The hook also sees panics of threads that nobody joins, and the source line of each panic. Must not depend on
-//! what a hub is.
+//! The hook also sees panics of threads that nobody joins, and the source line of each panic. This module must not
+//! depend on what a hub is.
 
 use std::cell::RefCell;
 use std::panic::{PanicHookInfo, set_hook, take_hook};

@@ -21,7 +21,7 @@ use crate::Event;
 #[derive(Debug)]
 #[allow(missing_docs)] // each variant says what its fields are for
 pub enum Command {
-    /// Do nothing. A thread that takes this command does not hang.
+    /// Do nothing. If the thread takes this command, the hub knows that the thread does not hang.
     Nothing,
     /// End the thread.
     Stop,

@@ -7,8 +7,8 @@ use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The niceness of threads near a core. If a core's thread is always busy, threads with this niceness get a
-/// quarter of the cpu. With less, a worker would wait so long for its window that the hub would count the
-/// worker as dead.
+/// quarter of the cpu. With a smaller part, a worker would wait so long for its window that the hub would
+/// count the worker as dead.
 const NICE: i32 = 5;
 
 /// Lowers the priority of the calling thread from now on.

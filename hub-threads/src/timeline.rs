@@ -1,7 +1,7 @@
 //! The timeline of a core: the last events of one core thread, for a trace.
 //!
-//! Owned by the core thread. It reads the clock once for each poll that returned messages, and twice for each
-//! chunk that it steps. Names jobs and chunks only by their numbers.
+//! The core thread owns the timeline. The timeline reads the clock once for each poll that returned messages,
+//! and twice for each chunk that the core steps. It names jobs and chunks only by their numbers.
 
 use std::time::{Duration, Instant};
 

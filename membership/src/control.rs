@@ -140,7 +140,8 @@ impl Control {
             .map_err(|failure| failure.error)
     }
 
-    /// Sends `GET /v1/clock`. Also returns the time at which the hub read its clock, as exactly as one request can tell.
+    /// Sends `GET /v1/clock`. Also returns the time at which the hub read its clock, as exactly as one request can
+    /// measure it.
     pub fn clock(&self) -> Result<HubClock, MemberError> {
         let asked = Instant::now();
         let reply = self.get("/v1/clock", &[]);
@@ -173,7 +174,8 @@ impl Control {
         Ok(Some(format!("Phub-Proof {proof}")))
     }
 
-    /// Sends `POST /v1/jobs/{job}/join`. Retries it if a proxy does not reach the hub, or if the hub asks for a retry.
+    /// Sends `POST /v1/jobs/{job}/join`. Retries the request if a proxy does not reach the hub, or if the hub asks for
+    /// a retry.
     pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, Failure> {
         let begun = Instant::now();
         insist(self.timeout, Failure::passes_for_newcomer, || {
@@ -208,9 +210,9 @@ impl Control {
         }
     }
 
-    /// Offers the hub the state before a round. `steps` are the numbers of steps of the keys, if some key has not
-    /// made one step per round. If the hub wants the state, returns the number of bytes that it wants. Retries the request
-    /// like a join: a hub refuses a second offer.
+    /// Offers the hub the state before a round. `steps` has the number of steps of each key; it is needed only if some
+    /// key has not made one step per round. If the hub wants the state, returns the number of bytes that it wants.
+    /// Retries the request only as a join is retried, because a hub refuses a second offer.
     pub fn offer(
         &self,
         token: &str,

@@ -30,7 +30,7 @@ pub struct Ports {
     /// The ports that get links, in turn. The first core of each hub is linked to the first port, its second core to
     /// the second port, and so on.
     pub dealt_to: Vec<PortId>,
-    /// Whether the ports can use RDMA. Otherwise the reason why they cannot.
+    /// Whether the ports can use RDMA. If they cannot, the error is the reason.
     pub rdma: Result<(), String>,
     /// The transport to use. `None` for the best transport that reaches a hub.
     pub transport: Option<Transport>,
@@ -186,8 +186,8 @@ fn make_rdma(
     Ok((group, vec![port]))
 }
 
-/// Whether a member may reach one of these hubs by shared memory. `transport`: the only transport that the member may use, if
-/// it is limited to one.
+/// Whether a member may reach one of these hubs by shared memory. `transport` is the only transport that the member may
+/// use, if there is such a limit.
 pub fn may_share_memory(hubs: &[LetIn], transport: Option<Transport>) -> bool {
     transport.is_none_or(|wanted| wanted == Transport::Shm) && hubs.iter().any(shares_memory)
 }
@@ -266,8 +266,8 @@ impl<'a> Route<'a> {
         Ok(Route { hub, ports, token, placement: Arc::new(placement), plan })
     }
 
-    /// Tries the hub's transports, the best first. Tries the next transport if one does not reach the hub, or if shared
-    /// memory fails in any way. Ends with an error if the hub refuses over another transport.
+    /// Tries the hub's transports, the best first. Tries the next transport if a transport does not reach the hub, or
+    /// if shared memory fails in any way. Ends with an error if the hub refuses over another transport.
     fn connect_by_the_best_way(
         &self,
         window: &Arc<SendWindow>,
@@ -319,7 +319,8 @@ impl<'a> Route<'a> {
                         }
                         Err(error) => {
                             let hub = self.hub.control.hub.clone();
-                            // The hub may have refused both connections for one reason.
+                            // The hub may have refused this connection and the earlier one for the same reason. The
+                            // error then gives the reason once.
                             let said = error.to_string();
                             let why = said.split_once(": ").map_or(&*said, |(_, why)| why);
                             let before = before.filter(|before: &String| !before.ends_with(why));
@@ -371,7 +372,7 @@ impl<'a> Route<'a> {
                 let (seen, ports) = (addresses.len(), self.hub.reply.ports);
                 if seen != ports as usize {
                     return Err(format!(
-                        "the hub gives {seen} TCP addresses for its {ports} ports; expected one for each port"
+                        "the hub gives {seen} TCP addresses for its {ports} ports; expected one address for each port"
                     ));
                 }
                 let addresses = addresses.iter().map(|&address| self.reached_at(address));

@@ -22,7 +22,7 @@ use crate::named::{Named, look_up};
 const ADDRESSES: usize = 16;
 
 /// Creates an agent with these settings. `named` says who gave the addresses. With `trust`, connections use TLS and
-/// lead only to trusted hubs. Without it, they use no TLS.
+/// lead only to trusted hubs. Without `trust`, connections use no TLS.
 pub(crate) fn agent(config: Config, trust: Option<&Trust>, named: Named) -> Agent {
     let connect = ().chain(TcpConnector::default());
     match trust {

@@ -1,5 +1,5 @@
-//! The environment variables whose names begin with PHUB_. For an unknown name, finds the nearest known one. Hubs, workers
-//! and the doctor report unknown names.
+//! The environment variables whose names begin with PHUB_. For an unknown name, finds the nearest known name. Hubs,
+//! workers and the doctor report unknown names.
 
 use std::sync::Once;
 
@@ -108,8 +108,8 @@ fn warning(name: &str, value: &str, known: &[&str]) -> Option<String> {
     }
     if is_of_a_service(name, value) {
         return Some(format!(
-            "Kubernetes sets {name} for a Service with a name that begins with \"phub\", which is not a setting \
-             of phub: give the Service another name, or the pod enableServiceLinks: false"
+            "Kubernetes sets {name} for a Service with a name that begins with \"phub\"; {name} is not a setting \
+             of phub: rename the Service, or set enableServiceLinks: false in the pod's specification"
         ));
     }
     if known.contains(&name) {

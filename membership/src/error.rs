@@ -86,7 +86,7 @@ pub enum MemberError {
         /// The reason.
         why: String,
     },
-    /// The reply is not one that a hub can send.
+    /// The reply is not a reply that a hub can send.
     #[error(
         "the hub at {hub} answered to {what} with {saw}; expected protocol {}: is it a phub-server of this version?",
         pbox_core::control::PROTOCOL

@@ -102,7 +102,7 @@ impl Failure {
         !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
     }
 
-    /// Whether a join is retried: the hub has not received the request, or asks for a retry.
+    /// Whether a join is retried, because the hub has not received the request, or asks for a retry.
     pub fn passes_for_newcomer(&self) -> bool {
         self.cause == Cause::Passing
     }

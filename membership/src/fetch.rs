@@ -1,4 +1,5 @@
-//! The download of a job's state from a hub: piece by piece, or into memory that this process lends to a hub of its machine.
+//! The download of a job's state from a hub: piece by piece, or into memory that this process lends to a hub on the
+//! same machine.
 //!
 //! Runs on the caller's thread. Must not depend on the content of the state.
 
@@ -22,8 +23,8 @@ const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 /// The least speed at which a hub sends a state. A slower hub counts as stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
-/// A reader of a state. The bytes are those of a checkpoint's file. If the values are in memory, the bytes are the file's header. If
-/// there are deltas, they follow the header.
+/// A reader of a state. The bytes are a checkpoint's file. If the values are in memory, the bytes are the file's
+/// header. If there are deltas, they follow the header.
 pub struct StateReader {
     body: Box<dyn Read + Send>,
     bytes: Option<u64>,
@@ -38,7 +39,7 @@ impl StateReader {
         self.deltas
     }
 
-    /// Returns the length of the state's file with all values, if the hub has given it.
+    /// Returns the length of the state's file with all values, if the hub has sent this length.
     pub fn bytes(&self) -> Option<u64> {
         self.bytes
     }
@@ -66,8 +67,8 @@ impl Read for StateReader {
 pub enum Values<'a> {
     /// The bytes of the reader, behind the header.
     Sent,
-    /// The bytes of the reader, behind the header. If the hub has the differences from the file with this digest, it sends them.
-    /// Without a digest, the hub prepares to send differences later.
+    /// The bytes of the reader, behind the header. If the hub has the differences from the file with this digest, it
+    /// sends these differences instead of the values. Without a digest, the hub prepares to send differences later.
     Changed(Option<&'a str>),
     /// Memory, if the hub is on this machine and in this network namespace. Otherwise the bytes of the reader.
     InMemory,

@@ -139,8 +139,8 @@ impl Beat {
                 (self.heard, self.tries) = (Instant::now(), 0);
                 self.take(reply)
             }
-            // Only a refusal by the hub itself ends the membership at once. An error page of a proxy or a missing answer
-            // does not.
+            // Only a refusal by the hub itself ends the membership at once. An error page of a proxy or a missing
+            // answer does not end it.
             Err(Failure { cause: Cause::Refused | Cause::Gone, error }) => self.lost(error),
             // This process itself was suspended, so the hub may have answered. The hub's silence is measured from now on.
             Err(_) if asked.elapsed() > self.control.timeout + STOOD_STILL => {

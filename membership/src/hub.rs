@@ -1,5 +1,5 @@
-//! A hub, as a member of a job knows it: its control port, the member's token, and the hub's news of the job. A job has one
-//! hub, or is spread over several.
+//! A hub, as a member of a job knows it: its control port, the member's token, and the hub's news of the job. A job has
+//! one hub, or is spread over several hubs.
 
 use std::io::Read;
 use std::ops::Range;
@@ -189,7 +189,8 @@ impl Hub {
         self.insist(|| self.control.post(verb, what, request))
     }
 
-    /// Retries a request while its failure may be temporary and the job continues. The time limit is that of the heartbeat.
+    /// Retries a request while its failure may be temporary and the job continues. The time limit is the heartbeat's
+    /// time limit.
     fn insist<R>(&self, ask: impl FnMut() -> Result<R, Failure>) -> Result<R, MemberError> {
         let passes = |failure: &Failure| failure.passes_for_member() && self.end().is_none();
         insist(self.limit, passes, ask).map_err(|Failure { cause, error }| match (cause, error) {
@@ -228,9 +229,9 @@ impl Hub {
         Ok(LetIn::again(self, reply, token))
     }
 
-    /// Offers the hub the state before a round, with which a new job can begin. `steps` are the numbers of steps of the
-    /// keys, if some key has not made one step per round. If the hub wants the state, returns the number of bytes that
-    /// it wants.
+    /// Offers the hub the state before a round, with which a new job can begin. `steps` has the number of steps of each
+    /// key; it is needed only if some key has not made one step per round. If the hub wants the state, returns the
+    /// number of bytes that it wants.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -257,8 +258,8 @@ impl Hub {
         self.leave_because(reason, LeaveRequest::default(), limit)
     }
 
-    /// Reports, within `limit`, that another hub of the job is lost or stops, and how. The job then ends at this hub. It begins
-    /// again after the other hub was restarted.
+    /// Reports, within `limit`, that another hub of the job is lost or stops. `lost` says how. The job then ends at
+    /// this hub. It begins again after the other hub was restarted.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post).
@@ -310,7 +311,7 @@ impl Hub {
             .map(|_: serde_json::Value| ())
     }
 
-    /// Leaves the job at this hub. `at` has the round before which the member leaves each key.
+    /// Leaves the job at this hub. `at` has, for each key, the round before which the member leaves.
     ///
     /// # Errors
     /// Returns the errors of [`post`](Self::post). Also returns [`MemberError::CheckpointLost`] if the member has left, but

@@ -8,11 +8,11 @@ use std::path::Path;
 
 use fabric::verbs::Device;
 
-/// The variables in which launchers give a member's number on its machine. The first one that is set counts.
+/// The variables in which launchers give a member's number on its machine. The first variable that is set counts.
 const LOCAL_RANK: [&str; 4] =
     ["PHUB_LOCAL_RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
 
-/// The variables in which launchers give the number of members on this machine. The first one that is set counts.
+/// The variables in which launchers give the number of members on this machine. The first variable that is set counts.
 const LOCAL_SIZE: [&str; 4] =
     ["PHUB_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
 
@@ -22,13 +22,13 @@ pub fn workers_here(workers: u32, environment: impl Fn(&str) -> Option<String>) 
     said.filter(|here| (1..=workers).contains(here)).unwrap_or(workers)
 }
 
-/// Returns a member's number on its machine. If no launcher gives the number, returns the member's rank: if each
-/// machine has consecutive ranks, its members also begin with different NICs.
+/// Returns a member's number on its machine. If no launcher gives the number, returns the member's rank. If each
+/// machine has consecutive ranks, its members then begin with different NICs, too.
 pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
     LOCAL_RANK.iter().find_map(|name| environment(name)?.parse().ok()).unwrap_or(rank)
 }
 
-/// Orders NICs: near NICs come first. The near NICs and the far NICs are each rotated by the member's number, so that
+/// Orders NICs, with near NICs first. The near NICs and the far NICs are each rotated by the member's number, so that
 /// members begin with different NICs.
 pub(crate) fn order<T>(nics: Vec<T>, is_near: impl Fn(&T) -> bool, local_rank: u32) -> Vec<T> {
     let (mut near, mut far): (Vec<T>, Vec<T>) = nics.into_iter().partition(is_near);

@@ -20,8 +20,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// A part of a key: the first chunk, the number of elements, and the number of the hub that owns the part.
 type Part = (u32, usize, usize);
 
-/// Returns the length of the state that all hubs of a job want together, in bytes. `None` if they want no state. Either all
-/// hubs want one, or none does.
+/// Returns the length of the state that all hubs of a job want together, in bytes. `None` if they want no state. Either
+/// all hubs want a state, or no hub does.
 ///
 /// # Errors
 /// Returns the first error.
@@ -31,13 +31,13 @@ pub fn all_of(
     wanted.into_iter().collect::<Result<Vec<Option<u64>>, _>>().map(|wanted| wanted.into_iter().sum())
 }
 
-/// Brings a state to all hubs of a job, which wait for it. `split_above` and the schedule give the placement at the hubs.
-/// The state is f32, little endian: the weights of all keys, then all first optimizer states, then all second ones. The
-/// state is never in memory as a whole.
+/// Brings a state to all hubs of a job, which wait for it. `split_above` and the schedule give the placement at the
+/// hubs. The state is f32, little endian: the weights of all keys, then the first optimizer state of all keys, then the
+/// second optimizer state of all keys. The state is never in memory as a whole.
 ///
 /// # Errors
-/// Returns an error if the values cannot be read, or if their length is not the one that the hubs want. Returns an error if a
-/// hub refuses or is lost.
+/// Returns an error if the values cannot be read, or if their length is not the length that the hubs want. Returns an
+/// error if a hub refuses or is lost.
 pub fn bring(
     hubs: &[Hub],
     values: Box<dyn Read + Send>,

@@ -1,7 +1,7 @@
-//! Checks of settings from outside that serde does not make. They refuse fields of a variant that has no fields, and fields
-//! that are given twice.
+//! Checks of settings from outside that serde does not make. These checks refuse fields of a variant that has no
+//! fields, and fields that are given twice.
 //!
-//! Depends on JSON's objects, but not on settings.
+//! This module must not depend on settings.
 
 use std::fmt;
 

@@ -299,16 +299,16 @@ const COLD: [&str; 19] = [
     "_fail",
 ];
 
-/// Functions that the compiler may use for a copy, a comparison, a fill or an unwinding. Also memory functions on cold
-/// paths that a release build inlines: `turns_allocate_nothing` has shown that no turn calls them.
+/// Functions that the compiler may use for a copy, a comparison, a fill or an unwinding. The list also has memory
+/// functions on cold paths that a release build inlines: `turns_allocate_nothing` has shown that no turn calls them.
 const LIBRARIES: [&str; 9] =
     ["_Unwind_Resume", "bcmp", "free", "malloc", "memcpy", "memmove", "memset", "posix_memalign", "realloc"];
 
 /// The test searches all functions that a turn can reach, also those that sum and step. It finds one atomic
-/// read-modify-write instruction, and three instructions that enter the operating system. All four wake a worker that has
-/// announced its sleep, once per sleep. `bell::claim_wake` has the atomic instruction, and is called after a plain load
-/// of the worker's word. Then follows `futex::wake`, or, for a worker that sleeps at descriptors, `waking`: a datagram,
-/// or an eventfd in a hub.
+/// read-modify-write instruction, and three instructions that enter the operating system. All four wake a worker that
+/// has announced its sleep, once per sleep. `bell::claim_wake` has the atomic instruction, and is called after a plain
+/// load of the worker's word. Then the core calls `futex::wake`. For a worker that sleeps at descriptors, it calls
+/// `waking` instead, which sends a datagram or, in a hub, writes to an eventfd.
 ///
 /// The fence of `bell::published`, once per chunk, is not a read-modify-write. But compilers write it as `lock or $0` on
 /// the thread's own stack, where no other thread contends.

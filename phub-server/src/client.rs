@@ -1,4 +1,4 @@
-//! A client of a hub's control port: for another hub of a job, or for the doctor.
+//! A client of a hub's control port. Another hub of a job uses it, or the doctor.
 //!
 //! Each request has a connection of its own, because hubs ask each other seldom. Runs on the caller's runtime. Must not
 //! depend on jobs.
@@ -27,7 +27,7 @@ use tokio_rustls::TlsConnector;
 
 /// The length limit of an answer. The longest answers have the rounds of a job's checkpoints, or all jobs of a hub.
 const ANSWER_BYTES: usize = 4 << 20;
-/// The longest wait for an address that does not answer, if the name of the hub has more addresses.
+/// The longest wait for an address that does not answer, if the hub's name has further addresses.
 const CONNECT: Duration = Duration::from_secs(5);
 /// The most names of one job that are looked up at the same time.
 const LOOKUPS: usize = 4;
@@ -192,8 +192,8 @@ impl Address {
     }
 }
 
-/// Connects to the first of these addresses that takes a connection. An address that does not answer uses only a part of
-/// `limit`, except the last one.
+/// Connects to the first of these addresses that takes a connection. An address that does not answer uses only a part
+/// of `limit`. The last address may use the rest.
 async fn connect(addresses: &[SocketAddr], limit: Duration) -> io::Result<TcpStream> {
     let part = (limit / (addresses.len() as u32 + 1)).min(CONNECT);
     let Some((last, others)) = addresses.split_last() else { return TcpStream::connect(addresses).await };
@@ -218,7 +218,7 @@ async fn exchange(
     Ok((status, body.to_bytes()))
 }
 
-/// Returns the text of the TLS error that caused this error, if one did.
+/// Returns the text of the TLS error that caused this error, if there is such a cause.
 fn of_tls(error: &(dyn Error + 'static)) -> Option<String> {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
     causes.find_map(|cause| cause.downcast_ref().and_then(authority::explain))
@@ -233,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// A name may have several addresses, and the hub may listen at one of them alone.
+    /// A name may have several addresses, and the hub may listen at only one of these addresses.
     async fn is_found_behind(first: SocketAddr, listener: TcpListener) {
         let second = listener.local_addr().unwrap();
         let hub = std::thread::spawn(move || {
@@ -255,7 +255,7 @@ mod tests {
         is_found_behind(first, listener).await;
     }
 
-    /// Checks that an address behind which packets are dropped, as by a firewall, does not use the whole time.
+    /// Checks that an address behind which packets are dropped, as by a firewall, does not use the whole time limit.
     #[tokio::test]
     async fn a_hub_is_found_behind_an_address_that_does_not_answer() {
         let full = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -38,7 +38,7 @@ pub enum HubError {
     },
     /// The control port cannot be opened.
     #[error(
-        "cannot listen on {listen} for the control port: {error}; choose another with --listen (port 0 takes a free one)"
+        "cannot listen on {listen} for the control port: {error}; choose another address with --listen (port 0 takes a free port)"
     )]
     Listen {
         /// The address.
@@ -72,7 +72,9 @@ pub enum HubError {
     #[error("--above: {0}")]
     Above(#[from] membership::MemberError),
     /// `--machine` is set without `--above`.
-    #[error("--machine needs --above, which says where the hubs above are; add it, or leave --machine out")]
+    #[error(
+        "--machine needs --above, which says where the hubs above are; add --above, or leave --machine out"
+    )]
     Alone,
     /// No network interface has this name.
     #[error(
@@ -112,12 +114,12 @@ pub enum HubError {
         /// The RDMA devices of this machine.
         there_are: Vec<String>,
     },
-    /// A setting asks for RDMA, and the machine has none.
+    /// A setting asks for RDMA, and the machine has no RDMA.
     #[error("{setting} asks for RDMA, and this hub has none: {error}")]
     Asked {
         /// The flag.
         setting: &'static str,
-        /// The reason why there is none.
+        /// The reason why there is no RDMA.
         error: Box<HubError>,
     },
     /// Workers would have no transport to the hub.

@@ -36,7 +36,7 @@ use crate::registry::{HubsAbove, Parts, Recorder, Registry, Timeline, Up, random
 use crate::rendezvous;
 use crate::settings::{HubSettings, interface};
 
-/// The interval at which the hub looks for silent workers: a small part of the shortest heartbeat limit.
+/// The interval at which the hub looks for silent workers. It is a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
 /// The time that a stop waits until each worker has got the reason, in the answer to its heartbeat. The limit is
 /// needed, because a dead worker sends no heartbeat.
@@ -222,9 +222,9 @@ impl Hub {
         move || Ok(guard.reload()?)
     }
 
-    /// Returns a function that reads the certificate of the control port again, if the hub has one. Open
-    /// connections remain. The function returns an error if certificate and key cannot be used; the hub then
-    /// keeps its current ones.
+    /// Returns a function that reads the certificate of the control port again, if the hub has one. Open connections
+    /// remain. The function returns an error if certificate and key cannot be used; the hub then keeps its current
+    /// certificate and key.
     pub fn reload_certificate(&self) -> Option<impl Fn() -> Result<(), HubError> + use<>> {
         let encryption = Arc::clone(&self.encryption);
         encryption.is_on().then_some(move || Ok(encryption.reload()?))

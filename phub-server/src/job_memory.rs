@@ -3,24 +3,24 @@
 
 use pbox_core::{JobTerms, Key, Wire};
 
-/// The bytes of the hub's tables for a chunk: 180 bytes were measured. The tables have the chunk's place, its
-/// owner, its arrivals, and its byte ranges in two windows.
+/// The bytes of the hub's tables for a chunk, with a margin: 180 bytes were measured. The tables have the chunk's
+/// place, its owner, its arrivals, and its byte ranges in two windows.
 const OF_A_CHUNK: u64 = 192;
-/// The bytes of the hub's tables for a compressed chunk: 324 bytes were measured.
+/// The bytes of the hub's tables for a compressed chunk, with a margin: 324 bytes were measured.
 const OF_A_COMPRESSED_CHUNK: u64 = 352;
-/// The bytes for a chunk and a worker: the rings of a worker have room for all chunks, each way.
+/// The bytes for each pair of a chunk and a worker: the rings of a worker have room for all chunks, each way.
 const OF_A_CHUNK_AND_WORKER: u64 = 16;
-/// The bytes of a key without its name and shape. With a name of 7 letters and a shape of one number, 555
-/// bytes were measured.
+/// The bytes of a key without its name and shape, with a margin. For a key with a name of 7 letters and a shape of one
+/// number, 555 bytes were measured.
 const OF_A_KEY: u64 = 640;
 /// The number of copies of a key's name and shape that the hub keeps.
 const COPIES_OF_A_KEY: u64 = 4;
-/// The bytes that a core needs for the norms of one key: 570 bytes were measured.
+/// The bytes that a core needs for the norms of one key, with a margin: 570 bytes were measured.
 const OF_A_KEY_AND_CORE: u64 = 640;
 /// The most cores that are counted for a key.
 const MOST_CORES: u64 = 64;
-/// The memory of a parsed join and its text, as a multiple of the text: 4.5 was measured, for keys with names
-/// of one letter.
+/// The memory of a parsed join and its text, as a multiple of the text, with a margin. For keys with names of one
+/// letter, 4.5 was measured.
 const PARSED_PER_TEXT: u64 = 6;
 
 /// Returns the memory that the hub needs to read a join of `text_bytes` bytes.
@@ -75,8 +75,8 @@ pub struct JobMemory {
 }
 
 impl JobMemory {
-    /// Computes the memory of a job with this wire and these terms. `snapshots`: snapshots are taken while
-    /// the job runs. `is_below`: the hub is below other hubs.
+    /// Computes the memory of a job with this wire and these terms. `snapshots` says whether snapshots are taken while
+    /// the job runs, and `is_below` whether the hub is below other hubs.
     pub fn new(wire: &Wire, terms: &JobTerms, snapshots: bool, is_below: bool) -> Self {
         let own_weights = wire.has_own_weights();
         let workers = u64::from(terms.workers);

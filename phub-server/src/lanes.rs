@@ -7,7 +7,7 @@
 //!
 //! A core that has several NICs in the plan becomes several lanes, so that every NIC carries its share. In the plan a
 //! NIC is a device; the device's cores share its ports. Lanes are chosen once, before any thread starts. Later this
-//! module also decides which lanes a new job can use. Of transports, it knows only the NICs.
+//! module also decides which lanes a new job can use. Of the transports, this module knows only the NICs.
 
 use std::collections::HashMap;
 
@@ -64,7 +64,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
         return Err(HubError::Disabled);
     }
     let list = nic_list(settings, nccl);
-    // The devices are read first: the error of this call says whether the library or a device is missing.
+    // The devices are read first, because the error of this call says whether the library or a device is missing.
     let devices = verbs::devices()?;
     let OnNics { mut lanes, plan } = on_nics(host, settings, &list, &devices)?;
     let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
@@ -75,7 +75,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
     let options = GroupOptions { rails, first_vector: 0, paths: settings.paths.0.clone() };
     let (group, ports) = verbs::group(&nics, options)?;
     for (nic, error) in group.lost() {
-        // A list of NICs in the hub's own settings is a request, so a failure is an error.
+        // A list of NICs in the hub's own settings is a request for RDMA, so a failure is an error.
         if settings.nics.is_some() && list.names_devices() {
             return Err(error.into());
         }
@@ -96,7 +96,7 @@ fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, 
 /// The lanes of a hub with RDMA, and their plan.
 #[derive(Debug)]
 pub struct OnNics {
-    /// The plan: cores, NICs, and how they belong together.
+    /// The plan, which says which NICs belong to which cores.
     pub plan: Plan,
     /// The lanes, each with a NIC.
     pub lanes: Vec<Lane>,
@@ -192,16 +192,16 @@ pub(crate) fn mend(rdma: &verbs::Group) {
     }
 }
 
-/// Returns the reason why a NIC is lost; `None` if it is not.
+/// Returns the reason why a NIC is lost; `None` if the NIC is not lost.
 pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)]) -> Option<&'a VerbsError> {
     let is_it =
         |lost: &NicOptions| lost.device == nic.device && (lost.port.is_none() || lost.port == nic.port);
     lost.iter().find(|(options, _)| is_it(options)).map(|(_, error)| error)
 }
 
-/// Whether a new job can use each lane: the lane has no NIC, or its NIC is open and has a link. If no lane is left, the
-/// job can use all lanes, because its workers use other transports. Called only once for each job, because it makes a
-/// system call for each open NIC.
+/// Returns, for each lane, whether a new job can use the lane. The lane must have no NIC, or its NIC must be open and
+/// have a link. If no lane is left, the job can use all lanes, because its workers use other transports. Called only
+/// once for each job, because it makes a system call for each open NIC.
 pub(crate) fn of_use(lanes: &[&Lane], rdma: Option<&verbs::Group>) -> Vec<bool> {
     let Some(rdma) = rdma else { return vec![true; lanes.len()] };
     mend(rdma);

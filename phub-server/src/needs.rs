@@ -19,7 +19,7 @@ use crate::settings::{HubSettings, interface};
 /// and handshakes.
 const BESIDE_CORES: usize = 16;
 
-/// A description of what a check found; `None` if the settings do not need it.
+/// A description of what a check found; `None` if the settings do not need the check.
 type Found = Result<Option<String>, HubError>;
 
 /// The check of one need.
@@ -53,12 +53,12 @@ fn certificate(settings: &HubSettings) -> Found {
     Ok(Encryption::is_possible(settings)?.then(|| "the control port speaks TLS".to_owned()))
 }
 
-/// Checks only the interface of our own setting. Variables of other programs are preferences, which never
+/// Checks only the interface that the hub's own setting names. Variables of other programs are preferences, which never
 /// stop a hub.
 fn own_interface(settings: &HubSettings) -> Found {
     let Some(list) = &settings.interface else { return Ok(None) };
     let address = interface::address(Some(list))?;
-    Ok(address.map(|address| format!("other hubs reach this one at {address}")))
+    Ok(address.map(|address| format!("other hubs reach this hub at {address}")))
 }
 
 fn checkpoints(settings: &HubSettings) -> Found {
@@ -102,7 +102,7 @@ pub fn threads(cores: usize) -> Result<usize, HubError> {
     let needed = cores + BESIDE_CORES;
     let mut threads = Vec::new();
     let mut refused = None;
-    // All threads live until the last one is made.
+    // All threads live until the last thread is made.
     let (hold, held) = channel::<()>();
     let held = std::sync::Arc::new(std::sync::Mutex::new(held));
     for made in 0..needed {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The delay of the check for silent workers from which on it counts as a pause. During a pause the hub received no heartbeats.
+/// The delay of the check for silent workers above which the delay counts as a pause. During a pause the hub received
+/// no heartbeats.
 const SHORTEST: Duration = Duration::from_millis(500);
 
 /// The rule that decides after which pauses the hub counts the silence of its workers anew.
@@ -21,9 +22,9 @@ impl Pauses {
 
     /// Notes that the check came late by `pause`. Returns whether the silence of workers counts from now on.
     ///
-    /// A living worker is silent for a third of the limit. With a short pause it stays below the limit. Within twice
-    /// the limit, only one short pause restarts the silence. So on a busy machine, many short pauses do not hide the
-    /// death of a worker.
+    /// A living worker is silent for at most a third of the limit. Together with a short pause, its silence stays below
+    /// the limit. Within twice the limit, only one short pause restarts the silence. So on a busy machine, many short
+    /// pauses do not hide the death of a worker.
     pub fn restart(&mut self, pause: Duration, now: Instant) -> bool {
         let is_free = self.last.is_none_or(|last| now - last >= 2 * self.limit);
         let restarts = pause > SHORTEST && (is_free || pause >= self.limit / 3);

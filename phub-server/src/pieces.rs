@@ -46,7 +46,7 @@ mod tests {
     async fn no_piece_is_lost_however_fast_its_sender_goes() {
         for number in 0..20_000u32 {
             let (sender, body) = Pieces::new(1);
-            // Another thread sends the piece at the moment at which the body looks for one.
+            // Another thread sends the piece at the moment at which the body looks for a piece.
             let sent = tokio::task::spawn_blocking(move || {
                 sender.blocking_send(Bytes::copy_from_slice(&number.to_le_bytes())).unwrap();
             });

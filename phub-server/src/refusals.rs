@@ -49,8 +49,7 @@ impl Refusals {
         kept.truncate(KEPT);
     }
 
-    /// Returns the refusals that a client may see: all that are kept, or only those of jobs that `sees`
-    /// allows.
+    /// Returns the refusals that a client may see: all kept refusals, or only the refusals of jobs that `sees` allows.
     pub fn replies(&self, sees: impl Fn(Option<&str>) -> bool) -> Vec<RefusalReply> {
         let kept = self.lock();
         let seen = kept.iter().filter(|one| sees(one.job.as_deref()));

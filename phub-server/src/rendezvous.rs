@@ -1,5 +1,5 @@
-//! The rendezvous: accepts connections of the data path, asks the registry for their owners, and gives their
-//! links to the cores. Each handshake has its own thread, so that a slow handshake delays no other.
+//! The rendezvous: accepts connections of the data path, asks the registry for their owners, and gives their links to
+//! the cores. Each handshake has its own thread, so that a slow handshake delays no other handshake.
 //!
 //! ```text
 //!   accept -> waiting room: hello -> token proven? -> gathered: all links there? -> welcome -> cores
@@ -7,7 +7,7 @@
 //!                                                    lost, with the links named
 //! ```
 //!
-//! Only a client that the control port has admitted has a token: each join gives one.
+//! Only a client that the control port has admitted has a token, because each join gives a token.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
@@ -32,14 +32,14 @@ use crate::waiting_room::{Place, WaitingRoom};
 const MAX_WELCOMES: usize = 64;
 /// The time limit for each message of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// The time from the first connection of a worker to its last.
+/// The longest time from a worker's first connection to its last connection.
 const GATHER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The pause before the next accept when there are no free descriptors. No event says when a descriptor
 /// is free again, and accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The most handshake threads of one listener. When there are as many, no more connections are accepted.
+/// The most handshake threads of one listener. While there are this many threads, no more connections are accepted.
 /// Threads may be busy with closing descriptors that strangers sent.
 const MAX_THREADS: usize = 4096;
 
@@ -164,7 +164,7 @@ impl Rendezvous {
             }
             Err(error) if error.is_unreachable() => {
                 let rank = admission.rank;
-                tracing::warn!(rank, %error, "a worker cannot connect by this transport, and may try another one");
+                tracing::warn!(rank, %error, "a worker cannot connect by this transport, and may try another transport");
             }
             Err(error) => {
                 // The token was valid for one connection, so the worker cannot connect again.

@@ -1,10 +1,10 @@
 //! The waiting room: connections of the data path that have not sent their hello.
 //!
-//! Anybody who reaches the port can open connections and send nothing, so the number of places for such
-//! connections is bounded. When all places are taken, the oldest connection that has sent nothing loses its
-//! place to the new one. A worker sends its hello right after it connects. So it loses its place only if it
-//! is silent while new connections take all places. There is no bound for each address: all workers may have
-//! one address, behind a NAT or on one machine.
+//! Anybody who reaches the port can open connections and send nothing, so the number of places for such connections is
+//! bounded. When all places are taken, the oldest connection that has sent nothing loses its place to the new
+//! connection. A worker sends its hello right after it connects. So it loses its place only if it is silent while new
+//! connections take all places. There is no bound for each address: all workers may have one address, behind a NAT or
+//! on one machine.
 //!
 //! The accepting thread and the threads of handshakes share it.
 
@@ -48,7 +48,7 @@ pub(crate) struct Place {
 }
 
 impl WaitingRoom {
-    /// Takes a place. If there is none, the oldest connection that has sent nothing must leave.
+    /// Takes a place. If all places are taken, the oldest connection that has sent nothing loses its place.
     ///
     /// # Errors
     /// Returns an error if the hub has no free descriptor.
@@ -65,8 +65,8 @@ impl WaitingRoom {
                 if let Some(times) = self.sent_away.count() {
                     tracing::warn!(
                         times,
-                        "data path: {PLACES} connections have shown no token yet, the maximum; the hub closes the oldest for \
-                         new ones"
+                        "data path: {PLACES} connections have shown no token yet, the maximum; the hub closes the oldest of \
+                         these connections for new connections"
                     );
                 }
             }

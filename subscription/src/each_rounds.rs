@@ -1,7 +1,8 @@
 //! The rounds of a job before which a reader wants versions of the weights: the multiples of a number.
 //!
 //! A hub makes one copy of the state at a time. While a reader waits for a future round, the next copy is reserved for
-//! this reader, and other readers wait. So a publisher asks for a round only when the job is near it.
+//! this reader, and other readers wait. So a publisher asks for the weights before a round only when the job is near
+//! this round.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -9,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use pbox_core::Round;
 
-/// A hub is asked for a wanted round only if the job is expected to reach the round within this time. A hub looks at its jobs'
-/// rounds every few seconds.
+/// The time within which the job must be expected to reach a wanted round, before a hub is asked for this round. The
+/// reader's view is coarse, because a hub looks at its jobs' rounds only every few seconds.
 const NEAR: Duration = Duration::from_secs(4);
 
-/// The highest value of [`EachRounds::lead`]: half of the distance that a hub accepts.
+/// The highest value of [`EachRounds::lead`]: half of the distance (1024 rounds) for which a hub accepts a request.
 const MOST_AHEAD: u32 = 512;
 
 /// The multiples of a number of rounds, and the progress of the job towards the next multiple.
@@ -22,14 +23,15 @@ pub struct EachRounds {
     each: NonZeroU32,
     /// The lowest round that is wanted.
     from: Round,
-    /// The next multiple for the reader. For all earlier multiples, the reader has the weights, or was notified that they have
-    /// passed. `None` before the job is seen.
+    /// The next multiple for the reader. For each earlier multiple, the reader has got the weights, or was notified
+    /// that the multiple has passed. `None` before the job is seen.
     due: Option<Round>,
     /// The round in which a hub has last seen the job.
     seen: Option<Round>,
     /// The furthest known round of the job, and the time at which the reader learned it.
     known: Option<(Round, Instant)>,
-    /// A known round of some seconds earlier, for the measurement of the speed.
+    /// The round of the job some seconds earlier, and the time at which the reader learned it. The speed is measured
+    /// from this round on.
     former: Option<(Round, Instant)>,
     /// The speed of the job, in rounds per second.
     pace: f64,
@@ -100,7 +102,7 @@ impl EachRounds {
         }
     }
 
-    /// Makes `before` the next multiple for the reader. Returns the multiples that are left out.
+    /// Makes `before` the next multiple for the reader. Returns the multiples before it that the reader does not get.
     fn move_to(&mut self, before: Round, front: Round) -> Option<Passed> {
         let first = self.due.replace(before).filter(|due| *due < before)?;
         Some(Passed { first, last: Round(before.0 - self.each.get()), front })
@@ -113,7 +115,8 @@ impl EachRounds {
         self.due = Some(self.multiple(self.from));
     }
 
-    /// Notes that the job had passed the round `before`, which was wanted. Returns the multiples that the reader does not get.
+    /// Notes the hub's answer that the job has passed the wanted round `before`. Returns the multiples that the reader
+    /// does not get.
     pub(crate) fn passed(&mut self, before: Round, front: Round, now: Instant) -> Passed {
         self.sees(front, now);
         self.lead = (2 * self.lead).min(MOST_AHEAD);
@@ -123,8 +126,8 @@ impl EachRounds {
         self.move_to(self.multiple(self.from), front).unwrap_or(alone)
     }
 
-    /// Forgets the job's progress: a job that returns may be in an earlier round. If the job returns in a later round, the
-    /// multiples in between have passed.
+    /// Forgets the job's progress, because a job that returns may be in an earlier round. The next multiple is kept: if
+    /// the job returns in a later round, the multiples in between have passed.
     pub(crate) fn forget(&mut self) {
         *self = EachRounds { due: self.due, ..EachRounds::new(self.each) };
     }

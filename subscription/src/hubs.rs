@@ -25,8 +25,8 @@ use crate::whole::whole_keys;
 /// The time that a hub has to describe its jobs.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The distances, one for each try, from the furthest hub's round to the round for which all hubs are asked. A
-/// hub takes at most 1024.
+/// The distances from the furthest hub's round to the round for which all hubs are asked, one distance for each try. A
+/// hub accepts at most 1024.
 const MARGINS: [u32; 4] = [4, 32, 256, 512];
 
 /// The most levels of hubs that a job may have.
@@ -40,7 +40,7 @@ pub(crate) struct Ask {
     pub only: Only,
     /// The wanted element type.
     pub dtype: Dtype,
-    /// Whether the hubs should send the differences from their last part.
+    /// Whether each hub should send only the differences from the last part that it sent.
     pub fetch_deltas: bool,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Hubs {
 #[derive(Debug)]
 struct HubOf {
     address: String,
-    /// The name of the hub's start, which changes when the hub is restarted. Empty before the first answer.
+    /// The hub's id, which changes when the hub is restarted. Empty before the first answer.
     start: String,
     /// The number of the job's keys in the last answer.
     keys: usize,
@@ -137,8 +137,9 @@ impl Hubs {
                     above.clone_from(&job.above);
                     ask.job.push_str(SUMS);
                 }
-                // In these two cases nothing is kept in `found`. A hub without the job refuses the request with
-                // its own message. After a failed job, the next job of its name may have hubs above.
+                // The named hub does not have the job, or the job has failed. Nothing is kept in `found`. A hub without
+                // the job refuses the request with its own message. After a failed job, the next job of the same name
+                // may have hubs above.
                 job if above.is_empty() && job.is_none_or(JobReply::has_failed) => return Ok(ask),
                 None => {
                     let why = format!("the hub at {address} does not have job {:?} yet", ask.job);
@@ -173,8 +174,8 @@ impl Hubs {
         Ok(furthest.filter(|_| self.all_run()))
     }
 
-    /// Returns the parts of all hubs before this round. If a hub has passed this round, returns the round of
-    /// the furthest hub as the inner error.
+    /// Returns the parts of all hubs with the weights before this round. If a hub has passed this round, returns the
+    /// round of the furthest hub as the inner error.
     pub fn fetch_before(
         &mut self,
         ask: &Ask,
@@ -214,7 +215,7 @@ impl Hubs {
             };
             let Some(&ahead) = MARGINS.get(margin) else {
                 return Err(NoWeights::NotYet(format!(
-                    "the hubs of job {:?} did not all give the state of one round in {} tries, in the last of which the round was {} rounds ahead; try again",
+                    "the hubs of job {:?} did not all give the state of one round in {} tries, even for a round {} rounds ahead of the job; try again",
                     ask.job,
                     MARGINS.len() + 1,
                     MARGINS[MARGINS.len() - 1]
@@ -224,8 +225,8 @@ impl Hubs {
         }
     }
 
-    /// Returns the parts of all hubs, before a round or now. If the parts do not belong together, asks once
-    /// more: a new job may have begun between the answers of two hubs.
+    /// Returns the parts of all hubs, with the weights before a round or with the current weights. If the parts do not
+    /// belong together, asks once more: a new job may have begun between the answers of two hubs.
     fn parts(&mut self, ask: &Ask, before: Option<Round>) -> Result<Vec<Decoded>, NoPart> {
         match self.ask_all(ask, before) {
             Err(NoPart::Unlike(_)) => self.ask_all(ask, before),
@@ -233,7 +234,7 @@ impl Hubs {
         }
     }
 
-    /// Asks all hubs at once for their parts, before a round or now.
+    /// Asks all hubs at once for their parts, with the weights before a round or with the current weights.
     fn ask_all(&mut self, ask: &Ask, before: Option<Round>) -> Result<Vec<Decoded>, NoPart> {
         let answers: Vec<Result<Option<Decoded>, NoPart>> = thread::scope(|scope| {
             let threads: Vec<_> =
@@ -262,7 +263,7 @@ impl Hubs {
         }
     }
 
-    /// Checks that the parts are of the hubs of one job, each once.
+    /// Checks that the parts come from the hubs of one job, and that each hub gave one part.
     fn check(&self, job: &str, parts: &[Option<Decoded>]) -> Result<(), SourceError> {
         let given = self.all.len();
         let mut seen: Vec<(u32, Option<&str>, &str)> = Vec::new();
@@ -321,7 +322,8 @@ impl HubOf {
 
     fn fetch(&mut self, ask: &Ask, before: Option<Round>) -> Result<Option<Decoded>, NoPart> {
         let part = match self.fetch_from(ask, before, self.last.clone())? {
-            // The program may have written into the memory of the last part, so the whole part is needed.
+            // The differences do not fit the last part, perhaps because the program has written into its memory. So the
+            // whole part is fetched.
             Err(_) if self.last.take().is_some() => self.fetch_from(ask, before, None)?,
             part => part,
         };
@@ -369,7 +371,8 @@ impl HubOf {
         Ok(decode_as(state, bytes, *dtype, values).map(Some))
     }
 
-    /// Returns the length of the longest possible file of the job's weights. This length bounds the memory that is reserved.
+    /// Returns the length of the longest possible file of the job's weights. This length bounds the memory that this
+    /// process reserves.
     fn most_bytes(&mut self, ask: &Ask) -> Result<u64, NoWeights> {
         let (start, job) = self.look(ask)?;
         let before = std::mem::replace(&mut self.start, start);
@@ -381,7 +384,7 @@ impl HubOf {
         Ok(job.as_ref().map_or(0, of_weights) + MAX_HEADER_BYTES)
     }
 
-    /// Returns the name of the hub's start, and the job if the hub has it.
+    /// Returns the hub's id, which changes when the hub is restarted, and the job if the hub has it.
     fn look(&mut self, ask: &Ask) -> Result<(String, Option<JobReply>), NoWeights> {
         self.runs = false;
         let hub = describe(&self.address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;

@@ -1,4 +1,5 @@
-//! A mapping from a job's keys to the names of tensors, as files of names and callers from other languages write it.
+//! A mapping from a job's keys to the names of tensors, in the form in which files of names and callers from other
+//! languages write it.
 //!
 //! ```text
 //!   {"the job's key": "the tensor's name", "another key": {"name": "a name", "dtype": "f32"}, "a third": {"dtype": "bf16"},
@@ -17,7 +18,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use versions::Precision;
 
-/// The most elements of a tensor: those of the largest job.
+/// The most elements of a tensor: as many as the largest job has.
 const MAX_ELEMENTS: u64 = MAX_TOTAL_BYTES / size_of::<f32>() as u64;
 
 /// The tensors of a job's keys. Keys that are not here keep their names, and have the type of all tensors.
@@ -25,7 +26,7 @@ const MAX_ELEMENTS: u64 = MAX_TOTAL_BYTES / size_of::<f32>() as u64;
 pub struct Names(pub(crate) BTreeMap<String, Entry>);
 
 impl Names {
-    /// Whether all tensors have the type `of_all`, which is that of tensors without an own type.
+    /// Whether all tensors have the type `of_all`. Tensors without a type in the mapping have this type.
     pub(crate) fn have_only(&self, of_all: Precision) -> bool {
         let is_other = |precision: Option<Precision>| precision.is_some_and(|of| of != of_all);
         !self.0.values().any(|entry| match entry {
@@ -36,7 +37,7 @@ impl Names {
     }
 }
 
-/// The tensor or tensors of a key, or a tensor and its keys.
+/// An entry of the mapping: the tensor or tensors of a key, or the keys of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     Whole(Tensor),

@@ -26,8 +26,8 @@ pub struct SourceSettings {
     pub hubs: String,
     /// The name of the job.
     pub job: String,
-    /// The secret or token to show to the hubs. `None` for the secret or token in the environment or in this user's file, if
-    /// there is one.
+    /// The secret or token to show to the hubs. If `None`, the secret or token from the environment or from this user's
+    /// file is used, if there is one.
     pub credential: Option<Credential>,
     /// The element type of weights for which `names` has no type.
     pub precision: Precision,
@@ -39,7 +39,8 @@ pub struct SourceSettings {
     /// reader then needs memory for two copies of the weights. Without differences, a hub on this machine writes the weights
     /// into this process's memory.
     pub fetch_deltas: bool,
-    /// The time limit of the wait for a hub that is away. After this time the reader gets [`NoWeights::Lost`].
+    /// The time limit of the wait for a hub that does not answer, or that lacks the job. After this time the reader
+    /// gets [`NoWeights::Lost`].
     pub hub_wait: Duration,
 }
 
@@ -92,7 +93,7 @@ impl Source {
     /// Creates the source of a job's weights at its hubs.
     ///
     /// # Errors
-    /// Returns an error if no job can have this name, if an address cannot be one, or if the credential cannot be read.
+    /// Returns an error if no job can have this name, if an address is invalid, or if the credential cannot be read.
     pub fn new(settings: SourceSettings) -> Result<Self, SourceError> {
         let SourceSettings { hubs, job, credential, precision, averages, names, fetch_deltas, hub_wait } =
             settings;
@@ -148,7 +149,7 @@ impl Source {
         }
     }
 
-    /// Returns the result, or an error if the hubs were away for too long.
+    /// Returns the result, or [`NoWeights::Lost`] if the hubs were away for longer than the limit.
     fn judge<T>(&mut self, result: Result<T, NoWeights>) -> Result<T, NoWeights> {
         if matches!(result, Err(NoWeights::Away(_) | NoWeights::NoJob(_))) {
             self.hubs.start_over(&self.ask);
@@ -180,7 +181,7 @@ impl Patience {
         (self.had_job, self.since) = (true, None);
     }
 
-    /// Returns the result, or an error if the hub was away for too long.
+    /// Returns the result, or [`NoWeights::Lost`] if the hub was away for longer than the limit.
     fn judge<T>(&mut self, result: Result<T, NoWeights>, now: Instant) -> Result<T, NoWeights> {
         let why = match result {
             Err(NoWeights::Away(ref why)) => why.clone(),

@@ -34,8 +34,8 @@ pub struct Version {
     pub origin: Origin,
     /// The number of the version in its directory. `None` for a version from a hub.
     pub id: Option<VersionId>,
-    /// The number of wanted versions between the last version and this one, which the reader has missed. For hubs it is
-    /// 0, except with [`Wanted::Each`].
+    /// The number of wanted versions that the reader has missed between the last version and this version. For hubs it
+    /// is 0, except with [`Wanted::Each`].
     pub skipped: u64,
     /// The weights, by name.
     pub weights: Weights,
@@ -46,7 +46,7 @@ pub struct Version {
 pub enum Wanted {
     /// The newest one at each call.
     Newest {
-        /// The shortest time from the start of one version's try to the start of the next try.
+        /// The shortest time from the start of the try that gave a version to the start of the next try.
         every: Duration,
     },
     /// The versions at the multiples of a number. From hubs: the weights before each round that is a multiple. From a
@@ -87,8 +87,8 @@ impl Wanted {
 #[derive(Debug)]
 pub struct Subscription {
     every: Duration,
-    /// The longest wait for one version. The time `every` between two versions does not count. `None` for no
-    /// limit.
+    /// The longest wait for one version. The pause `every` between two versions does not count as waiting. `None` for
+    /// no limit.
     timeout: Option<Duration>,
     /// The process that made the subscription. Threads do not cross a fork.
     process: u32,
@@ -99,7 +99,7 @@ pub struct Subscription {
 #[derive(Debug)]
 struct State {
     work: Work,
-    /// The time at which the try began that returned the last version.
+    /// The start of the try that returned the last version.
     begun: Option<Instant>,
 }
 
@@ -115,7 +115,7 @@ impl Subscription {
     /// Subscribes to a job at its hubs. The hubs are asked at the first call of [`next_version`](Self::next_version).
     ///
     /// # Errors
-    /// Returns an error if no job can have this name, if an address cannot be one, or if the credential cannot be read.
+    /// Returns an error if no job can have this name, if an address is invalid, or if the credential cannot be read.
     pub fn to_hubs(settings: SourceSettings, wanted: Wanted) -> Result<Self, SubscriptionError> {
         let source = Source::new(settings).map_err(SubscriptionError::Source)?;
         Ok(Subscription::new(Way::to_hubs(source, wanted), wanted))
@@ -137,7 +137,7 @@ impl Subscription {
         }
     }
 
-    /// Sets the time limit of a wait for one version. The time between two versions does not count.
+    /// Sets the time limit of a wait for one version. The pause `every` between two versions does not count as waiting.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -171,8 +171,9 @@ impl Subscription {
         state.next((self.every, self.timeout), &self.is_closed, interrupted)
     }
 
-    /// Forgets the last version. So the next call returns the newest version at once, even if it is the same. The memory of the
-    /// weights stays the base of differences. While another thread waits for a version, this call does nothing.
+    /// Forgets the last version. So the next call returns the newest version at once, even if it is the same. The
+    /// weights in memory stay the base of the differences that hubs send. While another thread waits for a version,
+    /// this call does nothing.
     pub fn forget(&self) {
         if let Ok(mut state) = self.state.try_lock()
             && let Work::Idle(way) = &mut state.work
@@ -189,8 +190,8 @@ impl Subscription {
 }
 
 impl Drop for Subscription {
-    /// Leaks the end of a channel in the child of a fork. The thread with the other end does not exist in the child, and
-    /// may have been sending.
+    /// Leaks the receiver of the thread's channel in the child of a fork. The thread does not exist in the child, and
+    /// may have been sending at the fork.
     fn drop(&mut self) {
         if std::process::id() != self.process
             && let Ok(state) = self.state.get_mut()
@@ -234,8 +235,8 @@ impl State {
                     self.begun = Some(begun);
                     return Ok(Some(version));
                 }
-                // Each try makes the hub copy its weights. So the next try waits for `every`, and not only
-                // for `PAUSE`.
+                // Each try makes the hub copy its weights. So the next try comes only after `every`, even if `PAUSE` is
+                // shorter.
                 Step::Same(because) => (why, until) = (because, begun.checked_add(every.max(PAUSE))),
                 Step::Later(because) => (why, until) = (because, Instant::now().checked_add(PAUSE)),
                 Step::Again(because) => why = because,

@@ -1,4 +1,5 @@
-//! The ways to get weights: from a job's hubs, or from a directory of versions. One try at a time, on the subscription's thread.
+//! The ways to get weights: from a job's hubs, or from a directory of versions. The subscription's thread makes one try
+//! at a time.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -17,14 +18,14 @@ pub(crate) enum Way {
     Directory(OfDirectory),
 }
 
-/// The hubs of a job, and what is known of the job.
+/// The hubs of a job, and what this reader knows about the job.
 #[derive(Debug)]
 pub(crate) struct OfHubs {
     source: Source,
     /// The wanted rounds, and their distance. `None` if the newest weights are wanted.
     rounds: Option<(EachRounds, NonZeroU32)>,
-    /// The version that was last returned, and the digest of its weights. In a round that the reader has seen, other weights are
-    /// possible. The job may continue from a checkpoint, or be a new job of the same name.
+    /// The version that was last returned, and the digest of its weights. The digest is needed, because the same round
+    /// may have other weights later: the job may continue from a checkpoint, or be a new job of the same name.
     last: Option<(Origin, String)>,
     /// Whether the job has been seen at its hub, and the hub has always answered since. If the job is
     /// then missing, it has ended.
@@ -109,7 +110,7 @@ impl OfHubs {
             }
             Ok(Fetched::Passed(passed)) => {
                 self.is_known = true;
-                // The next try is due at once: before a later try, the next wanted round may pass, too.
+                // The next try is due at once. If it were later, the next wanted round might pass, too.
                 Step::Again(passed.to_string())
             }
             Err(NoWeights::NoJob(_)) if self.is_known => Step::End,
@@ -176,7 +177,7 @@ impl OfDirectory {
             }
             Err(error) => {
                 if !error.may_pass() {
-                    // The damaged version counts as seen, so the next call waits for a newer one.
+                    // The damaged version counts as seen, so the next call waits for a newer version.
                     self.last = Some(next);
                 }
                 fault(error)

@@ -1,4 +1,5 @@
-//! Readers of a directory: the newest version or each k-th one. A damaged version is an error, and the next call goes on.
+//! Readers of a directory, which get the newest version or each k-th version. A damaged version is an error, and the
+//! next call continues with the next version.
 
 use std::fs;
 use std::num::NonZeroU32;
@@ -34,7 +35,7 @@ fn subscribe(dir: &Path, wanted: Wanted) -> Subscription {
     Subscription::to_directory(dir, wanted).with_timeout(Duration::from_millis(100))
 }
 
-/// Returns the number of the next version, and the number of skipped ones.
+/// Returns the number of the next version, and how many versions were skipped before it.
 #[track_caller]
 fn next(versions: &Subscription) -> (u64, u64) {
     let version = versions.next_version().unwrap().unwrap();
@@ -113,7 +114,8 @@ fn a_damaged_version_is_an_error_and_the_next_call_goes_on() {
     let SubscriptionError::Directory(VersionError::Checksum { tensor, .. }) = &why else { panic!("{why:?}") };
     assert_eq!(tensor, "a");
     publish(&mut publisher, 2..=5);
-    // 5 is the next whole version: 2 to 4 build on the damaged one.
+    // Version 5 is the next whole version. Versions 2 to 4 are differences from the damaged version 1, so they are
+    // errors, too.
     for _ in 2..5 {
         assert!(matches!(all.next_version(), Err(SubscriptionError::Directory(_))));
     }

@@ -29,7 +29,7 @@ pub fn hub() -> Hub {
     Hub::start(&settings).unwrap()
 }
 
-/// Joins the job, whose weights before round 1 are all 1.
+/// Joins the job `job`. Its weights before round 1 are all 1.
 pub fn worker(hub: &Hub) -> Session {
     worker_with(SessionConfig::new(hub.address().to_string(), "job", 0, 1, keys(&SHAPES), SGD))
 }
@@ -39,7 +39,7 @@ pub fn keys(shapes: &[(&str, &[u64])]) -> Vec<Key> {
     shapes.iter().map(|(name, shape)| Key::f32(*name, shape.to_vec())).collect()
 }
 
-/// Joins a job, whose weights before round 1 are all 1.
+/// Joins a job. Its weights before round 1 are all 1.
 pub fn worker_with(mut config: SessionConfig) -> Session {
     (config.idle, config.hub_wait) = (IdlePolicy::SHARED, Duration::ZERO);
     let mut session = Session::join(config).unwrap();
@@ -47,7 +47,7 @@ pub fn worker_with(mut config: SessionConfig) -> Session {
     session
 }
 
-/// Returns a gradient that is no short binary fraction.
+/// Returns a gradient whose sums and products are rounded: it is no short binary fraction.
 fn gradient(round: u32, element: usize) -> f32 {
     ((round as f32) * 0.37 + (element as f32) * 1.7).sin()
 }
@@ -83,7 +83,8 @@ fn weight(round: u32, element: usize) -> f32 {
     (1..round).fold(1.0, |weight, step| weight - RATE * gradient(step, element))
 }
 
-/// Asserts that a version has each tensor of the job under its name, with the bits of its round in its type.
+/// Asserts that a version has each tensor of the job under the given name and in the given type, with the bits of the
+/// version's round.
 #[track_caller]
 pub fn check(version: &Version, tensors: [(&str, Precision); 3]) {
     let weights = &version.weights;

@@ -22,7 +22,8 @@ const KEYS: [(&str, &[u64]); 9] = [
     ("norm", &[7]),
 ];
 
-/// A tensor: its name, its shape, and for each of its keys the first element and the one after the last.
+/// A tensor: its name, its shape, and for each of its keys the index of the first element and the index after the last
+/// element.
 type Expected<'a> = (&'a str, &'a [usize], &'a [(usize, usize)]);
 
 fn mapping() -> Value {
@@ -40,7 +41,7 @@ fn mapping() -> Value {
             {"name": "gate.1", "shape": [4, 5]}, {"name": "up.1", "shape": [2, 5]},
         ]},
         "qkv": {"join": ["q", "k", "v"], "shape": [12, 4]},
-        // The order of the list counts, and the tensor has the name of one of its keys.
+        // The order of the keys counts. Here the joined tensor has the same name as one of its keys.
         "expert.0": {"join": ["expert.1", "expert.0"], "shape": [2, 4, 5], "dtype": "f16"},
     })
 }

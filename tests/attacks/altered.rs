@@ -1,5 +1,6 @@
 //! A network that alters a bit in spite of TCP's checksum, which has only 16 bits. With checksums, the job
-//! ends with an error that names the frame. Without them, a worker has a wrong weight, and nobody knows.
+//! ends with an error that names the frame. Without checksums, a worker gets a wrong weight, and no error
+//! shows it.
 
 use std::convert::Infallible;
 
@@ -13,14 +14,14 @@ use worker_shim::SessionError;
 use super::{Behind, beside};
 use crate::processes::worker::Worker;
 
-/// The number of bytes before the first frame: in the hello, and in the welcome.
+/// The length of the hello, which a worker sends before its first frame, and of the hub's welcome.
 const HELLO: u64 = 80;
 const WELCOME: u64 = 16;
 /// The header lengths of plain frames and of frames with checksums.
 const PLAIN_HEADER: u64 = 16;
 const HEADER: u64 = 32;
 
-/// Trains until an error, and checks every bit of every round.
+/// Trains until an error, and returns the error. Checks every bit of every round.
 fn train(way: &str) -> String {
     let endless = || -> Result<Infallible, SessionError> {
         let mut worker = Worker::join(way)?;
@@ -33,8 +34,8 @@ fn train(way: &str) -> String {
 }
 
 /// Returns the errors of worker 1 and worker 0 after one altered bit. The bit is in byte `at` of the stream
-/// of worker 0 in this direction. `asks` is `checksum` if worker 0 asks for checksums, or empty. Rank 0's
-/// first frames have bytes, because it broadcasts the weights.
+/// of worker 0 in this direction. `asks` is `checksum` if worker 0 asks for checksums, and else empty. Worker
+/// 0 broadcasts the weights, so its first frames already carry bytes.
 fn altered(hub: &Behind, asks: &str, direction: Stall, at: u64) -> [String; 2] {
     hub.relay.alter(Way::Data, direction, at);
     let (near, far) = (hub.address(), hub.relay.address());

@@ -55,7 +55,7 @@ fn one_of_two_hubs_is_cut_off_from_gradients_and_not_from_requests() {
     });
 }
 
-/// Workers connect at once to a hub that touches the memory of a large share before it answers.
+/// Workers connect at once to a hub that first touches the memory of its large share, and answers only then.
 #[test]
 fn hubs_that_are_slow_to_answer_are_connected_to_at_once() {
     let _watchdog = Watchdog::start();
@@ -85,7 +85,8 @@ fn one_of_two_hubs_stands_still_beyond_its_limit() {
             hubs[1].process.signal(Signal::CONT);
         });
         for ended in &ended {
-            // The stopped hub got no heartbeats, but it blames no worker: it notices that it was itself stopped.
+            // The stopped hub got no heartbeats, but it names no worker as lost, because it notices that it was
+            // stopped itself.
             assert_eq!(*ended, Ok(()), "{ended:?}");
         }
         workers.into_iter().for_each(|worker| worker.leave().unwrap());

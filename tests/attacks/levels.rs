@@ -51,7 +51,7 @@ fn rounds_while(sessions: &mut [Session], count: u32, what: impl FnOnce()) -> Ve
     })
 }
 
-/// Returns a hub at the top, and two hubs below that reach it through its network.
+/// Returns a hub at the top, and two hubs below, which reach the top hub through its network.
 fn tree(variables: &[(&str, &str)]) -> (Behind, [Behind; 2]) {
     let top = Behind::start(variables);
     let above = top.relay.address();
@@ -82,7 +82,7 @@ fn a_partition_between_two_levels_heals() {
 fn a_hub_below_that_stands_still_is_named_on_the_other_machine() {
     let _watchdog = Watchdog::start();
     let (top, below) = tree(&[]);
-    // Only the top hub runs innocent jobs: a job through a hub below needs both machines.
+    // Only the top hub runs innocent jobs, because a job through a hub below needs both machines.
     beside(&[&top.address()], || {
         let mut sessions = ready(|machine| config_at(&below[machine as usize].address(), "job", 0, 1));
         let ended = rounds_while(&mut sessions, u32::MAX, || {

@@ -121,8 +121,9 @@ fn lookups(pid: u32) -> usize {
     names.filter(|name| name == "phub-names\n").count()
 }
 
-/// A silent name server delays nobody. Each join names a host, at which the hubs of a mesh shall meet, and
-/// nobody resolves the name. The page, the metrics, other jobs and the hub's stop do not wait for these joins.
+/// A silent name server delays nobody. Each join names a host where the hubs of a mesh are to meet, and the
+/// name server never resolves this name. The page, the metrics, other jobs and the hub's stop do not wait for
+/// these joins.
 #[test]
 fn a_name_server_that_is_silent_holds_up_nobody_and_no_stop() {
     let _watchdog = Watchdog::start();

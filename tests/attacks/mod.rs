@@ -35,7 +35,7 @@ impl Behind {
         Behind { process: at(control, data, variables), control, data, relay: Relay::start(control, data) }
     }
 
-    /// Starts another process on the ports of the previous one, which has ended.
+    /// Starts another process on the ports of the previous process, which it ends first.
     fn start_again(&mut self, variables: &[(&str, &str)]) {
         self.process.end();
         self.process = at(self.control, self.data, variables);
@@ -69,7 +69,7 @@ impl Drop for Over<'_> {
 }
 
 /// Makes the attack. During the attack, innocent jobs run one after another at each of these hubs. The last
-/// of them begins after the attack.
+/// job at each hub begins after the attack.
 fn beside<T>(hubs: &[&str], attack: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

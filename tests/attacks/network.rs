@@ -1,5 +1,5 @@
 //! Networks that carry nothing on the data path of a worker, in one direction or both, while its control path
-//! works. Also networks that carry nothing on both paths for so long that the worker is lost.
+//! works. In other tests, networks carry nothing on both paths for so long that the worker is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -55,7 +55,8 @@ fn a_partition_of_the_data_path_is_named_and_heals() {
     });
 }
 
-/// Makes a round that subtracts 1 from weights that were 0, for any set of workers.
+/// Makes a round, and checks that each round so far has subtracted 1 from weights that began with 0. The
+/// result is the same for any set of workers.
 fn count(session: &mut Session) -> Result<(), SessionError> {
     for key in session.keys() {
         session.gradient_mut::<f32>(key)?.fill(1.0);

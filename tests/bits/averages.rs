@@ -20,7 +20,7 @@ const AMSGRADW: Optimizer =
     Optimizer::AmsGradW { learning_rate: 0.01, weight_decay: 0.1, beta1: 0.8, beta2: 0.5, epsilon: 1e-6 };
 const LION: Optimizer = Optimizer::Lion { learning_rate: 1e-3, weight_decay: 0.1, beta1: 0.9, beta2: 0.99 };
 
-/// Returns keys of sizes around a chunk and a vector, in all types.
+/// Returns keys in all types, with sizes near those of a chunk and of a vector.
 fn keys() -> Vec<Key> {
     let sizes = [1u64, 3, 17, 8192, 8193, 50_000];
     let dtypes = [Dtype::F32, Dtype::F32, Dtype::BF16, Dtype::F16].into_iter().cycle();

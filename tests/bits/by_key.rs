@@ -12,8 +12,8 @@ const LARS: Optimizer =
 const LAMB: Optimizer =
     Optimizer::Lamb { learning_rate: 0.01, weight_decay: 0.1, beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
 
-/// Returns keys of sizes around a block, which is 32 KiB, in all types. One key is not adapted, and one has
-/// its own learning rate.
+/// Returns keys of sizes around a block, which is 32 KiB, in all types. One key is not adapted, and one key
+/// has its own learning rate.
 fn keys() -> Vec<Key> {
     let sizes = [1u64, 17, 8192, 8193, 16_384, 50_000];
     let dtypes = [Dtype::F32, Dtype::BF16, Dtype::F16].into_iter().cycle();

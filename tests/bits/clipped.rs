@@ -63,7 +63,7 @@ fn the_bits_are_the_same_by_every_transport_and_schedule() {
     run(Training { weights: WeightsMode::Private, ..clipped("private", NESTEROV, 3.0) });
 }
 
-/// Formerly a job had at most 256 hubs, as many as there were ids for their parts of the norm.
+/// Formerly a job had at most 256 hubs, because there were only 256 ids for the hubs' parts of the norm.
 #[test]
 fn the_parts_of_300_hubs_make_one_norm() {
     let _watchdog = Watchdog::start();

@@ -35,7 +35,8 @@ fn the_bits_are_those_of_a_plain_model_by_every_transport() {
     }
 }
 
-/// A separate test, because an emulated guest runs only this one: the test above takes too long there.
+/// This test is separate, because an emulated virtual machine runs only this test: the test above takes too
+/// long there.
 #[test]
 fn by_rdma_the_bits_are_those_of_a_plain_model() {
     if !has_rdma() {
@@ -105,8 +106,8 @@ fn a_mean_that_overflows_does_so_for_one_round() {
     }
 }
 
-/// In SSP and ASP each worker gets the values that it lacks, by the codec. With a single worker, the rounds
-/// and the number of bytes are those of BSP, to the bit.
+/// In SSP and ASP the hub sends each worker, coded by the codec, the values that this worker lacks. With a
+/// single worker, all bits and the number of bytes equal those of BSP.
 #[test]
 fn a_worker_that_steps_alone_is_sent_what_it_lacks() {
     let _watchdog = Watchdog::start();

@@ -3,9 +3,10 @@
 //!
 //! A buffer of a video driver replaces the memory of a GPU. The driver exports the dma-buf, and the test writes
 //! through a separate mapping. The test needs an RDMA device that takes dma-bufs. It also needs
-//! `PHUB_TEST_VIDEO` with the driver's device, as in a guest of `make rxe`. The hub is at `PHUB_TEST_HUB`.
+//! `PHUB_TEST_VIDEO` with the driver's device, as in a virtual machine of `make rxe`. The hub is at
+//! `PHUB_TEST_HUB`.
 //!
-//! This file is on the `unsafe` list, because of the ioctls that make the dma-buf, and of its mapping.
+//! This file is on the `unsafe` list, because it makes the dma-buf by ioctls, and maps the dma-buf.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -34,7 +35,7 @@ struct Device {
     bytes: usize,
 }
 
-// SAFETY: only this value unmaps the mapping; a job has one worker that writes it.
+// SAFETY: only this value unmaps the mapping, and only one worker of a job writes to the mapping.
 unsafe impl Sync for Device {}
 
 /// Structures of linux/videodev2.h.
@@ -118,8 +119,8 @@ fn write(device: &Device, layout: &Layout, key: KeyId, fill: impl FnOnce(&mut [f
     device.write(layout.key_span(key).offset, &bytes);
 }
 
-/// Trains one worker, with gradients in the device's memory or in its own. Trains as many rounds as `more`
-/// wants, and compares all weights after each round.
+/// Trains one worker, with gradients in the memory of `device`, or in the session's memory without a device.
+/// Trains while `more` returns true, and compares all weights after each round.
 fn work(
     training: &Training,
     rank: u32,
@@ -230,7 +231,7 @@ fn a_dma_buf_is_refused_before_the_hub_is_asked() {
     for (error, expected) in [
         (compressed, "compression reads gradients from host memory; leave out dma_buf or the compression"),
         (by_tcp, "gradients in a dma-buf are sent by RDMA alone; ask for the transport verbs"),
-        (no_dma_buf, "the descriptor is of no dma-buf (its file system is 0x"),
+        (no_dma_buf, "the descriptor does not belong to a dma-buf (its file system is 0x"),
     ] {
         assert!(error.contains(expected), "{error:?} lacks {expected:?}");
         assert!(error.contains("setting \"dma_buf\", \"a dma-buf from byte 64\""), "{error}");

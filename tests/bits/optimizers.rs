@@ -35,7 +35,8 @@ fn odd_keys() -> Vec<Key> {
     keys
 }
 
-/// Runs the same job on a hub of one core and on a hub of two. Both must give the reference's bits.
+/// Runs the same job on a hub of one core and on a hub of two cores. Both hubs must give the reference's
+/// bits.
 fn on_one_and_two_cores(training: &Training) {
     let runs = [1, 2].map(|cores| {
         let hub = hub(cores);

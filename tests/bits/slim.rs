@@ -1,6 +1,6 @@
 //! Slim-DP with a real hub: the bits are the same with every transport, with several hubs and after a
-//! checkpoint. Terms that Slim-DP does not allow are refused. `sim_slim` checks the weights themselves. RDMA
-//! is tested if `PHUB_TEST_DEVICE` names devices.
+//! checkpoint. Terms that Slim-DP does not allow are refused. `tests/sim/bits/slim.rs` checks the weights
+//! themselves. RDMA is tested if `PHUB_TEST_DEVICE` names devices.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -150,7 +150,7 @@ fn a_job_goes_on_from_a_checkpoint() {
             }
             session.broadcast_written().unwrap();
             assert_eq!(session.next_round(), Round(first));
-            // A worker that sends all values, half of them as the explorer, gets the sum of all changes.
+            // Each worker sends all values, half of them as its explorer, so it gets the sum of all changes.
             let was = session.weights::<f32>(SECOND).unwrap()[0];
             assert_eq!(was, (first - 1) as f32 * -2.0);
             for _ in 0..7 {

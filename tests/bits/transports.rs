@@ -1,6 +1,6 @@
 //! Transports to a hub. The bits do not depend on the transport, and a worker takes the best transport that
 //! it can have. With every transport, a killed worker is named. RDMA is tested if `PHUB_TEST_DEVICE` names
-//! devices, as in a guest of `make rxe`.
+//! devices, as in a virtual machine of `make rxe`.
 
 use crate::processes::worker::{Remote, Worker};
 use fabric::any::Transport;

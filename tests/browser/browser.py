@@ -19,7 +19,7 @@ class Browser:
 
     def __init__(self, program):
         self.home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        # The browser runs without a sandbox, because root and most containers cannot have one. It opens only this
+        # The browser runs without a sandbox, because root and most containers cannot have a sandbox. It opens only this
         # project's pages.
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"]
         self.process = subprocess.Popen(
@@ -57,14 +57,14 @@ class Browser:
                 return answer["result"]
 
     def value(self, script):
-        """Returns the value of a JavaScript expression in the page; of a promise, its result."""
+        """Returns the value of a JavaScript expression in the page, or the result of the promise that it returns."""
         result = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def until(self, what, script, *words):
-        """Waits until the text of a JavaScript expression contains all words."""
+        """Waits until the value of a JavaScript expression, as text, contains all words."""
         end, seen = time.monotonic() + PATIENCE_S, None
         while time.monotonic() < end:
             # While the page loads, the expression may fail, because elements are missing.

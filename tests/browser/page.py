@@ -35,7 +35,7 @@ def hub(programs, home, secret):
 
 
 def worker(programs, secret, address, rank, job, ranks):
-    """Runs a worker that pushes and pulls at the times of a network's trace, and pauses as long as its layers compute."""
+    """Runs a worker that pushes and pulls at the times of a neural network's trace, and pauses as long as its layers compute."""
     time_scale = (0.15 if rank == SLOW else 0.05) * ranks / RANKS
     command = [programs / "phub-probe", "--hub", address, "--rank", rank, "--workers", ranks, "--job", job]
     command += ["--compute", "resnet50", "--shrink", 50 * ranks, "--time-scale", time_scale, "--rounds", 100000]
@@ -64,7 +64,7 @@ def check(page, address, token, pictures):
     page.until("the field has the focus", "document.activeElement.id", "token")
     page.type("phub-read.*.00")
     page.press("Enter", "\r")
-    page.until("a bad token is refused", "document.getElementById('refused').textContent", "not of the hub's secret")
+    page.until("a bad token is refused", "document.getElementById('refused').textContent", "not made with the hub's secret")
     page.type(token)
     page.press("Enter", "\r")
     page.until("it is live", STATE, "live")

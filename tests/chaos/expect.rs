@@ -106,9 +106,9 @@ impl Expect for Model {
     }
 }
 
-/// Weights of which each chunk has stepped with the mean of some workers, always including this worker. A
-/// lost worker has pushed only a part of its round, so the test tries all subsets. The previous weights and
-/// the new weights show which subset it was.
+/// Weights where each chunk steps with the mean of a subset of the workers, which always includes this
+/// worker. A lost worker has pushed only a part of its round, so the test tries all subsets. The previous
+/// weights and the new weights show which subset it was.
 pub struct Subsets {
     number: u32,
     workers: u32,

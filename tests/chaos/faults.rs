@@ -1,5 +1,5 @@
-//! The faults: a table, the draw of the next fault, and the action of each. A fault lasts for a certain time
-//! on its own thread, so that faults overlap.
+//! The faults: a table, the draw of the next fault, and the action of each fault. A fault lasts for a certain
+//! time on its own thread, so that faults overlap.
 
 use std::io::Write;
 use std::time::Duration;
@@ -157,7 +157,7 @@ impl Strike {
                     && !(number == KILLED && cluster.small_disk)
                 {
                     of_hub();
-                    // No hub may start meanwhile, because it would make the directory.
+                    // No hub may start while the directory is away, because the hub would make the directory.
                     let _alone = hub.restarts();
                     let aside = dir.with_extension("aside");
                     if std::fs::rename(dir, &aside).is_ok() {

@@ -162,8 +162,8 @@ struct Life {
 }
 
 /// The weights of a job after each round, as digests, over all its lives. All workers of the job must have
-/// the same weights. If some worker lacks a round that a saved state includes, no worker has the weights of
-/// that round.
+/// the same weights. A saved state may include a round that some worker has not finished. Then no worker has
+/// the weights of that round.
 type Past = BTreeMap<u32, String>;
 
 impl Driver<'_> {
@@ -242,7 +242,8 @@ impl Driver<'_> {
         }
     }
 
-    /// Runs all workers until the last one has ended. Returns true if all have finished.
+    /// Runs all workers until the last worker has ended. Returns true if all workers have finished their
+    /// rounds.
     fn live(&self, name: &str, past: &mut Past) -> bool {
         let workers: u32 = self.job().shape.iter().sum();
         let goes_on = self.job().kind == Kind::Survivors;

@@ -46,8 +46,7 @@ const INNER: &str = "PHUB_CHAOS_INNER";
 /// Breaks hubs, workers, connections and disks at random, and checks the results of jobs.
 #[derive(Parser)]
 struct Args {
-    /// The minutes during which faults are made. The last jobs then finish, which takes up to some minutes
-    /// more.
+    /// The minutes during which faults are made. The last jobs then finish, which may take some minutes more.
     #[arg(long, default_value_t = 5.0)]
     minutes: f64,
     /// The number from which the faults and their times are drawn. Default: from the clock.
@@ -63,7 +62,7 @@ fn main() -> ExitCode {
     let role = arguments.get(1).and_then(|role| role.to_str()).unwrap_or_default();
     let good = match role {
         // The process must end with the run, whatever ends the run; `phub-server` has the same rule. The
-        // kernel's parent-death signal would come too early: when the thread ends that has started the hub.
+        // kernel would send its parent-death signal too early: when the thread that has started the hub ends.
         "hub" => {
             std::thread::spawn(|| {
                 let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());

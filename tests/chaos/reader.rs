@@ -1,5 +1,5 @@
-//! A reader of a job's weights that is no member. Although hubs and workers are killed, each state that it
-//! gets is of one round.
+//! A reader of a job's weights, which is no member of the job. Each state that the reader gets is of one
+//! round, although hubs and workers are killed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

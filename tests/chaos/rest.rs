@@ -17,7 +17,7 @@ use super::tally::Tally;
 const QUIET: Duration = Duration::from_secs(60);
 /// The most bytes by which a hub may grow between two checks: its allocator keeps some memory.
 const GROWTH_BYTES: u64 = 8 << 20;
-/// The number of shared mappings of a hub without jobs: only that of its bells.
+/// The number of shared mappings of a hub without jobs: only the mapping of its bells.
 const AT_REST: usize = 1;
 /// The number of files of a job: the newest file, and older files (`--checkpoint-keep`).
 const GENERATIONS: usize = 3;

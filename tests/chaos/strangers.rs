@@ -22,7 +22,8 @@ fn connect(address: SocketAddr) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// Sends garbage, half hellos, wrong tokens and nothing to the hub's control port and data port.
+/// Connects to the hub's control port and data port. Sends garbage, half a hello, a wrong token, half a
+/// request, or nothing.
 pub fn come(hub: &HubProcess, lasts: Duration, seed: u64) {
     let mut dice = Dice::new(seed);
     let mut guests = Vec::new();

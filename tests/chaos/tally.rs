@@ -27,7 +27,7 @@ struct Book {
     errors: std::collections::BTreeMap<String, u32>,
     resumed: u32,
     returned: u32,
-    /// The number of states that readers got. `compared` counts those that were compared with a worker's
+    /// The number of states that readers got. `compared` counts the states that were compared with a worker's
     /// weights.
     reads: u32,
     compared: u32,

@@ -29,7 +29,8 @@ pub enum Kind {
     /// BSP that continues without lost workers: each step is the mean of the workers that are left, always
     /// including this worker.
     Survivors,
-    /// A codec: the bits of the plain model, which begins from zero whenever the job does.
+    /// A job with a codec: the bits of the plain model, which begins from zero whenever the job begins from
+    /// zero.
     Codec,
     /// SSP: weights that count pushes.
     Ssp,
@@ -52,10 +53,11 @@ pub struct Task {
     /// The hubs above the hub of this worker.
     pub above: Vec<String>,
     pub job: String,
-    /// The rank of the worker at its hub. `workers` is the number of workers there.
+    /// The rank of the worker at its hub. `workers` is the number of workers at this hub.
     pub rank: u32,
     pub workers: u32,
-    /// The number of workers on each machine. `number` is this worker's number among all.
+    /// The number of workers on each machine. `number` is this worker's number among the workers of all
+    /// machines.
     pub shape: Vec<u32>,
     pub number: u32,
     pub rounds: u32,
@@ -244,8 +246,9 @@ fn train(task: &Task) -> Result<(), Ended> {
             expect.after_return(round, &weights)
         };
         if let Err(wrong) = seen {
-            // A worker that was lost while it was stopped has got its answers. But it shares the window with
-            // workers that have continued since. The error of its next round shows that it was lost.
+            // The hub may have lost this worker while the worker was stopped. Its answers had arrived, but
+            // the workers that continue have changed the weights in the shared window since. The next round
+            // then ends with an error that shows the loss.
             if task.kind == Kind::Survivors {
                 session.keys().try_for_each(|key| session.push(key))?;
                 session.wait_all()?;

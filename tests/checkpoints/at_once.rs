@@ -1,4 +1,5 @@
-//! Two snapshots before the same round. The second one is refused, and does not affect the first one.
+//! Two snapshots before the same round. The second snapshot is refused, and does not affect the first
+//! snapshot.
 
 use std::sync::Arc;
 

@@ -107,8 +107,8 @@ fn a_hub_that_is_killed_knows_the_norm_of_the_round_before() {
     goes_on_after_kills(|training| training.clip_norm_last = Some(3.0));
 }
 
-/// Between two kills there are fewer than the ten rounds before a spike can be found. So the hub must keep
-/// the mean of the norms from before a kill.
+/// A spike can be found only after ten rounds, and between two kills there are fewer rounds. So the hub must
+/// keep the mean of the norms from before a kill.
 #[test]
 fn a_hub_that_is_killed_knows_the_mean_of_the_norms_before() {
     let _watchdog = Watchdog::start();
@@ -193,7 +193,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
     all_push_rounds(&mut sessions, 2, Round(5), -0.5);
     sessions.into_iter().for_each(|session| session.leave().unwrap());
 
-    // The end of the job writes a checkpoint. A stop of the hub between two rounds writes one, too.
+    // The end of the job writes a checkpoint. A stop of the hub between two rounds writes a checkpoint, too.
     let mut sessions = join_all(2, |rank| config(&second, "job", rank, 2));
     all_push_rounds(&mut sessions, 1, Round(7), -1.5);
     second.stop("it is Friday");
@@ -295,8 +295,8 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on() {
     session.leave().unwrap();
 }
 
-/// All workers that leave learn that the last attempt failed, also before the last worker leaves: perhaps
-/// nobody reads the result of the last leave.
+/// Each worker that leaves learns that the last attempt failed, and not only the last worker: perhaps nobody
+/// reads the last worker's result.
 #[test]
 fn all_who_leave_hear_that_the_last_attempt_failed() {
     let _watchdog = Watchdog::start();

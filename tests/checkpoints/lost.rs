@@ -127,7 +127,7 @@ fn a_job_that_loses_a_worker_is_saved_with_the_gradients_that_had_come() {
     std::thread::scope(|scope| {
         sessions.iter_mut().for_each(|session| drop(scope.spawn(|| rounds(session, 3).unwrap())));
     });
-    // Both workers finish the first key of round 4, and one pushes the other keys.
+    // Both workers finish the first key of round 4, and one worker pushes the other keys.
     let keys: Vec<_> = sessions[0].keys().collect();
     for session in &mut sessions {
         for &key in &keys {

@@ -1,5 +1,5 @@
-//! Checkpoints of a job over several hubs. Each hub writes its part. A round counts when all hubs have their
-//! parts of it. The job continues from the latest such round.
+//! Checkpoints of a job over several hubs. Each hub writes its part. A checkpoint is whole when all hubs have
+//! written their parts of the same round. The job continues from the latest whole checkpoint.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,7 +39,7 @@ fn rounds_in(dir: &Path) -> Vec<u32> {
     rounds
 }
 
-/// Returns the rounds of which all hubs have their parts.
+/// Returns the rounds that have a part at every hub.
 fn whole(dirs: &[tempfile::TempDir]) -> Vec<u32> {
     let mut rounds = rounds_in(dirs[0].path());
     rounds.retain(|round| dirs.iter().all(|dir| rounds_in(dir.path()).contains(round)));
@@ -70,8 +70,8 @@ fn hubs_that_are_killed_go_on_with_the_bits_of_hubs_that_were_not() {
     killed(2, |_| {});
 }
 
-/// Between two kills there are fewer than the ten rounds before a spike can be found. So the hubs must keep
-/// the mean of the norms from before a kill.
+/// A spike can be found only after ten rounds, and between two kills there are fewer rounds. So the hubs must
+/// keep the mean of the norms from before a kill.
 #[test]
 fn hubs_that_are_killed_agree_on_the_mean_of_the_norms_before() {
     let _watchdog = Watchdog::start();
@@ -373,7 +373,7 @@ fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
     other.0.stop();
     let why = ask(&lead.1).unwrap_err();
     says(why, &["hub 1 of the job, at", &other.1, "hold the job's rounds", "no answer came within 2.0 s"]);
-    // The worker gets no more news from the suspended hub, either.
+    // The suspended hub does not answer the worker, either.
     let error = loop {
         if let Err(error) = push_all(&mut sessions[0]).and_then(|()| sessions[0].wait_all()) {
             break error;
@@ -384,7 +384,8 @@ fn a_hub_that_is_silent_in_a_cut_is_named_and_the_job_goes_on_or_ends() {
     other.0.signal(Signal::CONT);
     for (_, address) in [&lead, &other] {
         until("the job has ended at both hubs", || {
-            // The hub that was suspended may notice the worker's silence before the end of its links.
+            // The hub that was suspended may notice first that the worker is silent, or first that the
+            // worker's links have ended.
             let jobs = format!("{:?}", describe(address).jobs);
             jobs.contains("worker 0 is gone") || jobs.contains("worker 0 was silent")
         });

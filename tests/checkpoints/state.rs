@@ -346,7 +346,7 @@ fn a_state_that_there_is_not_is_refused() {
     };
     let (status, why) = ask("none");
     assert_eq!(status, 404);
-    says(why, &["no job \\\"none\\\" is here"]);
+    says(why, &["this hub has no job \\\"none\\\""]);
     let session = Session::join(small(&hub, 0, 1)).unwrap();
     let (status, why) = ask("job");
     assert_eq!(status, 409);

@@ -46,8 +46,8 @@ fn state() -> Saved {
     states.into_iter().flatten().next().unwrap()
 }
 
-/// Continues a job with these workers, which bring a state or have one at the hub. Makes rounds up to the
-/// round `last`.
+/// Continues a job from the state `brings` of rank 0, or from the state at the hubs if `brings` is `None`.
+/// Makes rounds up to the round `last`.
 fn goes_on(
     training: &Training,
     hubs: &[Hub],

@@ -44,7 +44,7 @@ fn a_trial_leaves_no_checkpoint() {
     assert_eq!(kept_after(true), Vec::<OsString>::new());
 }
 
-/// The second run of a probe was once wrong, because its job continued from the weights of the first run.
+/// Formerly the second run of a probe was wrong, because its job continued from the weights of the first run.
 #[test]
 fn a_job_that_is_a_trial_goes_on_from_no_checkpoint_and_writes_none() {
     let _watchdog = Watchdog::start();

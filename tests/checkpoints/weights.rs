@@ -114,7 +114,7 @@ fn has_them_until(training: &Training, dirs: &[tempfile::TempDir], last: u32) {
         }
         let (status, why) = refused(hub, "?only=everything");
         assert_eq!(status, 400);
-        says(why, &["only=everything", "expected none, only=weights or only=averages"]);
+        says(why, &["only=everything", "pairs joined by &: only=weights or only=averages"]);
     }
     session.leave().unwrap();
     let of_hub = dirs.iter().map(|dir| of_file(dir.path(), &(last + 1).to_string()));
@@ -190,7 +190,7 @@ fn the_state_before_a_round_that_is_named_comes_when_the_job_does() {
     session.leave().unwrap();
 }
 
-/// A job of which each state has 16 MB of weights, and its hub.
+/// A job whose states have 16 MB of weights each, and the job's hub.
 struct Large {
     training: Training,
     hub: Hub,
@@ -316,7 +316,8 @@ fn a_reader_on_the_hubs_machine_gets_the_weights_in_its_memory() {
     large.session.leave().unwrap();
 }
 
-/// A reader that wants deltas gets them from the states that readers have got, and whole states otherwise.
+/// A reader that asks for deltas gets deltas if its old state is one that the hub has sent to a reader. For
+/// any other old state it gets the whole state.
 #[test]
 fn a_reader_with_an_older_state_gets_the_differences() {
     let _watchdog = Watchdog::start();

@@ -8,8 +8,8 @@ use hub_tests::{config_at, describe, hub, hub_with_limit, on_threads, refused, s
 use pbox_core::control::{JobReply, JobState};
 use rustix::process::Signal;
 
-/// Starts ranks 0 to `workers - 2` in this process, and the last rank in its own process. All are in round 2,
-/// of which the last rank has pushed a part.
+/// Starts ranks 0 to `workers - 2` in this process, and the last rank in its own process. All ranks are in
+/// round 2, and the last rank has pushed a part of this round.
 fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     let last = workers - 1;
     let mut remote = Remote::start(&format!("{hub} job {last} {workers}"));

@@ -42,8 +42,8 @@ fn the_one_that_does_not_push_is_named() {
     let hub = hub(None);
     let mut sessions = workers(&hub, 3, |config| config.wait_limit = Duration::from_secs(5));
     push_all(&mut sessions[0]).unwrap();
-    // Worker 2 waits for worker 1 before it pushes its other keys. Its pushes are missing, too, but it must
-    // not be named.
+    // Worker 2 waits for worker 1 before it pushes its other keys. Worker 2's pushes are missing, too, but
+    // worker 2 must not be named.
     sessions[2].push(FIRST).unwrap();
     assert_eq!(named(&hub), [1]);
     let late = describe(&hub.address().to_string()).jobs[0].held_up_by[0].clone();

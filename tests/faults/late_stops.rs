@@ -96,7 +96,7 @@ fn the_second_hub_of_two_does_the_same() {
     lost_is_what_had_not_come(&taken(2, 1));
 }
 
-/// A job has a round in flight when its hub is asked to stop. A worker of another job joins meanwhile.
+/// A job has a round in flight when its hub is asked to stop. A worker of another job joins during the stop.
 #[test]
 fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
     let _watchdog = Watchdog::start();

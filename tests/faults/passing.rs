@@ -43,7 +43,7 @@ fn heartbeats_go_on_through_what_passes() {
         until("the heartbeats are broken", || proxy.left() == 0);
         round(&mut session);
     }
-    // The next heartbeat after the last broken one arrives within the limit.
+    // The next heartbeat after the last broken heartbeat arrives within the limit.
     std::thread::sleep(Duration::from_secs(4));
     round(&mut session);
     session.leave().unwrap();
@@ -87,7 +87,8 @@ fn a_state_is_offered_again() {
     }
 }
 
-/// The hub admits the worker, and its answer is lost. The rank is free after the hub's limit of one second.
+/// The hub admits the worker, but the hub's answer is lost. The rank is free after the hub's limit of one
+/// second.
 #[test]
 fn a_worker_whose_join_was_cut_waits_for_its_own_rank() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! Workers that lose their links while their hub is alive, for example with a NIC, make new links and
-//! continue. All weights have the bits of a run without losses.
+//! Workers that lose their links while their hub is alive, for example because a NIC fails, make new links
+//! and continue. All weights have the bits of a run without losses.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -213,8 +213,8 @@ fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
     says(error, &["job \"job\"", "this worker could not reconnect"]);
 }
 
-/// A killed worker makes no links, and is named as dead. The hub may first see the end of its links, or of
-/// its heartbeat.
+/// A killed worker makes no links, and is named as dead. The hub may first see that the worker's links end,
+/// or that the connection of its heartbeat ends.
 #[test]
 fn a_worker_that_is_killed_is_named_though_it_would_have_made_its_links_again() {
     let _watchdog = Watchdog::start();

@@ -1,6 +1,6 @@
 //! Hubs that lose their links to a living hub above make new links, as workers do. All weights have the bits
-//! of a run without losses. `tests/sim/{bits,staleness}/levels.rs` tests the same by seeds with codecs,
-//! schedules and machines that step alone.
+//! of a run without losses. `tests/sim/{bits,staleness}/levels.rs` tests the same with random seeds, for
+//! codecs, schedules and machines that step alone.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;

@@ -66,7 +66,7 @@ pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u3
         session.is_ready(FIRST).unwrap();
         ended.load(Ordering::Relaxed) >= workers
     });
-    // No worker may end while another one still checks its session.
+    // No worker may end while another worker still checks its session.
     ended.fetch_add(1, Ordering::Relaxed);
     until("no worker looks any more", || ended.load(Ordering::Relaxed) >= 2 * workers);
 }
@@ -78,7 +78,7 @@ pub(super) struct Stops {
     span: u32,
     made: AtomicU32,
     over: AtomicU32,
-    /// The number of returns of all workers: each stop adds one for each worker.
+    /// The sum of all workers' returns. Each stop adds 1 for each worker.
     back: AtomicU32,
 }
 
@@ -100,8 +100,8 @@ impl Stops {
         }
     }
 
-    /// Kills hubs one after another, at any moment of a round. Every second time it kills again while the job
-    /// begins anew.
+    /// Kills hubs one after another, at any moment of a round. Every second kill is followed by another kill
+    /// while the job begins anew.
     pub fn kill(&self, kills: u32, mut kill: impl FnMut(usize)) {
         let mut number = 0;
         self.make(kills, |stop| {

@@ -50,8 +50,8 @@ fn a_hub_that_is_started_again_costs_nothing() {
     for transport in copying_transports().into_iter().chain([Transport::Shm]) {
         let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
         // The workers and the thread that restarts the hub meet three times. While a worker waits for a
-        // meeting, it must drive its session. The other worker may have lost its last answers with the hub:
-        // then it waits until this worker joins again.
+        // meeting, it must drive its session. The other worker may have lost its last answers with the hub.
+        // Then the other worker waits until this worker joins again.
         let here = AtomicU32::new(0);
         let meet = |meeting: u32, look: &mut dyn FnMut()| {
             here.fetch_add(1, Ordering::Relaxed);
@@ -203,7 +203,7 @@ fn a_hub_that_does_not_come_back_is_an_error_in_time() {
     says(error, &["\"job\" failed", "a test", "the hub did not come back within", "cannot reach"]);
 }
 
-/// Checks that a hub behind a proxy is waited for as any hub is, while the proxy answers 502 in its place.
+/// Checks that workers wait for a lost hub also while a proxy in front of it answers 502 in the hub's place.
 #[test]
 fn a_request_waits_for_a_hub_that_is_started_again_behind_a_proxy() {
     let _watchdog = Watchdog::start();
@@ -377,8 +377,8 @@ fn a_job_without_weights_needs_no_checkpoint() {
     assert_eq!(sessions[0].returns(), Returns { times: 1, lost_rounds: 1 });
 }
 
-/// The last worker that learns of the new job also learns its end: the first worker has ended with its script. Formerly
-/// the last worker waited for the first worker in a third job.
+/// The worker that learns last of the new job also learns that this job has failed. The other worker has already ended.
+/// Formerly the last worker made a third job, and waited there for the other worker.
 #[test]
 fn a_hub_that_comes_back_without_the_weights_is_an_error_of_each_worker_at_once() {
     let _watchdog = Watchdog::start();

@@ -1,7 +1,7 @@
-//! A hub ends and is started again while workers step alone. Every lost push is reported. No push counts twice, except one that
-//! was in flight when the hub was killed.
+//! A hub ends and is started again while workers step alone. Every lost push is reported. No push counts twice, except a push
+//! that was in flight when the hub was killed.
 //!
-//! The weights count pushes: each worker adds its own digit to all of them.
+//! The weights count pushes: each worker adds its own digit to all weights.
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(super) const COUNTING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weig
 /// The value that a push of rank 1 adds; a push of rank 0 adds 1. No rank pushes 2048 times.
 pub(super) const DIGIT: f32 = 2048.0;
 
-/// Returns a worker of one hub or of several, after the broadcast.
+/// Returns a worker of one or several hubs, after the broadcast.
 fn begun(list: &str, rank: u32, consistency: Consistency, transport: Transport) -> Session {
     let config = SessionConfig {
         hub: list.to_owned(),
@@ -115,7 +115,8 @@ fn one_hub_of_two_may_be_killed_while_workers_step_alone() {
     assert!(seen[0].pushes.iter().any(|&(least, _)| least < STEPS), "kills lose something");
 }
 
-/// Asserts that after kills each rank has the pushes that it made, without those that were reported as lost.
+/// Asserts that after kills the weights contain each rank's pushes, without the pushes that were reported as
+/// lost.
 pub(super) fn assert_counts_add_up(seen: &[Ended], consistency: Consistency, steps: u32) {
     assert!(seen.iter().all(|ended| ended.returns.times > 2), "{consistency}");
     // A worker that was ahead loses its extra rounds, too: with ASP any number of them. One push without an

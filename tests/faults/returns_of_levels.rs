@@ -51,8 +51,8 @@ impl Cluster {
             (0..if is_mesh { MACHINES } else { 1 }).map(|_| tempfile::tempdir().unwrap()).collect();
         let variables = (0..count).map(|hub| {
             let mut all = vec![("PHUB_LISTEN", addresses[hub as usize].to_string())];
-            // If a hub is killed between its join at the hub above and the making of its links, the hub above
-            // notices only after this time.
+            // A hub may be killed after its join at the hub above, but before its links are made. The hub
+            // above notices that only after this time.
             all.push(("PHUB_HEARTBEAT_LIMIT_S", "8".to_owned()));
             if is_mesh || hub == MACHINES {
                 let dir = if is_mesh { &dirs[hub as usize] } else { &dirs[0] };

@@ -106,7 +106,7 @@ fn a_worker_with_another_secret_is_refused_by_every_transport_and_told_where_its
         let error = refused(config.clone());
         says(
             &error,
-            &["does not let", "join", "not of the hub's secret", "the file of a test", "PHUB_TOKEN"],
+            &["does not let", "join", "not made with the hub's secret", "the file of a test", "PHUB_TOKEN"],
         );
         assert!(!error.contains("another-secret"), "{error}");
 

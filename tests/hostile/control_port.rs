@@ -1,6 +1,6 @@
 //! Clients of the control port that send slowly, nothing, garbage or too much, and more clients than there
-//! are places. The hub refuses or closes each, a job continues with the right bits, and no descriptor is left
-//! open. The file has one test, because it counts the descriptors of the process.
+//! are places. The hub refuses or closes each connection, a job continues with the right bits, and no
+//! descriptor is left open. The file has one test, because it counts the descriptors of the process.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -43,7 +43,7 @@ impl Client {
         self
     }
 
-    /// Reads all bytes that the hub sends until it closes.
+    /// Reads all bytes that the hub sends until the hub closes.
     fn read_all(mut self) -> String {
         let mut said = Vec::new();
         match self.0.read_to_end(&mut said) {
@@ -197,8 +197,8 @@ fn no_client_holds_up_the_hub() {
     });
 }
 
-/// One address cannot take all connections with tokens. Its further clients are refused with a reason, and
-/// its open connections continue.
+/// One address cannot take all connections with tokens. Further clients at this address are refused with a
+/// reason, and its open connections continue.
 #[test]
 fn one_address_has_a_share_of_the_connections() {
     let _watchdog = Watchdog::start();

@@ -78,7 +78,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
             steady.iter_mut().for_each(|session| push_all(session).unwrap());
             steady.iter_mut().for_each(|session| session.wait_all().unwrap());
         }
-        // The token is right, but the window can shrink.
+        // The token is right, but the memory of the window can still shrink.
         let told = send(
             address,
             &hello(token, 1 << 20, &reply.cores),

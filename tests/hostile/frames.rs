@@ -88,6 +88,6 @@ fn workers_whose_frames_lie_lose_their_links() {
                 bytes[HEADER_BYTES..][..20].fill(0xff);
             });
         });
-        says(error, &["pushed chunk 5 for round 1", "its frame holds"]);
+        says(error, &["pushed chunk 5 for round 1", "its frame is invalid"]);
     }
 }

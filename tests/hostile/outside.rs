@@ -1,8 +1,8 @@
-//! Addresses that a join names. The hub shows no token there, and asks only the peers that its operator
-//! allows.
+//! Addresses that a join names. The hub sends no token to them, and sends requests only to the peers that its
+//! operator allows.
 //!
-//! To such an address, the hub shows only a proof of the request, and makes only requests that hubs make. It
-//! repeats no text of the answer, accepts no number that is too large, and delays nobody else.
+//! With such a request, the hub sends only a proof of the request, and it sends only requests that hubs make.
+//! It repeats no text of the answer, accepts no number that is too large, and delays nobody else.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -210,8 +210,8 @@ fn a_hub_asks_the_peers_that_its_operator_allows() {
     assert!(attacker.seen().is_empty(), "{:?}", attacker.seen());
 }
 
-/// A hub connects to data paths only at allowed peers. An allowed peer names a machine that is not allowed as
-/// the place of its data path.
+/// A hub connects to data paths only at allowed peers. Here an allowed peer says that its data path is at a
+/// machine that is not allowed.
 #[test]
 fn an_answer_leads_a_data_path_only_to_the_peers_that_are_allowed() {
     let _watchdog = Watchdog::start();

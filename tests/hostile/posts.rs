@@ -104,7 +104,7 @@ fn a_chunk_twice_in_a_round() {
     // If the victim's push of the chunk arrives between the two pushes of the attacker, the attacker's
     // second push belongs to an old round.
     assert!(
-        ["chunk 3 twice in round 0", "chunk 3 for a round whose number ends in 0, but round 1"]
+        ["chunk 3 twice in round 0", "chunk 3 for a round that is 0 modulo 64, but round 1"]
             .iter()
             .any(|words| error.contains(words)),
         "{error}"
@@ -134,7 +134,7 @@ fn a_chunk_of_another_round() {
             let core = attacker.owner(7);
             post(attacker, core, 7, round);
         });
-        says(error, &["chunk 7", &format!("ends in {round}"), "round 0", "in flight"]);
+        says(error, &["chunk 7", &format!("{round} modulo 64"), "round 0", "in flight"]);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Requests of the control port that no worker sends: several at once, repeated headers, and parts of chunked
 //! bodies without an end. Also invalid paths and methods, and floods.
 //!
-//! The hub refuses each with an error or closes the connection. A job at the same time continues with right
-//! bits.
+//! The hub refuses each with an error or closes the connection. A job that runs at the same time continues
+//! with right bits.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -57,7 +57,7 @@ fn requests_that_nobody_sends_are_refused_in_words_and_a_job_goes_on() {
             "GET /v1/hub HTTP/1.1\r\nhost: hub\r\nconnection: close\r\nauthorization: Bearer x\r\nauthorization: {}\r\n\r\n",
             authorization()
         );
-        says(error(&told(at, twice), 401), &["not of the hub's secret"]);
+        says(error(&told(at, twice), 401), &["not made with the hub's secret"]);
         let join = |headers: &str, body: &[u8]| {
             told(at, [request("POST /v1/jobs/job/join", headers).as_bytes(), body].concat())
         };
@@ -105,7 +105,7 @@ fn paths_and_methods_that_are_none_are_json_and_repeat_little() {
     says(error(&told(hub.address(), request("TRACE /v1/hub", "")), 405), &["another method"]);
 }
 
-/// One thread serves any number of questions for a part of a checkpoint. Each answer reads the file.
+/// One thread serves any number of requests for a part of a checkpoint. Each answer reads the file.
 #[test]
 fn a_flood_of_questions_for_parts_takes_one_thread() {
     alone(|| {
@@ -115,7 +115,7 @@ fn a_flood_of_questions_for_parts_takes_one_thread() {
             let checkpoints = Some(directory.path().to_owned());
             Hub::start(&HubSettings { checkpoints, ..settings(1, 30) }).unwrap()
         });
-        // The part has 64 MB, whose digest each answer computes.
+        // The part has 64 MB. For each answer the hub computes the digest of the part.
         let config = config_at(&addresses(&hubs), "job", 0, 1).with_terms(|terms| {
             (terms.keys, terms.chunk_bytes) = (vec![Key::f32("only", [32 << 20])], 1 << 20)
         });

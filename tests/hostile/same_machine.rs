@@ -90,7 +90,8 @@ fn an_impostor_at_a_hubs_name_sees_no_token_and_the_worker_comes_by_another_tran
             let (bytes, _) = net::recv(&accepted, &mut hello, net::RecvFlags::empty()).unwrap();
             let tokens = TOKENS.lock().unwrap();
             let shown = |token: &[u8; 16]| hello[..bytes].windows(16).any(|part| part == token);
-            // The server answers a shown token with a message about it, and the worker does not join.
+            // If the worker shows a token, this server answers with a message about the token, and the worker
+            // then does not join.
             let answer =
                 if tokens.iter().any(shown) { Some(b"phubshm4\x01a token!".as_slice()) } else { *answer };
             assert!(!tokens.is_empty() && !tokens.iter().any(shown), "a token is shown");

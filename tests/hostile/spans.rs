@@ -1,6 +1,6 @@
 //! Frames over TCP whose span is not that of their chunk: short, empty, too long, or at another chunk's
-//! place. None counts as a push. The sender of such a frame loses its link, and the error names the expected
-//! bytes.
+//! place. No such frame counts as a push. The sender of such a frame loses its link, and the error names the
+//! expected bytes.
 //!
 //! Workers check the hub's frames in the same way. In these tests, a relay between them and a real hub
 //! changes a frame.
@@ -66,8 +66,8 @@ fn a_frame_is_exactly_its_chunk() {
     }
 }
 
-/// An empty push is not taken for a pull. With this schedule, frames without bytes are pulls, but only a
-/// notice can ask for a pull.
+/// The hub does not take an empty push for a pull. With this schedule a pull is a frame without bytes, but a
+/// pull is valid only after the hub's notice.
 #[test]
 fn an_empty_push_is_no_pull() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,6 @@
 //! Strangers on the TCP port of the data path: silent connections, hellos with unknown tokens, and workers
-//! whose connections never arrive. They cost no other client a place, and each of them ends in bounded time.
+//! whose connections never arrive. They cost no other client a place, and each of their connections ends in
+//! bounded time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -135,8 +136,8 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
     Training::small("after").run(&hub.address().to_string());
 }
 
-/// A replayed or made-up hello is refused. A reader of the wire knows the name of a token and whole hellos,
-/// and neither gives access.
+/// A replayed or made-up hello is refused. Somebody who reads the network's traffic knows the name of a token
+/// and whole hellos, but neither the name nor a hello gives access.
 #[test]
 fn a_hello_that_is_replayed_or_made_up_is_refused() {
     let _watchdog = Watchdog::start();

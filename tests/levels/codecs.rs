@@ -96,7 +96,8 @@ fn sums_of_machines_are_coded_as_gradients_of_workers() {
     }
 }
 
-/// The frames carry the number of gradients. A machine that returns gets the weights unchanged.
+/// The frames carry the number of gradients, so the mean is right when workers leave. A machine that returns
+/// gets the job's current weights.
 #[test]
 fn a_coded_mean_is_over_those_who_take_part() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! The workers of all machines of a job learn the reason of its end, and the machine. Wrong settings of hubs
-//! are refused with an error that names them, in bounded time.
+//! If a job ends, the workers of all its machines learn the reason, and which machine caused the end. Wrong
+//! settings of hubs are refused with an error that names them, in bounded time.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -59,7 +59,7 @@ fn round<'a>(
 /// The control port of the hub above.
 static ABOVE: OnceLock<String> = OnceLock::new();
 
-/// A script that was started again at once got "rank 0 is taken" from the hubs above.
+/// Formerly a script that was started again at once got the error "rank 0 is taken" from the hubs above.
 #[test]
 fn a_join_waits_until_the_hubs_above_know_that_the_job_of_its_name_failed() {
     fn held(path: &str, _: &mut Value) {
@@ -204,8 +204,8 @@ fn a_top_that_is_killed_is_named_on_all_machines() {
     }
 }
 
-/// If a mesh loses a machine, it loses that machine's share of the weights, so the job ends. If it loses a
-/// worker, the job continues.
+/// If a mesh loses a machine, it loses that machine's share of the weights, so the job ends. If a mesh loses
+/// a worker, the job continues.
 #[test]
 fn a_mesh_goes_on_without_a_worker_and_ends_without_a_machine() {
     let _watchdog = Watchdog::start();
@@ -272,11 +272,11 @@ fn a_machine_that_does_not_come_is_named() {
     let mut config = config_at(&below.address().to_string(), "job", 0, 1);
     config.join_limit = PATIENCE;
     says(refused(config), &["machine(s) [0, 2]", "the hub or some workers are missing"]);
-    // The other machines have not come, and this error does not wait for them.
+    // The other machines have not joined, and this error does not wait for them.
     let name = |letters| "a".repeat(letters);
     says(
         refused(config_at(&below.address().to_string(), &name(59), 0, 1)),
-        &["the name has 59 letters", "ends with \".above\"", "at most 58 letters"],
+        &["the name has 59 letters", "appends \".above\"", "at most 58 letters"],
     );
     let mut config = config_at(&below.address().to_string(), &name(58), 0, 1);
     config.join_limit = PATIENCE;

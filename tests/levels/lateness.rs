@@ -1,4 +1,4 @@
-//! The hubs at the top name a late worker of another machine, because that machine's hub reports it.
+//! The hubs at the top name a late worker of another machine, because that machine's hub reports the worker.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;

@@ -73,7 +73,8 @@ fn on_machines<T: Send>(
     (0..machines).map(|_| flat.by_ref().take(workers as usize).collect()).collect()
 }
 
-/// Trains on machines; `shape` has the number of workers of each. Returns the bits of the last weights.
+/// Trains on machines; `shape` has the number of workers of each machine. Returns the bits of the last
+/// weights.
 fn train(machines: &Machines, shape: &[u32], training: &Training) -> Vec<Vec<u32>> {
     let (all, here) = (shape.iter().sum(), shape[0]);
     assert!(shape.iter().all(|of_machine| *of_machine == here));

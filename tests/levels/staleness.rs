@@ -29,7 +29,7 @@ fn train(config: SessionConfig) -> Vec<f32> {
     weights
 }
 
-/// Runs `work` for each item, on a thread for each.
+/// Runs `work` for each item, each on its own thread.
 fn at_once<I: Send, T: Send>(each: impl IntoIterator<Item = I>, work: impl Fn(I) -> T + Sync) -> Vec<T> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -38,7 +38,8 @@ fn at_once<I: Send, T: Send>(each: impl IntoIterator<Item = I>, work: impl Fn(I)
     })
 }
 
-/// A single machine steps like a job with its workers, because its pushes are their means.
+/// A single machine steps like a job of the machine's workers, because the machine pushes the means of these
+/// workers.
 #[test]
 fn one_machine_steps_by_the_mean_of_its_workers() {
     let _watchdog = Watchdog::start();
@@ -67,7 +68,7 @@ fn one_machine_steps_by_the_mean_of_its_workers() {
     }
 }
 
-/// Machine 0 gets ahead of machine 1, as far as it may. At the end both have made all steps.
+/// Machine 0 gets ahead of machine 1, as far as it may. At the end both machines have made all steps.
 #[test]
 fn machines_do_not_wait_for_each_other() {
     let _watchdog = Watchdog::start();

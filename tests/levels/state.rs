@@ -1,5 +1,5 @@
-//! A state that rank 0 brings to the hub of its machine goes to the hubs at the top. A client gets it from
-//! there.
+//! A state that rank 0 brings to the hub of its machine is sent to the hubs at the top. A client fetches the
+//! state from these hubs.
 
 use std::time::Duration;
 

@@ -20,7 +20,7 @@ use pbox_core::{Key, Optimizer};
 use serde_json::{Value, json};
 use worker_shim::{Session, SessionError};
 
-/// A time after which a silent worker would be lost, and which no test reaches.
+/// A heartbeat limit that no test reaches: only after this time would a silent worker be lost.
 const FOR_EVER_S: u64 = 3600;
 
 #[test]
@@ -334,7 +334,7 @@ fn workers_that_do_not_come_are_named() {
     Session::join(config(&hub, "job", 0, 1)).unwrap().leave().unwrap();
 }
 
-/// Answers of joins pass the proxy once this is true.
+/// Whether the proxy passes the answers of joins on.
 static PASSES: AtomicBool = AtomicBool::new(false);
 
 /// The hub below waits for the hub above when its client hangs up. Nobody gets the answer, so the join must not count.

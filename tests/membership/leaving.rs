@@ -54,7 +54,7 @@ fn leaves_with_one_key(hub: &Hub, address: &str) -> (Session, KeyId) {
 }
 
 /// A worker that leaves before it has pushed a key is named to the workers that wait for the key. The backend
-/// of torch.distributed uses keys in turn, so a leave has a round for each key.
+/// of torch.distributed uses keys in turn, so a leave request reports a round for each key.
 #[test]
 fn a_worker_that_leaves_before_it_has_pushed_a_key_is_named_to_who_waits_for_it() {
     let _watchdog = Watchdog::start();

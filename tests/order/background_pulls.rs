@@ -68,8 +68,8 @@ fn looking_first(session: &Background) -> impl Fn(KeyId) + '_ {
     }
 }
 
-/// The times of the profile are at least the imitated times. If the session had not seen the waits, they
-/// would be zero.
+/// The times of the profile are at least the imitated times. If the session had not seen the waits, the times
+/// of the profile would be zero.
 #[test]
 fn a_background_plans_by_its_callers_times() {
     let _watchdog = Watchdog::start();

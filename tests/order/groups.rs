@@ -1,5 +1,5 @@
-//! Groups: neighbouring small keys that are pushed together cross in one post, in each direction, and give
-//! the same weights.
+//! Groups of small neighbouring keys. If a group's keys are pushed together, one post carries them in each
+//! direction. The weights are the same as without groups.
 
 use std::sync::Arc;
 

@@ -62,7 +62,7 @@ fn late_bytes_of(
     }
     let mut hub = net.port();
     far.into_iter().for_each(|far| _ = hub.attach(far));
-    // The hub takes one arrival at a time, and the worker handles its arrivals after each.
+    // The hub takes one arrival at a time. After each, the worker handles its own arrivals.
     let mut look = |worker: &mut Exchange<sim::Port>| {
         let mut arrivals = [Arrival::default()];
         while hub.poll(&mut arrivals) == 0 {}
@@ -161,8 +161,8 @@ fn unanswered([first, last]: [KeyId; 2], schedule: Schedule) -> u32 {
     last_left.unwrap_or(0)
 }
 
-/// The hub sends by priority, too. Of the answers that wait, those of the first layer are sent first, also if a worker has
-/// learnt later which layer is the first.
+/// The hub sends by priority, too. Of the answers that wait, the answers of the first layer are sent first, even if a
+/// worker has learnt only later which layer is the first.
 #[test]
 fn the_hub_sends_the_first_layer_first() {
     let _watchdog = Watchdog::start();

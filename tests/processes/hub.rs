@@ -11,8 +11,8 @@ use phub_server::{Hub, HubSettings};
 
 const VARIABLE: &str = "PHUB_TEST_HUB";
 
-/// Starts a hub on a free port, with one core that sleeps when idle unless `variables` say otherwise. Returns its process
-/// and its address.
+/// Starts a hub on a free port. It has one core, which sleeps when idle, unless `variables` have other settings. Returns
+/// its process and its address.
 pub fn start_hub(variables: &[(&str, &str)]) -> (Program, String) {
     let mut program = begin_hub(variables);
     let address = program.read_reply();

@@ -1,5 +1,5 @@
-//! A large job comes and goes. Its memory is never first touched by the threads of the hub's cores, which run
-//! the rounds of other jobs.
+//! A large job starts and ends. The threads of the hub's cores are never the first to touch its memory,
+//! because they run the rounds of other jobs.
 
 use std::fs;
 

@@ -7,7 +7,7 @@ use hub_tests::usage::{holds, holds_at_rest, status_bytes};
 use hub_tests::{config_at, describe, push_all, ready_all};
 use worker_shim::Session;
 
-/// The number of times that workers come and go before the hub's memory is first measured. Then the hub's
+/// The number of times that workers join and leave before the hub's memory is first measured. Then the hub's
 /// allocator and tables have their final size.
 const WARM_UP: u32 = 100;
 const TIMES: u32 = 1000;
@@ -21,8 +21,8 @@ fn comes_and_goes(hub: &str, job: &str) {
     session.leave().unwrap();
 }
 
-/// Makes a round of two workers, which then leave. They leave in one order for even times, and in the other
-/// order for odd times.
+/// Makes a round of two workers, which then leave. They leave in one order if `time` is even, and in the
+/// other order if it is odd.
 fn two_come_and_go(hub: &str, time: u32) {
     let mut sessions = ready_all(2, |rank| config_at(hub, "two", rank, 2));
     sessions.iter_mut().for_each(|session| push_all(session).unwrap());

@@ -1,6 +1,6 @@
 //! A hub in a control group that limits its memory refuses jobs that do not fit, and keeps running. The test
 //! makes a group below its own. If it has no permission for that, the test is skipped with a message. The
-//! reader of the limits has tests of its own, on trees of files.
+//! code that reads the limits has its own tests, with files that imitate control groups.
 
 use std::fs;
 use std::path::{Path, PathBuf};

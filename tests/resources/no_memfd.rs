@@ -60,7 +60,7 @@ fn in_the_container() {
         assert!(job.members.iter().all(|member| member.transport.as_deref() == Some("tcp")), "{job:?}");
         sessions.into_iter().for_each(|session| session.leave().unwrap());
     }
-    // The error is about this end, and gives the advice.
+    // The error is about this process, not about a worker, and says what to do.
     let error = with(Some(vec![Transport::Shm])).map(drop).unwrap_err();
     says(error, &["this process may not make shared memory (memfd_create: ", "seccomp", "TCP alone"]);
 }

@@ -1,5 +1,5 @@
-//! A hub without enough memory, descriptors, locked memory or huge pages refuses with an error that names the
-//! limit to raise, and keeps running. The tests limit the running hub's process by prlimit(2).
+//! A hub without enough memory, descriptors, locked memory or huge pages refuses requests with an error that
+//! names the limit to raise, and keeps running. The tests limit the running hub's process by prlimit(2).
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -124,8 +124,8 @@ fn a_worker_without_a_thread_for_its_heartbeat_gives_its_rank_back() {
     });
 }
 
-/// The memory's descriptors do not arrive, but the hub has linked the worker. So the hub refuses the worker's TCP connection, and
-/// that reason alone says nothing of descriptors.
+/// The memory's descriptors do not arrive, but the hub has linked the worker. So the hub refuses the worker's TCP connection,
+/// and the reason of this refusal alone does not mention descriptors.
 #[test]
 fn a_worker_without_descriptors_hears_why_shared_memory_failed() {
     let _watchdog = Watchdog::start();

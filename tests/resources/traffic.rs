@@ -10,8 +10,8 @@ use pbox_core::{Consistency, Key, LevelTerms, Optimizer, Schedule};
 use serde_json::{Value, json};
 use worker_shim::Session;
 
-/// Only rank 0 sends the first weights, because the windows of other ranks would cross for nothing. An older
-/// hub wants the weights of all ranks.
+/// Only rank 0 sends the first weights, because the windows of other ranks would be sent for nothing. An
+/// older hub wants the weights of all ranks.
 #[test]
 fn only_rank_0_sends_the_first_weights() {
     fn older(path: &str, answer: &mut Value) {
@@ -107,7 +107,7 @@ fn fewer_bytes_cross() {
     }
 }
 
-/// The share alpha of the model crosses with Slim-DP. With `keys`, the explorer's elements are sent with
+/// With Slim-DP, the share alpha of the model is sent. With `keys`, the explorer's elements are sent with
 /// their places, which have 16 bits.
 #[test]
 fn alpha_of_the_model_crosses() {

@@ -8,7 +8,7 @@ use pbox_core::{Consistency, KeyId, Optimizer};
 use phub_server::Hub;
 use worker_shim::{Session, SessionConfig};
 
-/// The number of values in the model, whose keys have 120, 1 and 50.
+/// The number of values in the model, whose keys have 120, 1 and 50 values.
 const VALUES: f64 = 171.0;
 
 /// Pushes the same value everywhere, except for one key's first value.
@@ -31,8 +31,8 @@ fn norms(hub: &Hub) -> Option<(u64, GradientNorm)> {
     Some((gradients.not_finite, gradients.last))
 }
 
-/// Trains two workers on two cores. Their means are 2 in round 1. In round 65 they are 0.5, but two values
-/// are not numbers.
+/// Trains two workers on two cores. The means of gradients are 2 in round 1. In round 65 the means are 0.5,
+/// except two values that are not numbers.
 fn train(hub: &Hub, change: impl Fn(&mut SessionConfig) + Sync) {
     let mut sessions = ready_all(2, |rank| {
         let mut config = config(hub, "job", rank, 2);
@@ -72,7 +72,7 @@ fn the_norm_of_the_mean_and_values_that_are_no_numbers() {
     let _watchdog = Watchdog::start();
     train(&hub(2), |_| {});
     train(&hub(1), |config| config.terms.optimizer = Optimizer::Average);
-    // Frames are decoded before they are summed, and f16 has all these values.
+    // Frames are decoded before they are summed, and f16 can hold all these values.
     train(&hub(2), |config| config.terms.level.compression = Some("f16".parse().unwrap()));
 }
 

@@ -72,7 +72,8 @@ fn read(path: &Path) -> Vec<Event> {
     events(&std::fs::read_to_string(path).unwrap())
 }
 
-/// Returns all events with the name `what` in a key's round. If `rank` is given, they are those of this rank.
+/// Returns all events with the name `what` in a key's round. If `rank` is given, returns only the events of
+/// this rank.
 fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>) -> Vec<&'a Event> {
     let is_it = |event: &&Event| {
         event.what == what
@@ -83,7 +84,7 @@ fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>
     all.iter().filter(is_it).collect()
 }
 
-/// Checks the order of each key's events. For each chunk a push arrives, then comes the chunk's step, then
+/// Checks the order of each key's events. For each chunk, a push arrives, then the hub steps the chunk, then
 /// the hub posts the answers, and then the worker has its answer.
 ///
 /// The times of two processes may differ by `same` microseconds. The smallest value of `same` is

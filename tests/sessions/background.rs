@@ -213,16 +213,17 @@ fn a_leave_that_was_interrupted_can_be_called_again() {
         says(session.leave(&mut || true).unwrap_err(), &["interrupted", "the hub's answer to the leave"]);
     }
     relay.stall(Way::Control, Stall::NONE);
-    // Formerly a leave that had ended between the calls made the next call an error.
+    // Formerly, if the leave had ended between two calls, the next call returned an error.
     until("the leave has arrived", || describe(&hub.address().to_string()).jobs.is_empty());
     session.leave(&mut patient).unwrap();
     says(session.leave(&mut patient).unwrap_err(), &["this session has left the job"]);
 }
 
-/// Answers of joins pass once this is true.
+/// Whether the proxy passes the answers of joins on.
 static PASSES: AtomicBool = AtomicBool::new(false);
 
-/// In a notebook, the hub may answer an interrupted join after the next try has begun. That try got "rank taken".
+/// In a notebook, the hub may answer an interrupted join after the next try has begun. Formerly that next try
+/// then got "rank taken".
 #[test]
 fn a_join_waits_for_an_interrupted_join_whose_answer_is_late() {
     fn held(path: &str, _: &mut Value) {

@@ -106,7 +106,7 @@ fn a_push_before_the_broadcast_is_refused() {
     go_on(sessions.try_into().map_err(|_| "two workers").unwrap(), &[]);
 }
 
-/// The second broadcast once returned without a word, and the weights stayed.
+/// Formerly the second broadcast returned without an error, although it did not change the weights.
 #[test]
 fn a_broadcast_after_a_push_is_refused() {
     let _watchdog = Watchdog::start();
@@ -225,7 +225,7 @@ fn learning_rates_are_finite_and_not_negative() {
         assert_eq!(status, 400, "{rate}: {error}");
         says(error, &["learning"]);
     }
-    // Zero is a valid rate. A rate that overflows with a key's multiplier is not.
+    // Zero is a valid rate. A rate whose product with a key's multiplier overflows is not valid.
     session.set_learning_rate(0.0).unwrap();
     session.set_learning_rate(0.5).unwrap();
     request.terms.keys[1].lr_mult = 10.0;

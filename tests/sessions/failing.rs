@@ -1,5 +1,5 @@
-//! A worker that fails sends its reason to the other workers. The hub puts the reason into its own words. Any
-//! reason becomes one line that can be printed.
+//! A worker that fails sends its reason to the other workers. The hub repeats the reason within its own
+//! error. Any reason becomes one line that can be printed.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -81,6 +81,7 @@ fn a_hub_prints_no_more_than_a_line_of_a_strangers_reason() {
         waits.join().unwrap()
     });
     says(&waits, &["rank 1 failed: no way  yyyy"]);
-    // The worker gets the reason by the hub's notice, or while it connects, with more words before it.
+    // The worker gets the reason by the hub's notice, or as the error of its connection. The error of a
+    // connection has more words before the reason.
     assert!(waits.len() < MAX_REASON_BYTES + 200 && !waits.contains('\n'), "{waits}");
 }

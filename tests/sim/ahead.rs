@@ -1,5 +1,5 @@
-//! Answers ahead: weights come before the pushes that they answer. Events between an answer and its push
-//! change no bit of the results.
+//! Answers ahead: weights arrive before the pushes that they answer. Events between an answer and its push change no
+//! bit of the results.
 
 use std::sync::Arc;
 
@@ -56,8 +56,7 @@ fn weights(job: &Simulated) -> [Vec<f32>; 2] {
     [0, 1].map(|rank| job.workers[rank].weights::<f32>(KEY).unwrap().to_vec())
 }
 
-/// Makes two rounds, once with answers ahead and once without, and compares the weights. `round` makes the
-/// first of them.
+/// Makes two rounds, once with answers ahead and once without, and compares the weights. `round` makes the first round.
 fn same(what: &str, round: impl Fn(&mut Simulated)) {
     let [ahead, plain] = [true, false].map(|answers_ahead| {
         let mut job = sent_ahead(answers_ahead);
@@ -77,8 +76,8 @@ fn weights_come_before_the_pushes_and_once() {
     let ([mut job, mut plain], gradients) = ([true, false].map(sent_ahead), [Content::Gradient; 2]);
     let words = job.workers[0].weights::<f32>(KEY).unwrap_err().to_string();
     says(words, &["\"a\"", "reading its weights"]);
-    // The network alters the answers that are sent from now on. Answers ahead have already arrived, so they
-    // stay unaltered.
+    // The network alters all answers that are sent from now on. In `job` the answers ahead have already arrived, so
+    // they stay unaltered.
     for job in [&job, &plain] {
         let ends = job.ends.iter().flatten().map(|end| end.peer());
         ends.for_each(|end| (0..3).for_each(|chunk| job.net().flip_next(end, 64 * chunk)));

@@ -1,4 +1,4 @@
-//! Steps that wait for the norm of the whole gradient, in cases that the seeds of clusters do not reach.
+//! Steps that wait for the norm of the whole gradient, in cases that the random clusters of `bits::seeds` do not reach.
 
 use std::sync::Arc;
 
@@ -88,10 +88,11 @@ fn parts_that_are_lost_with_links_are_told_and_passed_on_again() {
     }
 }
 
-/// Returns why the core of hub 0 drops workers that pass on these parts of the norm from hub 1.
+/// Returns the reasons why the core of hub 0 drops workers, after they have passed on these parts of the norm from hub
+/// 1.
 ///
-/// The job has two hubs and two workers. The workers push the only chunk of hub 0 in round 0. Then the
-/// workers pass on the parts, each as a post that names the round and the hub in its entry.
+/// The job has two hubs and two workers. The workers push the only chunk of hub 0 in round 0. Then the workers pass on
+/// the parts. Each entry has the worker's rank, the part, and the round and the hub that the post names.
 fn passed_on(parts: &[(u32, Told, Round, usize)]) -> Vec<String> {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms =
@@ -154,23 +155,23 @@ fn who_passes_on_a_lie_is_dropped_and_named_and_nobody_else() {
         (&[(0, part(1, 4.0), Round(1), 1), (1, part(1, 4.0), Round(1), 1)], ""),
         (
             &[(0, part(1, 4.0), Round(1), 1), (1, part(1, 5.0), Round(1), 1)],
-            "1: passed on hub 1's part of a norm in a round whose number ends in 1, but another worker has passed on another sum",
+            "1: passed on hub 1's part of a norm in a round that is 1 modulo 64, but another worker has passed on another sum",
         ),
         (
             &[(1, part(2, 4.0), Round(2), 1)],
-            "1: passed on hub 1's part of a norm in a round whose number ends in 2, but no hub",
+            "1: passed on hub 1's part of a norm in a round that is 2 modulo 64, but no hub",
         ),
         (
             &[(1, part(5, 4.0), Round(1), 1)],
-            "1: passed on hub 1's part of a norm in a round whose number ends in 1, but the part",
+            "1: passed on hub 1's part of a norm in a round that is 1 modulo 64, but the part",
         ),
         (
             &[(1, part(0, 4.0), Round(0), 0)],
-            "1: passed on hub 0's part of a norm in a round whose number ends in 0, but no other",
+            "1: passed on hub 0's part of a norm in a round that is 0 modulo 64, but no other",
         ),
         (
             &[(1, part(0, 4.0), Round(0), 7)],
-            "1: passed on hub 7's part of a norm in a round whose number ends in 0, but no other",
+            "1: passed on hub 7's part of a norm in a round that is 0 modulo 64, but no other",
         ),
     ];
     for (parts, expected) in cases {

@@ -15,7 +15,7 @@ fn layout() -> Arc<Layout> {
     Arc::new(Layout::new(vec![Key::f32("a", [40]), Key::f32("fc.bias", [3])], 64).unwrap())
 }
 
-/// Returns the notices of a job with one worker for each of `contents`. After the broadcast, each worker has
+/// Returns the core's notices in a job with one worker for each of `contents`. After the broadcast, each worker has
 /// pushed the second key with its content.
 fn heard(terms: Terms, contents: &[Content]) -> Vec<String> {
     let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout(), terms).unwrap();

@@ -1,6 +1,6 @@
-//! Tests how often a core asks its port to hand answers over. Within a turn (one pass of its loop) the core
-//! asks only for an early delivery, which the port of a NIC may postpone. At the end of the turn the core
-//! asks once.
+//! Tests how often a core asks its port to deliver the posted answers (`flush`). Within a turn (one pass of its loop)
+//! the core asks only for an early delivery (`flush_early`), which the port of a NIC may postpone. At the end of the
+//! turn the core calls `flush` once.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -14,7 +14,7 @@ use pbox_core::{
     ShardSpec, Wire,
 };
 
-/// A port that counts the calls to hand answers over.
+/// A port that counts the calls of `flush` and `flush_early`.
 struct Counting {
     port: sim::Port,
     flushes: u32,

@@ -1,5 +1,5 @@
-//! Workers push and do not read their answers, over the simulated network. The core drops and names every
-//! worker whose ring is full, also if several are full.
+//! Workers push and do not read their answers, over the simulated network. The core drops and names every worker whose
+//! ring of answers is full, even if several rings are full at once.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! Members that lose their links again and again. Each member does what the state machine of a session
-//! (`membership::Member`) tells it. Meanwhile requests and answers of the control ports are lost, late and
+//! (`membership::Member`) tells it. Meanwhile requests to the control ports, and their answers, are lost, late or
 //! repeated. No round is lost, and no round is stepped twice.
 //!
 //! All workers push ones, and the learning rate is 1, so a weight after round `r` is `-r`.

@@ -1,5 +1,5 @@
-//! A whole job over the simulated network. Results do not depend on anything that the contract of a port
-//! allows. Breaches of the contract are noticed. A failure prints its seed.
+//! A whole job over the simulated network. Results do not depend on anything that the contract of a port allows.
+//! Violations of the contract are noticed. A failure prints its seed.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn keys(layout: &Layout) -> Vec<KeyId> {
     (0..layout.keys().len() as u32).map(KeyId).collect()
 }
 
-/// Returns the value that a worker pushes: another number for every round, element and worker. Round 0 is the
+/// Returns the value that a worker pushes: a different number for every round, element and worker. Round 0 is the
 /// broadcast.
 fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     let mix = rank * 7919 + round * 104_729 + key.0 * 1299 + element as u32 * 31;
@@ -213,8 +213,8 @@ fn a_round_that_no_worker_can_end_is_left_out() {
     }
 }
 
-/// If a worker remains alone before all workers have the first weights, the job fails without an answer to the
-/// worker. So its own weights never become the first weights, whenever it pushes.
+/// If all other workers are lost before all workers have the first weights, the job fails without an answer to the
+/// remaining worker. So this worker's own weights never become the first weights, whenever it pushes.
 #[test]
 fn no_worker_is_answered_before_the_first_weights() {
     for (seed, consistency) in

@@ -35,7 +35,7 @@ fn keys(layout: &Layout) -> impl Iterator<Item = KeyId> + use<> {
     (0..layout.keys().len() as u32).map(KeyId)
 }
 
-/// Returns the value that a worker pushes: another number for every round, element and worker. Round 0 is the
+/// Returns the value that a worker pushes: a different number for every round, element and worker. Round 0 is the
 /// broadcast.
 fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     let mix = rank * 7919 + round * 104_729 + key.0 * 1299 + element as u32 * 31;
@@ -78,7 +78,7 @@ impl Links {
         self.made_in[rank].is_none()
     }
 
-    /// Loses a worker's links. Either end may notice the loss first, and the other workers continue.
+    /// Loses a worker's links. The worker or the hub may notice the loss first. The other workers continue.
     fn lose(&mut self, job: &mut Simulated, rank: usize) {
         if self.dice.below(2) == 0 {
             let cut = self.dice.below(job.ends[rank].len() as u64) as usize;
@@ -97,7 +97,7 @@ impl Links {
         for (rank, made_in) in (0..).zip(&mut self.made_in) {
             match made_in {
                 None => {}
-                // The links are not made while a core has not yet dropped the old links.
+                // If a core has not dropped the old links yet, the new links are made in a later step.
                 Some(0) => *made_in = (!job.relink(rank).unwrap()).then_some(0),
                 Some(left) => *left -= 1,
             }
@@ -231,8 +231,8 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
         }
         terms.is_orderly = dice.below(2) == 0;
         terms.job.answers_ahead = dice.below(2) == 0;
-        // No norm reaches this bound, so the weights have the bits of a job without a bound. This must hold even if the
-        // hubs' parts of the norm are lost with the links.
+        // The bound is above all norms, so the weights have the bits of a job without a bound, even if parts of the
+        // norm are lost with the links.
         let clips = terms.is_orderly && terms.job.level.compression.is_none() && dice.below(2) == 0;
         terms.job.clip_norm = clips.then_some(1e30);
         let is_slim = matches!(terms.job.level.compression, Some(Compression::Slim(_)));
@@ -288,8 +288,8 @@ fn a_push_that_is_answered_is_repeated_only_after_a_loss_of_links_and_once() {
         assert!(dropped_after_repeats(seed, false)[0], "seed {seed}: no links were lost");
     }
     let after_a_loss: Vec<_> = seeds(20).map(|seed| dropped_after_repeats(seed, true)).collect();
-    // The hub accepts the first repeated push after a loss, unless both copies arrive at the same time. Then the second
-    // answer has no room.
+    // After a loss, the hub accepts that the first push arrives twice, unless both copies arrive in the same turn: then
+    // the second answer has no room.
     assert!(after_a_loss.iter().any(|&[first, _]| !first), "{after_a_loss:?}");
     assert!(after_a_loss.iter().all(|&[_, second]| second), "{after_a_loss:?}");
 }

@@ -82,7 +82,7 @@ fn a_fast_worker_is_held_exactly_at_the_staleness() {
     fast.wait(FIRST).unwrap();
     assert_eq!((contained(fast, FIRST, 0, 2), contained(fast, FIRST, 1, 2)), (Some(3), Some(1)));
     for key in [SECOND, THIRD] {
-        // Answers for these keys would have come before the answer for `FIRST`.
+        // Answers for these keys would have arrived before the answer for `FIRST`.
         says(fast.weights::<f32>(key).unwrap_err(), &["in flight in round 3"]);
     }
     slow.push(SECOND).unwrap();

@@ -29,7 +29,7 @@ use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice, Ma
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
 
-/// The heartbeat limit of tests that neither wait for it nor reach it by accident.
+/// A heartbeat limit for tests. It is so long that no test reaches it by accident, and no test waits for it.
 pub const PATIENT_S: u64 = 30;
 
 /// An address on which nobody listens: the kernel never chooses a privileged port for a socket.
@@ -57,9 +57,9 @@ pub fn hub_below(above: &str, number: u32, of: u32) -> Hub {
     Hub::start(&settings).expect("a hub starts on a free port")
 }
 
-/// Returns an address for a hub whose peers get the address before it listens. Nobody else gets its port. The
-/// kernel gives only higher ports to sockets that ask for any port. A process of tests holds a name for the
-/// port until it ends.
+/// Returns an address for a hub whose peers must know the address before the hub listens. No other socket
+/// gets the port: the kernel chooses only higher ports, and other tests see the abstract socket name that
+/// this process holds for the port until it ends.
 pub fn free_address() -> SocketAddr {
     static HELD: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
     let hold = |port: u16| {
@@ -146,8 +146,8 @@ pub fn on_threads<T: Send>(workers: u32, worker: impl Fn(u32) -> T + Sync) -> Ve
     results.into_iter().map(result).collect()
 }
 
-/// Runs `worker` on a thread for each rank. Its code is compiled once for all closures: threads of generic closures
-/// were a tenth of the code of the tests.
+/// Runs `worker` on a thread for each rank. This function is compiled once for all closures. As a generic function,
+/// it was a tenth of the compiled code of the tests.
 fn run_on_threads(workers: u32, worker: &(dyn Fn(u32) + Sync)) {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..workers).map(|rank| scope.spawn(move || worker(rank))).collect();

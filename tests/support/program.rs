@@ -18,8 +18,8 @@ pub fn failure(command: &mut Command) -> String {
     stderr.into_owned()
 }
 
-/// Returns the command of a program that SIGINT ends, also if the test ignores SIGINT: a shell's job in the background does, and
-/// so do its children.
+/// Returns the command of a program that SIGINT ends, even if this test ignores SIGINT. A background job of a shell ignores
+/// SIGINT, and its children inherit that.
 pub fn interruptible(program: &str) -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal=INT", program]);
@@ -133,7 +133,8 @@ pub fn children(pid: u32) -> Vec<u32> {
 /// Polls until a condition holds for which no call can wait.
 ///
 /// # Panics
-/// Panics after half a minute. The watchdog of the test ends it later, and cannot tell what the test waited for.
+/// Panics after half a minute. The test's watchdog would end the test later, and could not say what the test
+/// waited for.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();

@@ -118,7 +118,7 @@ impl Relay {
 
 impl Line {
     fn start(hub: SocketAddr, other_name: Option<(String, String)>) -> Arc<Self> {
-        // The port needs five digits, like that of the hub. Another process may take it first.
+        // The port needs five digits, like the hub's port. Another process may take the port first.
         let listen = || {
             let here = super::free_address();
             Some((here, TcpListener::bind(here).ok()?))

@@ -9,8 +9,8 @@ use sim_tests::values::Saved;
 
 use super::authorization;
 
-/// Fetches a job's state from a hub: a checkpoint file, or the hub's part of one. The file is empty if the
-/// hub has none.
+/// Fetches a job's state from a hub: a checkpoint file, or the hub's part of a checkpoint file. The result is
+/// empty if the hub has no part.
 pub fn fetch(hub: &str, job: &str, limit: Duration) -> Result<Vec<u8>, ureq::Error> {
     fetch_only(hub, job, "", limit)
 }

@@ -25,11 +25,11 @@ pub struct Training {
     pub optimizer: Optimizer,
     pub clip_norm: Option<f32>,
     pub clip_norm_last: Option<f32>,
-    /// The rounds in which rank 1 pushes a value that is not finite. They are skipped.
+    /// The rounds in which rank 1 pushes a value that is not finite. These rounds are skipped.
     pub skipped: Vec<u32>,
     pub skip_spikes: Option<f32>,
-    /// The rounds in which rank 1 pushes a [large value](values::SPIKE). With `skip_spikes`, they are skipped
-    /// from the eleventh round on.
+    /// The rounds in which rank 1 pushes a [large value](values::SPIKE). With `skip_spikes`, these rounds are
+    /// skipped from the eleventh round on.
     pub spikes: Vec<u32>,
     pub maximize: bool,
     /// The decay of averages. Rank 0 compares the averages after the last round.
@@ -397,7 +397,7 @@ impl Training {
         session.broadcast_written()
     }
 
-    /// Writes the gradient of a key in the key's own type. `fill` gives it in f32.
+    /// Writes the gradient of a key in the key's own type. `fill` writes the gradient in f32.
     pub fn write(&self, session: &mut Session, key: KeyId, fill: impl FnOnce(&mut [f32])) {
         fn put<E: Element>(session: &mut Session, key: KeyId, values: &[f32]) {
             let gradient = session.gradient_mut::<E>(key).unwrap();

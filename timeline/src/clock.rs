@@ -5,7 +5,7 @@ use std::time::Instant;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// The number of attempts to read two clocks at the same time. The quickest one counts.
+/// The number of attempts to read two clocks at the same time. The quickest attempt counts.
 const ATTEMPTS: usize = 8;
 
 /// A reading of `CLOCK_MONOTONIC`, which all processes of a machine share.

@@ -1,5 +1,5 @@
-//! The file of a trace. It is opened at the start, so that a path that cannot be written is an error at the start. It is
-//! written at the end.
+//! The file of a trace. The file is opened at the start, so that a path that cannot be written is an error at once. The
+//! trace is written at the end.
 //!
 //! ```text
 //!   {"displayTimeUnit":"ns","metadata":{"processes":[...]},"traceEvents":[

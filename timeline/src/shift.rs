@@ -54,8 +54,8 @@ fn shifts(processes: &[Process]) -> HashMap<String, Shift> {
     }
     let first = processes.first().map(|first| id(&first.about).to_owned()).unwrap_or_default();
     let mut known = HashMap::from([(first, Shift { ns: 0, within_ns: 0 })]);
-    // A step leads from a clock to another clock, which is ahead by the step's time. It can be used once the shift of
-    // the other clock is known.
+    // A step leads from a clock to another clock, which is ahead by the step's time. The step can be used when the
+    // shift of the other clock is known.
     while let Some((from, shift)) = steps
         .iter()
         .filter(|(from, ..)| !known.contains_key(from))

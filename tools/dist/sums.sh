@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/../../target/dist"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' ../../Cargo.toml | head -n 1)
-# Files of other versions are left out. A glob without a match stays as it is, and then sha256sum fails.
+# Files of other versions are left out. If a glob matches no file, the shell passes the glob itself on, and sha256sum fails.
 sha256sum phub-"$version"-*.whl phub_"$version"_*.deb phub-"$version"-*.cdx.json phub-"$version"-*-licences.txt >SHA256SUMS.new
 mv SHA256SUMS.new SHA256SUMS
 sed 's/^/dist: /' SHA256SUMS

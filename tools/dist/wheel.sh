@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds the wheel whose users need no Rust: `make dist`. It has the Python package and the commands phub-server and phub-probe,
-# and runs on Linux with glibc 2.28 (2018) or later and Python 3.9 or later. The wheel is in target/dist. The commands and their
-# debug information are there, too, in a folder with the name of the target.
+# Builds the wheel whose users need no Rust: `make dist`. The wheel has the Python package and the commands phub-server and
+# phub-probe, and runs on Linux with glibc 2.28 (2018) or later and Python 3.9 or later. The wheel is in target/dist. The
+# commands and their debug information are there, too, in a folder with the name of the target.
 #
 # Zig's linker knows the symbols of old C libraries, so the machine that builds the wheel may be new. Zig, maturin and the tools
 # that check the wheel come from PyPI, into an environment in target/dist. TARGET=aarch64-unknown-linux-gnu builds for 64-bit Arm.
@@ -28,7 +28,7 @@ mkdir -p "$dir"
     'wheel>=0.43' 'auditwheel>=6' 'abi3audit>=0.0.20' 'cyclonedx-python-lib[json-validation]>=9'
 PATH=$dir/venv/bin:$PATH
 
-# Two files: the contents of the release, and the licences. Both are also in the packages.
+# Two files list the contents of the release and the licences. They are also in the packages.
 made=$dir/phub-*-${target%%-*}
 # shellcheck disable=SC2086
 rm -f $made.cdx.json $made-licences.txt
@@ -69,7 +69,8 @@ package=$(echo "$dir"/unpacked/*)
 scripts=$package/$(basename "$package").data/scripts
 mkdir -p "$scripts"
 mkdir -p "$dir/$target"
-# The machine's own objcopy knows only programs for this machine. LLVM's, which is a part of Rust, knows those for all machines.
+# The machine's own objcopy can handle only programs for this machine. LLVM's objcopy, which is a part of Rust, can handle
+# programs for all machines.
 objcopy() {
     if [ "$target" = "$host" ]; then
         command objcopy "$@"

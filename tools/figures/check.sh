@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the tests of tools/figures and of the tables of tools/compression, a part of `make test`: those that only compute, then
-# small runs on the rig if this machine can run it.
+# Runs the tests of tools/figures and of the tables of tools/compression, a part of `make test`: first the tests that only
+# compute, then small runs on the rig if this machine can run the rig.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."

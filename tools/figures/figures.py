@@ -51,7 +51,7 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="a few points of each figure, in some minutes")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--others-at-most", type=float, default=1, metavar="SHARE",
-                        help="repeat the runs in which other work had a larger share of the cores, e.g. 0.3")
+                        help="repeat each run in which other work had more than this share of the cores, e.g. 0.3")
     parser.add_argument("--hubs", choices=["beside", "apart"],
                         help="for all points: a hub on each worker's machine, or one on a separate machine; default: as in P3")
     parser.add_argument("--at-most", type=int, metavar="N", help="measure only the first N points")

@@ -23,7 +23,7 @@ SWEEPS = {
 SHOWN_AT = {"resnet50": 4, "vgg19": 15, "sockeye": 4}
 SCHEDULES = ["kvstore", "sliced", "p3"]
 SLICE_PARAMETERS = [5_000, 10_000, 25_000, 50_000, 250_000, 1_000_000]
-# The rates of the sweeps with a hub on a separate machine: about those at which P3 gains most.
+# The rates of the sweeps with a hub on a separate machine: about the rates at which P3 gains most.
 APART = {"resnet50": [4], "inception3": [2], "vgg19": [12.5], "sockeye": [4]}
 
 
@@ -122,7 +122,8 @@ def late():
 
 def codec():
     """Yields points that are not in P3's paper: P3 with compression, compared with P3 alone and compression alone. A codec
-    follows the schedule's name. The rates are a quarter of those at which P3 gains most, since QSGD of 8 bits sends a quarter of the bytes."""
+    follows the schedule's name. The rates are a quarter of the rates at which P3 gains most, since QSGD of 8 bits sends a quarter
+    of the bytes."""
     for model, gbps in [("resnet50", 1), ("vgg19", 3.125)]:
         for schedule in ["sliced", "p3", "sliced+qsgd:8:512", "p3+qsgd:8:512"]:
             yield Point(model, 4, gbps, schedule)

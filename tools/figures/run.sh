@@ -1,8 +1,9 @@
 #!/bin/sh
 # Runs experiments on links of a limited rate, between network namespaces: P3's experiments without arguments, as for `make
-# figures` (docs/figures/schedules.md), iBatch's by `run.sh ibatch`, those of levels of hubs by `run.sh levels` and `run.sh racks`
-# (docs/figures/levels.md), and PHub's by `run.sh phub` (docs/figures/phub.md). `run.sh --help` lists the options. Needs root.
-# Pictures need matplotlib, which this script installs in a virtual environment under target/.
+# figures` (docs/figures/schedules.md), iBatch's experiments by `run.sh ibatch`, experiments with levels of hubs by `run.sh
+# levels` and `run.sh racks` (docs/figures/levels.md), and PHub's experiments by `run.sh phub` (docs/figures/phub.md). `run.sh
+# --help` lists the options. Needs root. Pictures need matplotlib, which this script installs in a virtual environment under
+# target/.
 #
 # The script runs in its own network, mount and process namespaces. When it ends, also by Ctrl-C or SIGKILL, the kernel removes
 # everything that it made.

@@ -8,7 +8,7 @@
                                    tbf         tbf: what the rack sends and receives
 
 Runs inside `unshare --net --mount --pid` (run.sh). When this process ends, for any reason, the kernel removes all of its
-processes, links and namespaces. None of them is ever in the namespace of the real machine's links.
+processes, links and namespaces. These links are never in the network namespace of the real machine.
 """
 
 import subprocess
@@ -17,8 +17,8 @@ import subprocess
 MTU = 9000
 # The congestion control of P3's machines. A process may choose another one.
 CONGESTION = "cubic"
-# P3's own settings of tc's filter, except for the burst. The burst must hold a segment of 64 KiB: the kernel cuts
-# it into frames after the filter.
+# P3's own settings of tc's filter, except for the burst. The burst must have room for a segment of 64 KiB, because the kernel
+# cuts a segment into frames only after the filter.
 LATENCY = "50ms"
 BURST = "128kb"
 # A higher priority for the processes of machines, because the cores of real machines do no other work.

@@ -5,7 +5,7 @@
 set -u
 side=$PHUB_RXE_SIDE
 for check in "$@"; do
-    # On side 2: the hub of the previous check may still be stopping on side 1. Waits until its port is closed.
+    # On side 2, waits until the hub's port on side 1 is closed, because the hub of the previous check may still be stopping.
     for _ in {1..200}; do
         [ "$side" = 2 ] && [ "$check" != "$1" ] && (: <"/dev/tcp/$PHUB_RXE_PEER/7077") 2>/dev/null || break
         sleep 0.1
@@ -15,7 +15,7 @@ for check in "$@"; do
     log=$PHUB_RXE_OUT/$name.$side.log
     begun=$EPOCHREALTIME
     echo "check $name"
-    # The lines are also printed, because --kill-when of guest.sh looks for its text in the guest's output.
+    # The check's output is also printed, because --kill-when of guest.sh looks for its text in the guest's output.
     # shellcheck disable=SC2016
     timeout -k 2 "$limit" bash -eu -o pipefail -c '. tools/rxe/steps.sh && . "$1"' check "$check" 2>&1 </dev/null | tee "$log"
     status=${PIPESTATUS[0]}

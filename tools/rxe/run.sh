@@ -1,13 +1,13 @@
 #!/bin/bash
-# Runs the checks of tools/rxe/checks: all (`make rxe`), those whose name begins with an argument (`tools/rxe/run.sh 02 03`), or
-# those that CI runs on each change (`tools/rxe/run.sh ci`). Prints a line for each check, with its time. The output of the checks
-# is in target/rxe/logs.
+# Runs the checks of tools/rxe/checks: all checks (`make rxe`), the checks whose names begin with an argument (`tools/rxe/run.sh
+# 02 03`), or the checks that CI runs on each change (`tools/rxe/run.sh ci`). Prints a line for each check, with its time. The
+# output of the checks is in target/rxe/logs.
 #
-# A check in checks/by-name runs only if an argument names it, because soft-RoCE is not reliable enough for it.
+# A check in checks/by-name runs only if an argument names it, because soft-RoCE is not reliable enough for this check.
 #
-# A check is a script NN-name.sh in checks/bed (the guests and their wires) or checks/hub. It runs in a guest, in the root of the
-# repository, by `bash -eu -o pipefail`, with the functions of steps.sh. With exit status 0 it has passed. Comments in its head
-# say what it needs:
+# A check is a script NN-name.sh in checks/bed (the guests and their wires) or checks/hub. The script runs in a guest (a virtual
+# machine), in the root of the repository, by `bash -eu -o pipefail`, with the functions of steps.sh. If its exit status is 0,
+# the check has passed. Comments in its head say what it needs:
 #
 #     # guest: one OPTIONS       options of bed/guest.sh; one boot serves all checks with the same line
 #     # guest: pair OPTIONS      options of bed/pair.sh: the script runs at both ends (PHUB_RXE_SIDE is 1 or 2), and

@@ -11,7 +11,7 @@ within() {
     done
 }
 
-# listens HOST PORT: whether a program listens there. The other guest may boot more slowly.
+# listens HOST PORT: whether a program listens on this port. Checks wait for it, because the other guest may boot more slowly.
 listens() { (: <"/dev/tcp/$1/$2") 2>/dev/null; }
 
 # ask HOST PORT: prints the answer of a hub's control port to GET /v1/hub.
@@ -63,11 +63,11 @@ end_hub() {
     wait "$hub"
 }
 
-# write_bw OPTION...: runs perftest's ib_write_bw as a client. It tries until the server, in this guest or the other one, has
+# write_bw OPTION...: runs perftest's ib_write_bw as a client. Retries until the server, in this or the other guest, has
 # started.
 write_bw() {
     until ib_write_bw "$@" &>/tmp/write_bw; do
-        # The output has the peer's address when the two have connected. A failure after that is not tried again.
+        # When client and server have connected, the output has the peer's address. There is no retry after a later failure.
         if grep -q "remote address" /tmp/write_bw; then
             cat /tmp/write_bw
             return 1
@@ -77,7 +77,7 @@ write_bw() {
     cat /tmp/write_bw
 }
 
-# moved COUNT FILE: whether perftest, by its output in FILE, has moved this number of chunks.
+# moved COUNT FILE: whether perftest has moved COUNT chunks, according to its output in FILE.
 moved() { grep -Eq "^ *32768 +$1 +[1-9]" "$2"; }
 
 # model ELEMENTS...: makes the safetensors file /tmp/model, with an f32 tensor of zeros for each ELEMENTS. The file is sparse, so

@@ -20,7 +20,7 @@ from machines import Machines  # noqa: E402
 
 NODES = ["one", "two"]
 HEAD = len(NODES)
-# The timeout, in seconds, for programs to start, and for a training, which takes seconds.
+# The timeout, in seconds, for the start of programs, and for a training, which normally takes a few seconds.
 LIMIT_S = 120
 
 CONF = """\

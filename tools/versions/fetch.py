@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Measures how long a reader waits for a version over a slow link, whole and as differences: `tools/versions/fetch.py PHUB_SERVER`.
 
-A hub with a worker is one network namespace, two readers are another one. The link between them has a limited rate. The worker makes
-a step with Adam and random gradients. Then one reader fetches the whole weights, and the other one the differences, in turns. Prints
-CSV: medians with lowest and highest. Needs root, `make python` and some minutes. The kernel removes the namespaces at the end.
+A hub with a worker is in one network namespace, two readers are in another namespace. The link between them has a limited rate.
+The worker makes a step with Adam and random gradients. Then one reader fetches the whole weights, and the other reader the
+differences, in turns. Prints CSV: medians with lowest and highest. Needs root, `make python` and some minutes. The kernel
+removes the namespaces at the end.
 """
 
 import csv
@@ -43,7 +44,7 @@ def work(learning_rate):
 
 
 def received():
-    """Returns the number of bytes that have come over the link."""
+    """Returns the number of bytes that have arrived over the link."""
     lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("reader:"))
 

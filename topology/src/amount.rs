@@ -10,7 +10,7 @@ pub fn bytes(bytes: u64) -> String {
     }
     let mut value = bytes as f64;
     let mut unit = 0;
-    // 999.5 would be printed as 1000, so the next unit is used from 999.5 on.
+    // A value of 999.5 would be printed as 1000. So from 999.5 on, the next unit is used.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;

@@ -2,8 +2,8 @@
 //!
 //! This module must not depend on which file has the list.
 
-/// The most numbers of a list. No real machine has more cpus, and a typo such as `0-4000000000` must not cost
-/// memory.
+/// The most numbers of a list. No real machine has more cpus. The limit keeps a typo such as `0-4000000000` from using
+/// up the memory.
 const CPU_LIMIT: u32 = 65_536;
 
 /// Parses the numbers of a list, in ascending order and without repeats. Empty text is an empty list. Returns

@@ -5,12 +5,12 @@ use std::path::Path;
 use crate::host::Host;
 use crate::read::xml::{self, XmlError};
 
-/// Returns the host that a text describes, with the checks and the parser of [`Host::from_xml`].
+/// Returns the host that an XML text describes. The checks and the parser are those of [`Host::from_xml`].
 pub fn xml(text: &str) -> Result<Host, XmlError> {
     xml::parse(Path::new("fuzz.xml"), text)
 }
 
-/// Whether a text passes the checks that come before hwloc.
+/// Whether a text passes the checks that this crate makes before hwloc parses the text.
 pub fn xml_form(text: &str) -> bool {
     xml::check_form(text).is_ok()
 }

@@ -176,12 +176,12 @@ fn nics_with_rdma_get_so_many_cores_that_they_are_even() {
     assert_eq!(of_nics(&rails), [4; 8]);
     let unlike = plan("sockets:2 cores:16 nics:1,2 nic_gbps:200,100 nic_kind:infiniband");
     assert_eq!(of_nics(&unlike), [4, 2, 2]);
-    // A core of another node does not count for the NIC.
+    // Only cores of the NIC's own node count, so four of its cores are chosen.
     let one = plan("sockets:2 cores:16 nics:1,0 nic_gbps:100 nic_kind:infiniband");
     assert_eq!(cpus(&one), [0, 1, 2, 3]);
-    // There are too few cores, so all of them are used.
+    // There are too few cores for two cores per NIC, so all cores are used.
     assert_eq!(cpus(&plan("sockets:2 cores:9 nics:5 nic_gbps:56 nic_kind:infiniband")).len(), 18);
-    // Every core is used, because the kernel's TCP needs them.
+    // Without RDMA every core is used, because the kernel's TCP needs the cores.
     assert_eq!(cpus(&plan("sockets:2 cores:14 nics:5 nic_gbps:56")).len(), 28);
 }
 

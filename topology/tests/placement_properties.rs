@@ -74,7 +74,7 @@ proptest! {
 
     #[test]
     fn every_nic_has_a_core_and_every_core_a_nic((host, cores, _) in any_case()) {
-        // All items are equal, and each core and NIC has many.
+        // All items have equal weights, and there are so many that each core and NIC gets many.
         let weights = vec![4096; 64 * (host.cpus.len() + host.nics.len())];
         let plan = place(&host, &Request { cores, ..Request::new(&weights) }).unwrap();
         prop_assert_eq!(plan.nics().len(), host.nics.len());
@@ -93,7 +93,7 @@ proptest! {
         for core in plan.cores() {
             let own = host.nics.iter().any(|nic| nic.node == Some(core.node));
             for nic in core.nics.iter().map(|&id| host.nic(id).unwrap()) {
-                // A core serves a NIC of another node only if that node has no owner.
+                // A core may serve a NIC of another node if that node has no owner.
                 let stray = nic.node.is_none_or(|node| !owned.contains(&node));
                 prop_assert!(nic.node == Some(core.node) || !own || stray);
                 let near = host.nics.iter().any(|nic| nic.socket == Some(core.socket));

@@ -108,7 +108,7 @@ fn the_callers_noun_is_used() {
     assert!(render::text(&host, Some(&plan), "chunk").contains("500 chunks"));
 }
 
-/// Returns a picture of machines with `members` members each, and `apart` dedicated owners.
+/// Returns a picture of `machines` machines with `members` members each, and of `apart` machines with an owner only.
 fn network(machines: usize, members: usize, apart: usize) -> NetworkPicture {
     let machine = |name: String, members: usize| NetworkBox {
         name,

@@ -137,7 +137,7 @@ fn nics_are_found_where_their_hardware_is() {
     let mlx = tree.pci("0000:81:00.0", "0\n");
     tree.net("ens1np0", Some(&mlx), "100000\n");
     tree.rdma("mlx5_0", Some(&mlx), "100 Gb/sec (4X EDR)\n", "ens1np0");
-    // A virtio device. Its parent is the PCI function.
+    // A virtio device, whose parent in the tree is the PCI function.
     let function = tree.pci("0000:00:04.0", "1\n");
     let virtio = function.join("virtio2");
     tree.net("ens4", Some(&virtio), "-1\n");

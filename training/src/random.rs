@@ -1,5 +1,5 @@
-//! The random numbers of a run: SplitMix64 (Steele, Lea and Flood). A seed gives the same split, the same order of batches
-//! and the same first weights in every process. Not for secrets.
+//! The random numbers of a run: SplitMix64 (Steele, Lea and Flood). A seed gives the same split, the same order of
+//! batches and the same first weights in every process. The numbers are not random enough for secrets.
 
 /// A sequence of random numbers.
 #[derive(Debug)]

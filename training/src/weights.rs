@@ -64,7 +64,7 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Returns the bits of each element. They cross a text pipe unchanged.
+    /// Returns the bits of each element. Bits can be sent through a text pipe without a change.
     pub fn to_bits(&self) -> Vec<Vec<u32>> {
         self.0.iter().map(|key| key.iter().map(|value| value.to_bits()).collect()).collect()
     }

@@ -125,7 +125,7 @@ fn encode_xor(old: &[u8], new: &[u8]) -> io::Result<Vec<u8>> {
 /// Applies a frame to the bytes from which it was made. Returns the checksum of the result.
 ///
 /// # Errors
-/// Returns an error unless the frame is exactly one frame for this number of bytes. After an error, the bytes are those of
+/// Returns an error unless the frame is exactly one frame for this number of bytes. After an error, the bytes belong to
 /// no version.
 pub(crate) fn apply(encoding: Encoding, frame: &[u8], bytes: &mut [u8]) -> io::Result<String> {
     let mut contents = zstd::Decoder::with_buffer(frame)?.single_frame();
@@ -133,7 +133,7 @@ pub(crate) fn apply(encoding: Encoding, frame: &[u8], bytes: &mut [u8]) -> io::R
         Encoding::Xor => apply_xor(&mut contents, bytes)?,
         Encoding::Overwrite => apply_overwrite(&mut contents, bytes)?,
     };
-    // Bytes after the last byte of the change are an error, however many follow.
+    // Any bytes after the end of the change are an error, so one byte is enough to find it.
     if contents.read(&mut [0])? > 0 {
         return Err(faulty("the delta is longer than its tensor"));
     }

@@ -105,7 +105,7 @@ pub(crate) fn write_locked(path: &Path, bytes: &[u8], doing: &'static str) -> Re
         .map_err(VersionError::disk(path, doing))
 }
 
-/// Writes a hidden file next to `path`. Then calls `name` to give it this path.
+/// Writes a hidden file next to `path`. Then calls `name` to give the file this path.
 fn put(
     path: &Path,
     write: impl FnOnce(&mut io::BufWriter<&File>) -> io::Result<()>,
@@ -115,7 +115,7 @@ fn put(
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let hidden = dir.join(format!("{HIDDEN}{}-{file}", std::process::id()));
     let written = create(&hidden, write).and_then(|()| name(&hidden));
-    // The hidden name is also removed after a failure, and after a hard link, which leaves the name there.
+    // The hidden name is removed in each case: also after a failure, and after a hard link, which does not remove it.
     drop(fs::remove_file(&hidden));
     written.and_then(|()| sync(dir))
 }

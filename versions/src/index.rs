@@ -1,7 +1,7 @@
 //! The index of a version. It has the version's kind, and the file of each tensor.
 //!
-//! The index is written last, in the form of the index of a sharded safetensors model. Engines need all of its fields
-//! except those that begin with `phub_`.
+//! The index is written last, in the form of the index of a sharded safetensors model. Engines need all fields of the
+//! index except fields that begin with `phub_`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -161,8 +161,11 @@ impl Index {
         if is_delta != expected || checksum_format != "xxh3-128" {
             return Err(format!(
                 "delta_encoding {delta_encoding:?}, compression_format {compression_format:?} and checksum_format \
-                 {checksum_format:?}: expected for a {}, and always the checksum format xxh3-128",
-                base.map_or("whole version: none", |_| "delta: xor or overwrite, zstd")
+                 {checksum_format:?}: expected {}, and the checksum format xxh3-128",
+                base.map_or(
+                    "no encoding and no compression in a whole version",
+                    |_| "xor or overwrite, and zstd, in a delta"
+                )
             ));
         }
         let base = base.zip(encoding).map(|(id, encoding)| Base { id, encoding });
@@ -236,7 +239,11 @@ mod tests {
             ("\"000007\"", "\"000008\"", "lies in the directory of version 000007"),
             ("\"000007\"", "\"7 \"", "expected at most 18 digits"),
             ("\"xor\"", "\"sub\"", "delta_encoding \"sub\": expected xor or overwrite"),
-            ("\"base_version\"", "\"based_on\"", "expected for a whole version: none"),
+            (
+                "\"base_version\"",
+                "\"based_on\"",
+                "expected no encoding and no compression in a whole version",
+            ),
             ("\"zstd\"", "\"gzip\"", "compression_format"),
             ("\"xxh3-128\"", "\"adler32\"", "checksum_format"),
             ("\"1200\"", "\"-1\"", "phub_round"),

@@ -116,7 +116,7 @@ fn open_also(path: &Path) -> Result<(&str, File), VersionError> {
     let wrong = |why| VersionError::Also { path: path.to_owned(), why };
     let name = name.ok_or_else(|| wrong("expected a UTF-8 name that does not end in .safetensors"))?;
     let doing = "opening a file to copy into the directory of each whole version";
-    // This check comes before the file is opened: opening a FIFO would wait for its writer.
+    // The file is checked before it is opened, because opening a FIFO would wait for a writer.
     if !path.metadata().map_err(VersionError::disk(path, doing))?.is_file() {
         return Err(wrong("expected a file, and neither a directory nor a pipe"));
     }

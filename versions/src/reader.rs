@@ -194,7 +194,7 @@ impl Reader {
         Ok(at)
     }
 
-    /// Changes `weights`, which are those of the base of a delta, to the weights of the delta's version.
+    /// Changes `weights` from the weights of a delta's base to the weights of the delta's version.
     fn step(&self, index: &Index, about: &About, weights: &mut Weights) -> Result<(), VersionError> {
         let dir = of_version(&self.dir, about.id);
         if about.base.is_none() {

@@ -105,7 +105,7 @@ fn pieces_of_any_type_are_rounded_to_the_type_of_their_tensor() {
         }
     };
     for (given, wanted) in all.into_iter().flat_map(|given| all.map(|wanted| (given, wanted))) {
-        // As bf16, the fourth value is beyond f16.
+        // The fourth value fits bf16, but is too large for f16.
         let values = if wanted == Precision::F16 { &values[..3] } else { &values };
         let mut rest = Elements { precision: given, bytes: bytes(values, given).into() };
         let first = rest.split_to(2);
@@ -242,7 +242,7 @@ fn a_delta_on_a_version_that_was_replaced_is_an_error() {
     let mut publisher = Publisher::open(dir.path(), Rules::default()).unwrap();
     publish(&mut publisher, 1);
     publish(&mut publisher, 2);
-    // The other version 1 has the same `a`. Only `b`, which the delta does not have, differs.
+    // The version 1 that replaces the first version 1 has the same `a`. Only `b` differs, which is not in the delta.
     let mut base = weights(100);
     base.0.insert("a".into(), weights(1).0["a"].clone());
     Publisher::open(other.path(), Rules::default()).unwrap().publish(origin(1), base).unwrap();
@@ -321,7 +321,8 @@ fn deltas_have_the_form_that_is_asked_for_or_the_shorter_one() {
         }
         assert_eq!(field(dir.path(), 1, "delta_encoding"), None, "it is whole");
         for (id, expected) in [(3, expected[0]), (5, expected[1])] {
-            // Bits of all bytes with their positions are longer than the weights themselves, so that version is whole.
+            // If all bytes change, their positions and values are longer than the weights themselves, so this version
+            // is whole.
             let is_whole = (deltas, id) == (Deltas::Overwrite, 3);
             let expected = (!is_whole).then_some(expected);
             assert_eq!(field(dir.path(), id, "delta_encoding").as_deref(), expected, "{deltas:?}, {bytes:?}");
@@ -399,7 +400,7 @@ fn an_old_version_that_cannot_be_removed_is_a_warning_and_goes_later() {
     let dir = tempfile::tempdir().unwrap();
     let mut publisher = Publisher::open(dir.path(), rules(1, 1)).unwrap();
     publish(&mut publisher, 1);
-    // The name for the removal is taken by a directory with a file.
+    // A directory with a file in it already has the name that the removal needs.
     let taken = dir.path().join(".phub-tmp-removed-000001");
     std::fs::create_dir_all(taken.join("file")).unwrap();
     let published = publish(&mut publisher, 2);

@@ -50,7 +50,7 @@ typedef enum {
   PHUB_STATUS_OTHERS = 5,
   // The job failed, or its hub is lost: the session is over. For a reader: the hub was away for too long.
   PHUB_STATUS_LOST = 6,
-  // The callback that phub_join or phub_subscribe got ended the wait.
+  // The wait was ended by the callback that the caller gave to phub_join or phub_subscribe.
   PHUB_STATUS_INTERRUPTED = 7,
   // Memory, threads or descriptors ran out.
   PHUB_STATUS_EXHAUSTED = 8,
@@ -86,14 +86,14 @@ typedef struct PhubSubscription PhubSubscription;
 // All weights of one round. Several threads may read them.
 typedef struct PhubVersion PhubVersion;
 
-// A callback that returns whether the call that waits must end: any value except 0 ends it.
+// A callback that returns whether the call that waits must end: any value except 0 ends the call.
 typedef int (*PhubInterrupted)(void *context);
 
 // The batches of layers in which a session pulls its weights. Times are in seconds; a time that is not known is NaN.
 // `predicted` and `measured` go from the time when the first batch can be pulled to the time when the last layer can be
 // computed. For the batches "ibatch" and "greedy", the session first measures the layers' pulls and forward passes.
 typedef struct {
-  // The number of batches; 0 without a plan: nothing is pulled in batches, or the layers' times are not measured yet.
+  // The number of batches. 0 if there is no plan: nothing is pulled in batches, or the layers' times are not measured yet.
   size_t batches;
   // The part of a pull's time that does not depend on its bytes, as measured; NaN if the batches depend on no measurement.
   double start_up;
@@ -159,7 +159,7 @@ PhubStatus phub_config_new(PhubConfig **config,
                            uint32_t workers,
                            const char *optimizer);
 
-// Adds a key, in the order of the forward pass. Its number is the number of keys that were added before. `lr_mult` and `wd_mult`
+// Adds a key, in the order of the forward pass. Its number counts the keys that were added before it. `lr_mult` and `wd_mult`
 // multiply learning rate and weight decay.
 //
 // What must hold:
@@ -187,7 +187,7 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 // and none removes a value.
 //
 // - "chunk_bytes", "slice_bytes": sizes in bytes.
-// - "clip_norm", "clip_norm_last", "skip_spikes": a number, or none. "ema": a decay, or none.
+// - "clip_norm", "clip_norm_last", "skip_spikes": a number, or none. "ema": the decay of averages of the weights, or none.
 // - "skip_nonfinite", "maximize", "answers_ahead": true or false. With "clip_norm", "skip_nonfinite" and "skip_spikes", all keys
 //   of a round must be pushed before the first phub_wait.
 // - "schedule": kvstore, layerwise, sliced or p3.
@@ -195,10 +195,10 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 // - "consistency": bsp, ssp:S or asp.
 // - "on_loss": stop or continue.
 // - "weights": shared or private.
-// - "compression": a codec with its settings, such as qsgd:8:512, or none. "seed": the seed of its randomness.
+// - "compression": a codec with its settings, such as qsgd:8:512, or none. "seed": the seed of the codec's random numbers.
 // - "transport": shm, verbs or tcp.
 // - "checksum": true or false, for everything that is sent over TCP.
-// - "tcp_congestion": auto, system, or a name of the kernel's.
+// - "tcp_congestion": auto, system, or the name of a congestion control that the kernel has.
 // - "nics": a list of NICs. "rails": pairs OWN-NIC=HUB-NIC, with commas between them.
 // - "cores": the number of each hub's cores that the job gets.
 // - "compare_every": the number of rounds between comparisons of all workers' weights.
@@ -244,9 +244,9 @@ PhubStatus phub_join(PhubSession **session,
                      PhubInterrupted interrupted,
                      void *context);
 
-// Writes the address of a key's gradient, and its length in bytes. Returns an error with the setting "dma_buf". Write the
-// gradient only while the key is not in flight: from its phub_wait to its next phub_push. The memory is the same for the
-// whole session.
+// Writes the address of a key's gradient, and its length in bytes. Fails if the setting "dma_buf" was set, because the memory
+// then has no address in this process. Write the gradient only while the key is not in flight: from its phub_wait to its next
+// phub_push. The memory is the same for the whole session.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
@@ -304,8 +304,8 @@ PhubStatus phub_wait_all(const PhubSession *session);
 // `session` is from phub_join and not yet freed, and `ready` points to room for a result.
 PhubStatus phub_is_ready(const PhubSession *session, uint32_t key, bool *ready);
 
-// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it. Returns
-// an error with the optimizers "average" and "sum".
+// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it. Fails
+// if the job's optimizer is "average" or "sum".
 //
 // What must hold:
 // `session` is from phub_join and not yet freed.
@@ -366,8 +366,8 @@ PhubStatus phub_pull_plan_text(const PhubSession *session,
                                size_t room);
 
 // Subscribes to the weights of a job, as a reader that no worker waits for. `hub` is the control port of the job's hub, or of all
-// its hubs with commas between them. The hubs are asked at the first phub_next_version. `settings` may be null, or is JSON such
-// as {"dtype": "bf16", "each": 100}:
+// its hubs with commas between them. The first phub_next_version sends the first request to the hubs. `settings` may be null, or
+// is JSON such as {"dtype": "bf16", "each": 100}:
 //
 // - "dtype": f32, bf16 or f16, each weight rounded to the nearest number. "ema": true for the averages of the weights.
 // - "names": other names for keys, {"the job's key": "the name of the tensor"}. A name may have its own type, {"the job's key":

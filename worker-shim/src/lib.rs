@@ -41,7 +41,7 @@ pub use session::{
     InvalidSetting, LAPS, Pushed, Returns, Session, SessionConfig, SessionError, State, TRIALS, Times, Trial,
 };
 
-/// The example of the page on Rust compiles.
+/// Checks that the example of the page on Rust compiles.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/rust.md")]
 mod page {}

@@ -6,7 +6,7 @@ use pbox_core::{ChunkId, Key, Layout, Placement};
 
 const CHUNK_BYTES: usize = 32 << 10;
 const CORES: [usize; 3] = [4, 10, 20];
-/// The number of random placements. The median and the worst of them are printed.
+/// The number of random placements. Their median load and their worst load are printed.
 const SEEDS: u64 = 101;
 
 /// Prints a row for each model, number of cores and rule.
@@ -29,7 +29,7 @@ pub fn print() {
             all.sort_by(f64::total_cmp);
             say("random", all[all.len() / 2]);
             say("random at worst", all[all.len() - 1]);
-            // Whole keys are placed, as in a parameter server without chunks.
+            // This rule places whole keys, as a parameter server without chunks does.
             let of_keys: Vec<u64> = layout.keys().iter().filter_map(Key::bytes).collect();
             let owners: Vec<usize> =
                 topology::lpt(&of_keys, cores).iter().map(|&core| core as usize).collect();

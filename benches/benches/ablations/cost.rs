@@ -1,5 +1,5 @@
-//! The cost of stepping one chunk of 32 KiB in cache: in place, in halves by rayon, or in a thread of
-//! rayon's.
+//! The cost of stepping one chunk of 32 KiB in cache: in place, in halves that rayon divides among threads, or in one
+//! of rayon's threads.
 
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ pub fn print(cores: usize) {
     pool.install(|| say("in parts", || halves(kernels, &step, gradients, &mut parts)));
 }
 
-/// Prints the time of the fastest of some batches.
+/// Times some batches of calls of `once`. Prints the time per call in the fastest batch.
 fn say(variant: &str, mut once: impl FnMut() + Send) {
     let batch = |_| {
         let begun = Instant::now();

@@ -36,7 +36,7 @@ struct Args {
     /// Number of the repeat. Odd repeats measure the variants in another order.
     #[arg(long, default_value_t = 0)]
     repeat: u32,
-    /// Size of the model in MiB. The whole memory, with gradients and state, is six times that.
+    /// Size of the model in MiB. The whole memory, with gradients and state, is six times this size.
     #[arg(long, default_value_t = 64)]
     model_mib: usize,
     /// The flag that cargo passes.

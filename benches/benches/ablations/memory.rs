@@ -26,9 +26,9 @@ pub enum Variant {
     InTurn,
     /// Tall, with chunks assigned at random.
     Random,
-    /// Wide. Each core counts its part as done, and the last one would send the answer.
+    /// Wide. Each core counts its part as done. In a hub, the last core would send the answer.
     WideCounted,
-    /// Wide. A core begins the next chunk when all cores have ended this one.
+    /// Wide. A core begins the next chunk when all cores have ended the current chunk.
     WideInStep,
     /// Wide, with rayon's `join`.
     WideRayon,
@@ -68,7 +68,7 @@ pub struct Part<'a> {
     pub kept: &'a mut [f32],
 }
 
-/// The gradients of all workers, weights and momentum.
+/// The weights, the momentum, and the gradients of all workers.
 pub struct Memory {
     gradients: [Slab; WORKERS],
     weights: Slab,
@@ -208,7 +208,7 @@ fn by_threads(
     })
 }
 
-/// Steps the model with one `join` of rayon's per chunk. With two cores, the `join` has two sides.
+/// Steps the model with rayon's `join`. For each chunk, `join` divides the cores' parts into two sides.
 fn by_rayon(gradients: [&[f32]; WORKERS], parts: Vec<Vec<Part>>, cpus: &[usize]) -> Vec<Duration> {
     let pool = pool(cpus.len());
     let (kernels, step) = (Kernels::detect(), step());

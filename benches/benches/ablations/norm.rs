@@ -1,5 +1,5 @@
-//! The cost of a norm between sum and step. Either the mean is kept, or the slots (the workers' gradients) are
-//! summed twice.
+//! The cost of computing a norm between sum and step. The step needs the mean after the norm: either the mean is kept,
+//! or the slots (the workers' gradients) are summed twice.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -14,8 +14,8 @@ use pbox_core::kernels::Kernels;
 use crate::memory::{NESTEROV, pin};
 
 const CHUNK_BYTES: usize = 32 << 10;
-/// The place of the data, the cache or the memory, with the number of chunks. One chunk is in the cache, and 512 are
-/// 16 MiB per buffer.
+/// The place of the data (cache or memory), with the number of chunks. One chunk fits into the cache; 512 chunks are 16
+/// MiB per buffer.
 const PLACES: [(&str, usize); 2] = [("cache", 1), ("memory", 512)];
 const WORKERS: [usize; 5] = [1, 2, 4, 8, 32];
 /// The least number of chunks of a timed pass.
@@ -86,8 +86,7 @@ fn times<E: Element>(cpus: &[usize], chunks: usize, workers: usize) -> Vec<[Dura
     })
 }
 
-/// Makes one pass. All chunks go through the first half before any goes through the second, because the norm
-/// is that of the whole gradient.
+/// Makes one pass. All chunks are summed before any chunk is stepped, because the norm is that of the whole gradient.
 fn pass<E: Element>(memory: &mut PrivateMemory<E>, variant: Variant, means: &mut [f32], of_chunk: usize) {
     let (kernels, mut step) = (Kernels::detect(), memory.step());
     let rescale = std::mem::replace(&mut step.rescale, 1.0);

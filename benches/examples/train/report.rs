@@ -8,7 +8,7 @@ use training::{Samples, Weights};
 use crate::args::Args;
 use crate::task::Task;
 
-/// Prints a line at once. Ignores a closed pipe, whose reader needs no more.
+/// Prints a line at once. Ignores a closed pipe: its reader wants no more lines.
 pub fn tell(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -81,8 +81,8 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
     Ok(weights)
 }
 
-/// Returns the mean loss over all workers' shards. All batches have the same size, so all workers count the
-/// same.
+/// Returns the mean loss over all workers' shards. All batches have the same size, so all workers have the same weight
+/// in the mean.
 fn mean_loss(workers: &mut [ChildProcess]) -> Result<f64> {
     let mut sum = 0.0;
     for worker in workers.iter_mut() {

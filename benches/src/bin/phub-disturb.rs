@@ -23,7 +23,7 @@ struct Args {
     /// Sizes of the large jobs' models in megabytes, with commas between them.
     #[arg(long, value_delimiter = ',', default_value = "1000,4000", value_name = "MB")]
     mb: Vec<u64>,
-    /// How often each large job joins and ends again.
+    /// Number of times that each large job joins and ends.
     #[arg(long, default_value_t = 3)]
     times: u32,
     /// Act as a large job of this size, until standard input ends.

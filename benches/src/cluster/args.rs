@@ -60,7 +60,7 @@ pub struct Args {
     pub chunk_bytes: usize,
 }
 
-/// Parses the rate of a link, in Gb/s. The simulation ends for each rate in this range.
+/// Parses the rate of a link, in Gb/s. With any rate in this range the simulation comes to an end.
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(gbps) if (0.001..=1e6).contains(&gbps) => Ok(gbps),

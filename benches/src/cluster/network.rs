@@ -1,11 +1,11 @@
 //! The rates of flows that share links. This module only computes, and does not depend on layers or workers.
 //!
-//! A flow uses several links at once, each by a share of the flow's rate. For example, a batch from four hubs
-//! uses each hub's link by a quarter of the batch's rate. It uses the worker's link by the whole rate. Rates
-//! are max-min fair, as those of TCP should be. All rates rise equally until a link is full, and then the
-//! flows on that link keep their rates.
+//! A flow uses several links at once, each with a share of the flow's rate. For example, a batch from four hubs uses
+//! each hub's link with a quarter of the batch's rate, and the worker's link with the whole rate. Rates are max-min
+//! fair, as those of TCP should be. All rates rise equally until a link is full, and then the flows on that link keep
+//! their rates.
 
-/// The number of one direction of a machine's link.
+/// The index of one direction of a machine's link.
 pub(super) type LinkId = usize;
 
 /// Bytes that are being sent over some links.
@@ -64,8 +64,8 @@ mod tests {
     #[test]
     fn flows_share_a_link_and_leave_what_they_cannot_use() {
         assert_eq!(rates(&[&[(0, 1.0)], &[(0, 1.0)], &[(1, 1.0)]]), [6.0, 6.0, 12.0]);
-        // The second flow shares link 1 with two others, which limits its rate. The first flow gets the rest
-        // of link 0.
+        // The second flow shares link 1 with two other flows, which limits its rate. The first flow gets the rest of
+        // link 0.
         assert_eq!(
             rates(&[&[(0, 1.0)], &[(0, 1.0), (1, 1.0)], &[(1, 1.0)], &[(1, 1.0)]]),
             [8.0, 4.0, 4.0, 4.0]

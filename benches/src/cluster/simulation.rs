@@ -35,7 +35,7 @@ pub struct Cluster {
     pub nodes: usize,
     /// The rate of each link in each direction.
     pub link_bytes_per_s: f64,
-    /// The time in seconds from the moment when a batch can be pulled to its request.
+    /// The time in seconds from the moment when a batch can be pulled to the request for the batch.
     pub start_up: f64,
     /// The time in seconds of a message without bytes.
     pub latency: f64,
@@ -72,8 +72,7 @@ enum Event {
     Asked(usize, usize),
 }
 
-/// An event with its time. Earlier events come first, and of events at the same time, the event that was
-/// planned first.
+/// An event with its time and its number in the order of planning. Events are sorted by time, and then by this number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Planned(f64, u64, Event);
 
@@ -97,7 +96,7 @@ struct Worker {
     pushes: VecDeque<usize>,
     /// Whether the worker has been notified of each layer.
     noticed: Vec<bool>,
-    /// The batch that is being pulled or is pulled next, and whether its pull has begun.
+    /// The batch that is being pulled, or the next batch to pull. The flag says whether its pull has begun.
     batch: usize,
     is_pulling: bool,
     /// The number of batches that have arrived, and the number that are computed or being computed.
@@ -133,8 +132,8 @@ struct Simulation<'a> {
     iterations: u32,
 }
 
-/// Simulates a first iteration, before which all weights have arrived, and then `iterations` more. Returns
-/// the last one.
+/// Simulates a first iteration, before which all weights have arrived, and then `iterations` more. Returns the last
+/// iteration.
 pub fn simulate(cluster: &Cluster, batches: &[Range<usize>], iterations: u32) -> Ran {
     let layers = cluster.layers.len();
     let ran = Ran { pulls: vec![0.0; batches.len()], ..Ran::default() };
@@ -169,7 +168,7 @@ pub fn simulate(cluster: &Cluster, batches: &[Range<usize>], iterations: u32) ->
 }
 
 impl Simulation<'_> {
-    /// Advances to the next event, or to the next end of a flow.
+    /// Advances to the next event or the next end of a flow, whichever is earlier.
     fn step(&mut self) {
         let flow_ends =
             self.flows.iter().map(|flow| self.now + flow.bytes / flow.rate).fold(f64::INFINITY, f64::min);

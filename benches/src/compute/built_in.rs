@@ -1,4 +1,4 @@
-//! The built-in traces: networks of the papers on P3's GPU.
+//! The built-in traces: the networks that the papers use, on the GPU that P3's paper uses.
 //!
 //! The shares of the layers in a trace come from the network's real shapes and the device's roofline. The
 //! length of a trace, as samples per second, is a figure in this file, with its source. A roofline only says
@@ -23,8 +23,8 @@ pub const BUILT_IN: [&str; 7] =
 /// The number of samples in a worker's batch: the default of P3's artifact for each of its models.
 const BATCH: u32 = 32;
 
-/// The factor from forward to backward. The backward pass computes two gradients, of a layer's inputs and of
-/// its weights. Each takes as much time as the forward pass.
+/// The factor from the forward time to the backward time. The backward pass computes two gradients, of a layer's inputs
+/// and of its weights. Each takes as much time as the forward pass.
 const BACKWARD: f64 = 2.0;
 
 /// A function from a model's keys to the work of its layers.

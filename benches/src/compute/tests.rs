@@ -1,5 +1,5 @@
-//! Trace files are read, or refused with the line. Built-in traces have the published multiply-adds and
-//! samples per second.
+//! Trace files are read, or refused with an error that names the line. Built-in traces have the published multiply-adds
+//! and samples per second.
 
 use std::path::Path;
 
@@ -68,8 +68,8 @@ fn networks_of_a_kind_use_as_much_of_the_device() {
 fn layers_that_are_bound_by_arithmetic_take_their_share_of_it() {
     let trace = built_in("vgg19").unwrap();
     let us = |name: &str| trace.layers.iter().find(|layer| layer.name == name).unwrap().forward_us;
-    // One layer is 3x3 from 512 to 512 channels at 28x28, and the other is the same at 14x14, with a quarter
-    // of the outputs.
+    // Both layers are 3x3 from 512 to 512 channels. The first has outputs of 28x28, and the second has a quarter of
+    // them, 14x14.
     let ratio = us("features.21") / us("features.30");
     assert!((ratio / 4.0 - 1.0).abs() < 0.05, "{ratio}");
     // The largest layer of the model is bound by the reading of its weights, and is not one of the slowest.

@@ -1,6 +1,6 @@
 //! A trace, and the plan that it gives for a job's keys.
 //!
-//! This module has only data, which its reader owns. It must not depend on where a trace comes from.
+//! This module has only data, which its caller owns. It must not depend on where a trace comes from.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -126,7 +126,7 @@ impl Trace {
     }
 }
 
-/// The number of characters of a name from a file that errors repeat.
+/// The most characters that an error shows of a name from a file.
 const ECHOED_CHARS: usize = 64;
 
 pub(super) fn at_most(name: &str) -> String {

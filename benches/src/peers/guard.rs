@@ -1,5 +1,5 @@
-//! The guard of a peer: a process of this program that starts the peer. The guard ends all processes that the
-//! peer started, in any process group and session (as MPI's ranks are).
+//! The guard of a peer: a process of this program that starts the peer. The guard ends all processes that the peer
+//! started, even if they are in other process groups and sessions, like MPI's ranks.
 //!
 //! ```text
 //!   phub-peers --- stdin, a pipe ---> guard ---> the peer, leader of a group ---> its processes
@@ -27,7 +27,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
 
 /// The guard's exit status after the time limit.
 const LATE: u8 = 124;
-/// The most bytes of output, which is more than any result. A peer that prints more loses its pipe.
+/// The most bytes of output, which is more than any result. If a peer prints more, its pipe is closed.
 const MOST_OUTPUT_BYTES: u64 = 1 << 20;
 
 /// A peer that runs under a guard. Dropping it kills all processes of the peer.
@@ -156,9 +156,9 @@ fn wait(peer: &Child, limit: Duration) -> Result<Stop> {
     }
 }
 
-/// Kills the peer's group, and then all processes that are left. They have become children of this process,
-/// whatever their group is. Returns how the peer ended. No other process can get the peer's id before the
-/// first wait in this function.
+/// Kills the peer's group, and then the peer's other processes. As orphans they have become children of this process,
+/// whatever their group is. Returns how the peer ended. No other process can get the peer's id before the first wait in
+/// this function.
 fn kill_all(peer: Pid) -> Option<WaitStatus> {
     let _ = rustix::process::kill_process_group(peer, Signal::KILL);
     let mut status = None;
@@ -166,8 +166,8 @@ fn kill_all(peer: Pid) -> Option<WaitStatus> {
         for pid in children() {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
-        // A process becomes an orphan when its parent, which is in this list, dies. That death ends the wait,
-        // and the next list contains the orphan.
+        // A process becomes an orphan when its parent dies. The parent is in this list. The parent's death ends the
+        // wait below, and the next list contains the orphan.
         match retry_on_intr(|| rustix::process::wait(WaitOptions::empty())) {
             Ok(Some((pid, ended))) if pid == peer => status = Some(ended),
             Ok(_) => {}

@@ -35,7 +35,7 @@ struct Machine {
 struct Row {
     name: String,
     goodput_gb_per_s: Spread,
-    /// The goodput of the first system divided by this system's, within each repeat.
+    /// The goodput of the first system divided by the goodput of this system, within each repeat.
     hub_is_faster_by: Spread,
     /// The goodput of every run, in order.
     runs_gb_per_s: Vec<f64>,

@@ -37,7 +37,7 @@ impl System {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
     }
 
-    /// Returns the rows of the table: the name of each, and the script's options.
+    /// Returns the rows of the table for this system: the name of each row, and the script's options for it.
     fn variants(self) -> &'static [(&'static str, &'static [&'static str])] {
         match self {
             System::OpenMpi => &[

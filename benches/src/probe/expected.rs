@@ -22,14 +22,14 @@ use norms::Norms;
 /// The period. It is a prime, so an address that is wrong by a power of two leads to another value.
 const PERIOD: usize = 61;
 
-/// The weights and the hub's state, and the gradients that move them.
+/// The expected weights and state of the hub, and the gradients that change them.
 #[derive(Clone, Debug)]
 pub struct Expected<E> {
     optimizer: Optimizer,
     ablate: Ablate,
     /// The number of workers of each machine whose gradients are in a step.
     workers: u32,
-    /// The number of machines whose sums are in a step, in a mesh. All have the same gradients.
+    /// The number of machines whose sums are in a step, if there is a mesh. All machines have the same gradients.
     machines: Option<u32>,
     /// Whether each step is of one worker or machine alone. Then all workers push the gradient of rank 0.
     alone: bool,
@@ -77,9 +77,9 @@ fn phase(key: KeyId, element: usize) -> usize {
     (element + 13 * key.index()) % PERIOD
 }
 
-/// Computes a gradient by a division, which rounds. So the last bits of a sum depend on the order of the
-/// workers, and a wrong order is detected. A library's sine would not do, because compilers may compute other
-/// last bits.
+/// Computes a gradient by a division, because divisions round. So the last bits of a sum depend on the order of the
+/// workers, and a wrong order is detected. A library's sine would not do, because compilers may compute other last
+/// bits.
 fn gradient<E: Element>(rank: u32, phase: usize) -> E {
     E::from_f32(((phase * 29 + rank as usize * 17) % 127) as f32 / 61.0 - 1.0)
 }
@@ -96,8 +96,8 @@ fn fill<E: Element>(key: KeyId, values: &mut [E], value: impl Fn(usize) -> E) {
 }
 
 impl<E: Element> Expected<E> {
-    /// Creates the state after the broadcast, before the first round. `machines` is the number of machines of
-    /// a mesh, each with this number of workers.
+    /// Creates the state after the broadcast, before the first round. `machines` is the number of machines of a mesh,
+    /// each with `workers` workers.
     pub fn new(
         optimizer: Optimizer,
         ablate: Ablate,
@@ -152,7 +152,7 @@ impl<E: Element> Expected<E> {
         oracle::norm(layout.chunks().iter().flat_map(of_chunk))
     }
 
-    /// Clips gradients to a norm from a step on.
+    /// Clips gradients to the norm `most` from the step `from` on.
     pub fn clipped(mut self, layout: &Layout, most: f32, from: Round) -> Self {
         self.scale = Some((from, oracle::clip_scale(self.norm(layout), most)));
         self
@@ -235,7 +235,7 @@ impl<E: Element> Expected<E> {
         }
     }
 
-    /// Checks the elements of a chunk, which begins at the key's element `first`. All must contain the same
+    /// Checks the elements of a chunk, which begins at the key's element `first`. All elements must contain the same
     /// number of steps.
     fn check_part(&self, layout: &Layout, key: KeyId, first: usize, seen: &[E]) -> anyhow::Result<()> {
         let differs = |weights: &[E; PERIOD]| {

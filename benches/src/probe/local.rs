@@ -1,7 +1,7 @@
-//! The parent of a run. A probe of this machine starts hubs and workers as processes, and measures the
-//! machine's limit. It alternates between some rounds and some passes of the limit, which together are a leg.
-//! On a shared machine, the memory's speed changes from second to second, so only the ratio within a leg
-//! counts. A probe of a hub that runs elsewhere has one worker process and one leg.
+//! The parent of a run. A probe of this machine starts hubs and workers as processes, and measures the machine's limit.
+//! Some rounds and the passes of the limit after them are a leg, and the probe makes several legs. On a shared machine,
+//! the memory's speed changes from second to second, so only the ratio within a leg counts. A probe of a hub that runs
+//! elsewhere has one worker process and one leg.
 
 use std::path::PathBuf;
 
@@ -114,7 +114,8 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
             other => bail!("expected the last look from a worker, read {other:?}"),
         }
     }
-    // Only a run on this machine checks the total: workers on other machines may still have rounds to make.
+    // Only a run on this machine checks the total number of steps: workers on other machines may still have rounds to
+    // make.
     let last = if is_here { "check the total" } else { "leave" };
     workers.iter_mut().try_for_each(|worker| worker.send(last))?;
     workers.into_iter().try_for_each(ChildProcess::finish)?;
@@ -154,8 +155,8 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
     // Without shared memory, each window exists at both ends.
     let of_a_worker =
         of_a_worker + if matches!(args.transport, Some(Transport::Tcp | Transport::Verbs)) { 2 } else { 0 };
-    // A machine of a mesh has two windows more: one of its own sums, and one of parts of all machines' sums,
-    // for its share of the job.
+    // A machine of a mesh has two windows more: one for its own sums, and one for all machines' sums of the chunks in
+    // its share.
     let of_levels = args.machines.map_or(0, |machines| 2 * machines);
     let copies = of_a_worker * args.all_workers() + of_levels + 1;
     let windows = u64::from(copies) * wire.weights_window_bytes() as u64;

@@ -98,8 +98,8 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    /// Makes a leg from each worker's times. A round ends when the last worker has its weights. The workers'
-    /// times differ by the time of a wake-up.
+    /// Makes a leg from each worker's times. A round ends when the last worker has its weights, so the longest of the
+    /// workers' times counts. The workers' times differ only by the time of a wake-up.
     pub fn new(by_worker: &[Vec<u64>], passes: Vec<Duration>) -> Self {
         let rounds = by_worker.iter().map(Vec::len).min().unwrap_or(0);
         let slowest = |round: usize| by_worker.iter().map(|worker| worker[round]).max().unwrap_or(0);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use timeline::{TraceFile, merge};
 
-/// The file, and the files of the children. Dropping the value removes the children's files.
+/// The file of the merged trace, and the files of the children. Dropping the value removes the children's files.
 pub(super) struct Trace {
     file: TraceFile,
     /// The path that the children get. Each child derives the name of its file from this path.
@@ -29,8 +29,8 @@ fn of_rank(path: &Path, rank: u32) -> PathBuf {
 }
 
 impl Trace {
-    /// Creates the file before any child is started. For one rank of a hub that runs elsewhere, the name
-    /// contains the rank, as a worker's file does. So all ranks may get the same path.
+    /// Creates the file before any child is started. If the hub runs elsewhere, this process is one rank, and the
+    /// file's name contains the rank, as a worker's file does. So all ranks may get the same `path`.
     pub fn create(path: &Path, rank: Option<u32>) -> Result<Self> {
         let file = rank.map_or_else(|| path.to_owned(), |rank| of_rank(path, rank));
         Ok(Trace { file: TraceFile::create(file)?, told: path.to_owned(), parts: Vec::new() })
@@ -51,7 +51,7 @@ impl Trace {
         self.parts.push(part(&self.told, pid).with_extension(format!("rank{rank}.part")));
     }
 
-    /// Merges the files. All children must have ended well.
+    /// Merges the files. All children must have ended without an error.
     pub fn finish(mut self) -> Result<PathBuf> {
         let (processes, _) = merge(&self.parts)?;
         self.file.write(&processes)?;

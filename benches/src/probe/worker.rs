@@ -63,7 +63,7 @@ pub(super) enum Word {
 struct Worker<E> {
     session: Session,
     expected: Expected<E>,
-    /// The expected norm of each round, in a job with norms and without a codec.
+    /// The expected norm, which is the same in each round. `None` in a job without norms or with a codec.
     norm: Option<f32>,
     /// The weights before the first round of the job.
     at_first: Expected<E>,
@@ -155,7 +155,7 @@ impl<E: Element> Worker<E> {
             self.go_where_the_job_is();
             return Ok(()); // a wrong bit stays, and the check after the last round finds it
         }
-        // The expected weights are computed while the hub works.
+        // The expected weights are computed now, while the hub works, before the wait.
         self.expect();
         self.session.wait_all()?;
         self.go_where_the_job_is();
@@ -206,7 +206,7 @@ impl<E: Element> Worker<E> {
         self.session.keys().try_for_each(check)
     }
 
-    /// Returns the bytes of the measured rounds, and the digest of the weights.
+    /// Returns the number of bytes that crossed in a measured round, and the digest of the weights.
     fn crossed(&self) -> Result<Crossed> {
         let mut all = 0;
         for key in self.session.keys() {

@@ -88,7 +88,7 @@ impl DemoArgs {
         let address = hub.address().to_string();
         let mut team = Team::start(&task, &address, &credential)?;
         let shown = runtime.block_on(self.show(&task, &mut team, &address, &token, &mut stops));
-        // A worker that leaves after this finds that the hub is gone.
+        // A worker that leaves after this call finds that the hub is gone.
         hub.stop("the demo is over");
         let named = shown?;
         if let Some(seen) = team.seen() {

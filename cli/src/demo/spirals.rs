@@ -1,5 +1,5 @@
-//! The demo's task: to which of two spirals a point belongs. A small network learns the task within seconds,
-//! and draws its answer as a picture.
+//! The demo's task is to decide to which of two spirals a point belongs. A small network learns the task
+//! within seconds, and draws its answer as a picture.
 
 use std::f32::consts::{PI, TAU};
 use std::fmt::Write as _;
@@ -33,7 +33,7 @@ impl Task {
     /// Creates the task, and divides the samples among the workers.
     ///
     /// # Errors
-    /// Returns an error if there are more workers than the plan allows.
+    /// Returns an error if there are more workers than the training plan allows.
     pub fn new(workers: u32) -> anyhow::Result<Self> {
         let (train, test) = spirals().split(SEED, TEST_EVERY);
         let batch = BATCH.min(train.len() / workers as usize);

@@ -21,8 +21,8 @@ pub const SLOW: Duration = Duration::from_millis(40);
 /// The time between two reads of the weights.
 const LOOK: Duration = Duration::from_millis(500);
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
-/// The limit of a worker's wait. A round takes milliseconds, so a worker that waits longer waits for a worker
-/// that is gone.
+/// The limit of a worker's wait. A round takes milliseconds, so a longer wait means that another worker is
+/// gone.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// The state of the training, as worker 0 has seen it last.

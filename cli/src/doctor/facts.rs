@@ -37,7 +37,8 @@ impl Memlock {
 /// The facts about huge pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HugePages {
-    /// The setting for shared memory: the word in brackets. `None` if the kernel has no such setting.
+    /// The setting for shared memory: the word that its file has in brackets. `None` if the kernel has no
+    /// such setting.
     pub shared: Option<String>,
     /// The setting for private memory.
     pub private: Option<String>,

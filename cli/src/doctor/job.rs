@@ -25,8 +25,9 @@ impl Job {
         self.sum(nodes, nics, Ranges::pinned_bytes)
     }
 
-    /// Returns the bytes of one window, and the number of them in huge pages if each lane's memory is on the
-    /// lane's node. A lane is a core with its NIC, and `nodes` has the node of each lane.
+    /// Returns the number of bytes of one window, and how many of these bytes are in huge pages if each
+    /// lane's memory is on the lane's node. A lane is a core with its NIC, and `nodes` has the node of each
+    /// lane.
     pub fn huge_bytes(&self, nodes: &[u32]) -> (u64, u64) {
         let window = self.layout.window_bytes();
         (window as u64, self.sum(nodes, nodes, |ranges| ranges.huge_bytes(window)))

@@ -81,7 +81,7 @@ pub struct DoctorArgs {
     json: bool,
 }
 
-/// The facts about RDMA that its checks have found, for the later checks.
+/// The facts that the checks of RDMA have found, for the later checks.
 struct Rdma {
     plan: Option<OnNics>,
     /// The NICs that the hub would use and that carry data.
@@ -142,7 +142,7 @@ fn subject(settings: &HubSettings, job: &Job) -> String {
     let ways: Vec<String> = offered.map(|way| way.to_string()).collect();
     let Job { name, workers, .. } = job;
     format!(
-        "phub-server {}: a hub at {} by {}, for {name} with {workers} workers",
+        "phub-server {}: a hub at {} with transports {}, for {name} with {workers} workers",
         env!("CARGO_PKG_VERSION"),
         settings.listen,
         ways.join(", ")

@@ -27,8 +27,8 @@ pub(crate) struct NicFacts {
     pub bridges: Vec<(String, Option<u16>)>,
     /// The subnets of the NIC's interface: destination and mask, as in /proc/net/route.
     pub subnets: Vec<(String, String)>,
-    /// ARP's setting, and the filter of return paths. Each is the larger value of the interface's setting and
-    /// the setting for all interfaces.
+    /// The settings for ARP and for the filter of return paths. Each field has the larger of two values: the
+    /// value of the interface, and the value for all interfaces.
     pub arp_ignore: Option<u32>,
     pub rp_filter: Option<u32>,
     /// Whether flow control is on, for each priority.

@@ -48,7 +48,7 @@ impl Report {
         report
     }
 
-    /// Adds a check. As text, its line is printed at once.
+    /// Adds a check. If the report is text, prints the line of the check at once.
     pub fn add(&mut self, check: Check) {
         if let Form::Text { colours } = self.form {
             self.say(&line(&check, colours));

@@ -63,7 +63,7 @@ impl RacksArgs {
         let shapes: Vec<Shape> = (all <= MAX_WORKERS).then(flat).into_iter().chain([mesh]).collect();
 
         let mut text = format!(
-            "{racks} racks x {workers} workers, {name}, {} a copy: flat with one hub in one rack, or a mesh of a hub in each\n\
+            "{racks} racks x {workers} workers, {name}, {} a copy: flat with one hub in one rack, or a mesh with a hub in each rack\n\
              Gb/s each way: a worker {worker}, a hub {hub}, an uplink {uplink}\n\n\
              Bytes that a link carries a round (out, in)\n",
             mb(wire.layout().model_bytes())

@@ -39,8 +39,8 @@ pub struct PublishArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
     every: u64,
 
-    /// Publish by rounds, not by time: the weights before each multiple of this number of rounds. If the publisher is too
-    /// slow for some multiples, it names them, and publishes before the next one.
+    /// Publish by rounds, not by time: the weights before each multiple of this number of rounds. If the publisher is
+    /// too slow for some multiples, it prints these multiples, and publishes before the next multiple.
     #[arg(long, value_name = "ROUNDS", conflicts_with_all = ["every", "once"])]
     each_rounds: Option<NonZeroU32>,
 

@@ -130,8 +130,8 @@ fn the_metadata_is_for_people_too() {
     assert_eq!(metadata, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
 }
 
-/// Checks the metadata of newer programs for hyperparameters and steps. A job that does not need them does
-/// not write them, so that older programs can read its file.
+/// Checks the metadata for hyperparameters and steps, which only newer programs know. A job that does not
+/// need this metadata does not write it, so that older programs can read the job's file.
 #[test]
 fn other_numbers_and_steps_stand_in_the_metadata() {
     let mut job = Job::small(SGD).with_rates([(0, 0.5), (6, 0.25)]);

@@ -1,8 +1,8 @@
 //! The end of a job, and of the hub's service. A job ends when it fails, or when all its workers have left. The hub's
 //! service ends in steps: it takes no more jobs, then it admits no more workers.
 //!
-//! The hub keeps a failed job for [`KEEP_FAILED`], so that workers can read its news. The limit on the jobs of the hub is
-//! also the limit on its failed jobs.
+//! The hub keeps a failed job for [`KEEP_FAILED`], so that its workers can read why it failed. The limit on the jobs of
+//! the hub is also the limit on its failed jobs.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -127,7 +127,7 @@ impl End {
         self.stop.forget(job);
     }
 
-    /// Checks that the hub still admits workers. If it does not, the refusal has this code.
+    /// Checks that the hub still admits workers. Otherwise refuses the request with `code`.
     ///
     /// # Errors
     /// Returns the refusal if the hub admits no worker.

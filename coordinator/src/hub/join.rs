@@ -22,7 +22,7 @@ pub enum Found {
 }
 
 impl Hub {
-    /// Looks up a name for a worker at the address `owner`. Reserves the name for the worker if it is free.
+    /// Looks up a job's name for a worker, whose address is `owner`. If the name is free, reserves it for this worker.
     ///
     /// # Errors
     /// Returns an error if the limit on the jobs of the hub or of this address is reached, or if the hub admits no

@@ -83,14 +83,14 @@ pub struct Hub {
 }
 
 impl Settings {
-    /// Checks that one more job, of this name, may exist. `there` is the number of names in use.
+    /// Checks that the limit allows one more job, which has this name. `there` is the number of names in use.
     fn check_jobs(&self, name: &str, there: usize) -> Result<(), Refused> {
         match there < self.jobs_limit {
             true => Ok(()),
             false => Err(Refused::new(
                 RefusalCode::JobsLimit,
                 format!(
-                    "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a \
+                    "job {name:?}: this hub has {there} jobs, which is its limit; end a job, or start the hub with a \
                      higher --jobs-limit"
                 ),
             )),
@@ -158,7 +158,7 @@ impl Hub {
     /// Returns an error if there is no such job.
     pub fn id(&self, name: &str) -> Result<JobId, Refused> {
         self.names.job(name).ok_or_else(|| {
-            let why = format!("no job {name:?} is here; GET /v1/hub lists them");
+            let why = format!("this hub has no job {name:?}; GET /v1/hub lists its jobs");
             Refused::new(RefusalCode::JobUnknown, why)
         })
     }
@@ -176,7 +176,7 @@ impl Hub {
         let member = owner.and_then(|(id, rank)| Some((self.jobs.get(&id)?, rank)));
         member.filter(|(of, _)| of.spec.name == job).ok_or_else(|| {
             let why = format!(
-                "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
+                "no worker of job {job:?} has this token: the worker left, or its job ended more than {} s ago; join again",
                 KEEP_FAILED.as_secs()
             );
             Refused::new(RefusalCode::TokenUnknown, why)
@@ -208,8 +208,8 @@ impl Hub {
                     }
                 }
                 Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
-                // Withdraws the token, because a connection with this token may be in progress. The links of that
-                // connection are lost, too.
+                // A connection with this token may be in progress, and its links are lost, too. So the token is
+                // withdrawn.
                 Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),
                 _ => {}
             }

@@ -79,8 +79,8 @@ impl Names {
         JobId(self.next - 1)
     }
 
-    /// Promises memory to the job of a reserved name, instead of an earlier promise. Returns the address that will own
-    /// the job.
+    /// Promises memory to the job of a reserved name. This promise replaces an earlier promise. Returns the address
+    /// that will own the job.
     pub(super) fn promise(&mut self, name: &str, bytes: u64) -> Option<IpAddr> {
         let reserved = self.reserved.get_mut(name).expect("the name of a job that is being made is reserved");
         reserved.promised = bytes;

@@ -1,6 +1,6 @@
 //! The memory that is promised to jobs, and the check whether there is room for more. A job touches its memory late. A
-//! worker's windows (memory for its links) are touched when the worker connects, and memory for a snapshot when the
-//! snapshot is taken. So promised memory that is not resident yet counts as used.
+//! worker's windows (memory for its links) are touched when the worker connects. Memory for a snapshot is touched when
+//! the snapshot is taken. So promised memory that is not resident yet counts as used.
 //!
 //! ```text
 //!   room of the process now  -  (promised - resident since the start, at least 0)  >=  what a new job needs

@@ -1,8 +1,8 @@
-//! Quotas: limits on the jobs and the memory of one address, and on the memory of one job. An address owns the jobs that it
-//! made. All addresses of this machine count as one address. All addresses of an IPv6 network with a prefix of 64 bits
-//! count as one, too.
+//! Quotas: limits on the jobs and the memory of one address, and on the memory of one job. An address owns the jobs
+//! that it made. All addresses of this machine count as one address. All addresses of an IPv6 network with a prefix of
+//! 64 bits count as one address, too.
 //!
-//! A token for one job name needs no quota on jobs, because only one job has a given name at a time.
+//! A client whose token is for one job name needs no quota on jobs, because only one job has this name at a time.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Hub;
 use crate::refused::Refused;
 
-/// The quotas of a hub. By default there are none, because all workers of a cluster may be behind one gateway.
+/// The quotas of a hub. By default a hub has no quotas, because all workers of a cluster may be behind one gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quotas {
@@ -42,7 +42,7 @@ impl Hub {
 }
 
 impl Quotas {
-    /// Checks that an address with these jobs may make one more.
+    /// Checks that an address with these jobs may make one more job.
     pub(super) fn check_jobs_of<'hub>(
         &self,
         name: &str,
@@ -100,7 +100,7 @@ impl Quotas {
     }
 }
 
-/// Lists the names of jobs for an error: at most eight names.
+/// Lists the names of at most eight jobs, for an error.
 fn shown(owned: &[(&str, u64)]) -> String {
     const SHOWN: usize = 8;
     let mut names: Vec<&str> = owned.iter().take(SHOWN).map(|(name, _)| *name).collect();

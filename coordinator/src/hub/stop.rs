@@ -86,7 +86,7 @@ pub(crate) struct Stopping<'hub> {
 }
 
 impl Stopping<'_> {
-    /// Begins the stop, unless it has begun. `has_files`: the hub writes checkpoints.
+    /// Begins the stop, unless the stop has already begun. `has_files` says whether the hub writes checkpoints.
     pub fn begin(&mut self, reason: String, has_files: bool) -> Vec<StopStep> {
         let end = &mut self.hub.end;
         end.closed = true;

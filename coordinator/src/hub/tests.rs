@@ -176,7 +176,7 @@ fn the_memory_of_a_job_and_of_an_address_has_a_limit() {
     refused(make(&mut hub, "a", ONE, GB), RefusalCode::Quota, &["--memory-per-job"]);
 }
 
-/// A limit of some megabytes was once shown as 0.00 GB.
+/// Formerly, a limit of some megabytes was shown as 0.00 GB.
 #[test]
 fn a_small_limit_is_shown_in_a_small_unit() {
     let small = Quotas { memory_per_job: Some(4_000_000), ..Quotas::default() };

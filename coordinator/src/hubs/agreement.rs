@@ -74,7 +74,7 @@ impl Follower {
     }
 }
 
-/// The newcomers that have links at some hubs. Hub 0 admits a newcomer once it has links at all hubs.
+/// The newcomers that have links at some hubs. Hub 0 admits a newcomer once the newcomer has links at all hubs.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     hubs: HashMap<u64, HashSet<u32>>,
@@ -281,8 +281,8 @@ mod tests {
                 let (number, ahead) = (hub % hubs, all.iter().map(|hub| hub.next).max().unwrap());
                 let hub = &mut all[number];
                 match what {
-                    // The hub's part of a round is written to its disk. No hub is far behind the others, because workers
-                    // push to all hubs.
+                    // The hub's part of a round is written to its disk. No hub is far behind the other hubs, because
+                    // workers push to all hubs.
                     0..=3 => {
                         hub.next = (hub.next + 1).max(ahead.saturating_sub(2));
                         if may_write(&hub.told, &hub.files) {

@@ -18,7 +18,8 @@ use crate::join::Join;
 use crate::refused::Refused;
 
 /// A random number that distinguishes a job from all other jobs with the same name. Hub 0 draws the number when it
-/// makes the job. The job's workers know the number, too. So a request that shows the number proves nothing.
+/// makes the job. The job's workers know the number, too. So a request that shows the number does not prove that a hub
+/// sent it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub [u8; 16]);
 
@@ -173,20 +174,24 @@ impl Hubs {
         self.held.hold(cut)
     }
 
-    /// Checks the release of a cut by hub 0: the cut's round is possible, and the number of admitted workers is not above
-    /// the limit.
+    /// Checks, in hub 0's release of a cut, that the cut's round is possible, and that the number of admitted workers
+    /// is not above the limit.
     ///
     /// # Errors
     /// Returns the fault, in words, if the cut is not possible.
     pub fn check_release(&self, request: &ReleaseRequest) -> Result<(), String> {
         let ReleaseRequest { from, admitted, .. } = request;
         if admitted.len() > MAX_WORKERS as usize {
-            return Err(format!("{} workers are admitted: a job has at most {MAX_WORKERS}", admitted.len()));
+            return Err(format!(
+                "hub 0 admits {} workers, but a job has at most {MAX_WORKERS}",
+                admitted.len()
+            ));
         }
         match self.front {
             Some(front) if !from.is_near(front) || !request.asks_for_nothing() && *from < front => {
                 Err(format!(
-                    "a cut before round {} is not possible: this hub's chunks are at round {}, and the chunks of all hubs are at most {} rounds apart",
+                    "a cut before round {} is not possible: this hub's chunks are at round {}, and the \
+                     chunks of all hubs must be at most {} rounds apart",
                     from.0,
                     front.0,
                     Round::APART
@@ -211,8 +216,8 @@ impl Hubs {
         let (Some((lead, pass)), Join { name, rank, .. }) = (&join.lead, join) else { return Ok(()) };
         if let Some(other) = pass.as_ref().and_then(|pass| rank_of(pass.worker)) {
             let why = format!(
-                "job {name:?}: worker {rank} shows the pass of worker {other}, which has joined; in each join, hub 0 gives a worker \
-                 a new pass"
+                "job {name:?}: worker {rank} shows the pass of worker {other}, which has already \
+                 joined; join hub 0 again, which gives a new pass for each join"
             );
             return Err(Refused::new(RefusalCode::JobDiffers, why));
         }

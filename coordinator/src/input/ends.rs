@@ -21,7 +21,8 @@ impl Request for Drain {
     }
 }
 
-/// A request to begin the stop of the hub, unless it has begun. The hub admits no more workers, and saves its jobs.
+/// A request to begin the stop of the hub, unless the stop has already begun. The hub admits no more workers, and saves
+/// its jobs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginStop {

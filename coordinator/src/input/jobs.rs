@@ -14,7 +14,7 @@ use crate::hubs::{Files, Hubs, Secret};
 use crate::job::{Blame, Job, JobSpec, Model};
 use crate::refused::Refused;
 
-/// A request to look up a name for a worker at an address. If the name is free, it is reserved.
+/// A request to look up a job's name for a worker. If the name is free, it is reserved for this worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Find {
@@ -32,8 +32,7 @@ impl Request for Find {
     }
 }
 
-/// A request for the job of this name. If there is none, the name is reserved for a new job. The answer has the number of
-/// the job.
+/// A request to reserve a free name for a new job. The answer has the job's number.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reserve {

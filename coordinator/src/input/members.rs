@@ -132,7 +132,8 @@ pub struct Attach {
     pub member: MemberOf,
     /// The name of the links' transport.
     pub transport: String,
-    /// The interface or RDMA device of each link. Empty if it is unknown, and on shared memory.
+    /// The interface or RDMA device of each link. A name is empty if the device is unknown, or if the link is on shared
+    /// memory.
     pub nics: Vec<String>,
 }
 

@@ -12,7 +12,7 @@ use crate::hub::{Hub, JobEnded};
 use crate::job::{Change, Effect, forget_numbers};
 use crate::progress::Progress;
 
-/// A report of a look: one check of a job's rounds on all its cores.
+/// A report of a look, which is one check of a job's rounds on all its cores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Judge {
@@ -41,7 +41,7 @@ impl Request for Judge {
 pub struct Crossed {
     /// The job.
     pub job: JobId,
-    /// The links. Each has the rank, the index of the core, and the bytes sent and received.
+    /// For each link: the member's rank, the index of the core, and the numbers of bytes sent and received.
     pub links: Vec<(u32, usize, (u64, u64))>,
 }
 

@@ -35,7 +35,7 @@ impl Request for Offer {
 pub struct Wanted {
     /// The job.
     pub job: JobId,
-    /// The round: the state has the weights before this round.
+    /// The first round after the weights in the state.
     pub before: Round,
     /// The length in bytes, if the state is wanted.
     pub bytes: Option<u64>,
@@ -90,7 +90,7 @@ impl Request for BeginWith {
     }
 }
 
-/// A report that all workers have joined this hub, and which machines are missing at the hubs above.
+/// A report that all workers have joined this hub. It names the machines that are missing at the hubs above.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MissMachines {
@@ -181,7 +181,7 @@ impl Request for WantState {
 pub struct AskForWritten {
     /// The job.
     pub job: JobId,
-    /// The round: the part has the state before this round. Round 0 stands for the part that is being written now.
+    /// The first round after the state in the part. Round 0 stands for the part that is being written now.
     pub before: Round,
     /// The rounds of complete checkpoints.
     pub whole: WholeRounds,
@@ -199,14 +199,14 @@ impl Request for AskForWritten {
     }
 }
 
-/// A request to write a file. The answer has the rounds of complete checkpoints: files of other rounds are no longer
+/// A request to write a file. The answer has the rounds of complete checkpoints. Files of other rounds are no longer
 /// needed. If this hub has too many files, the answer is a refusal, in words.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginFile {
     /// The job.
     pub job: JobId,
-    /// The round: the file has the state before this round.
+    /// The first round after the state in the file.
     pub before: Round,
 }
 
@@ -227,9 +227,9 @@ pub struct EndFile {
     pub job: JobId,
     /// The snapshot.
     pub occasion: Occasion,
-    /// The round: the file has the state before this round.
+    /// The first round after the state in the file.
     pub before: Round,
-    /// The file, or the reason why there is none.
+    /// The file, or the reason why there is no file.
     pub written: Result<CheckpointReply, String>,
 }
 
@@ -243,7 +243,7 @@ impl Request for EndFile {
     }
 }
 
-/// A question of another hub, at which the job has failed: does this hub still have the job?
+/// A question whether this hub still has a job. Another hub, at which the job has failed, asks it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AskToHold {

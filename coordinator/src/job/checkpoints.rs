@@ -26,8 +26,8 @@ use crate::hubs::{Hubs, may_write};
 
 /// The number of checkpoints for which this hub remembers the state of its own part.
 const PARTS: usize = 8;
-/// The limit on the kept reports of each core about rounds without a snapshot. Older reports are not needed, because no core
-/// is this many rounds behind another core.
+/// The number of reports about rounds without a snapshot that are kept for each core. Older reports are not needed,
+/// because no core is this many rounds behind another core.
 const PASSED: usize = 64;
 
 /// The checkpoints of a job.
@@ -38,7 +38,7 @@ pub struct Checkpoints {
     collecting: Vec<Collecting>,
     /// The rounds that each core has passed without snapshots, from its last reports, in any order.
     passed: BTreeMap<usize, VecDeque<RangeInclusive<Round>>>,
-    /// The state of this hub's parts of the last checkpoints, by round, for the questions of hub 0. The parts may be
+    /// The state of this hub's part of each recent checkpoint, by round. Hub 0 asks for these states. The parts may be
     /// completed in any order.
     parts: BTreeMap<Round, PartState>,
     /// The requests for the job's state.
@@ -112,7 +112,7 @@ impl Checkpoints {
         }
     }
 
-    /// Whether a further client may share the state that the client of this request waits for.
+    /// Whether another client may share the state that this request waits for.
     pub fn may_share(&self, want: WantId) -> bool {
         self.wants.may_share(want)
     }
@@ -166,8 +166,9 @@ impl Checkpoints {
         occasion
     }
 
-    /// Records a core's answer about a snapshot: the core has its part, or has none. A core may also report that it passed
-    /// all rounds from `before` to `through` without a part. Returns the snapshots for which all cores have now answered.
+    /// Records a core's answer about a snapshot: the core has taken its part, or has no part. A core may also report
+    /// that it passed all rounds from `before` to `through` without a part. Returns the snapshots for which all cores
+    /// have now answered.
     pub(super) fn taken(&mut self, taken: TakenBy, owners: usize) -> Vec<Over> {
         let TakenBy { core, occasion, before, through, refused } = taken;
         let Checkpoints { collecting, passed, .. } = self;
@@ -232,8 +233,8 @@ impl Checkpoints {
         self.collecting.iter_mut().for_each(|one| _ = one.lacks.remove(&core));
     }
 
-    /// Notes that a file is about to be written. Returns the rounds of complete checkpoints: files of other rounds are no
-    /// longer needed.
+    /// Notes that a file is about to be written. Returns the rounds of complete checkpoints. Files of other rounds are
+    /// no longer needed.
     ///
     /// # Errors
     /// Returns an error if too many files of this hub already wait for the files of other hubs.

@@ -6,7 +6,7 @@
 //! | a core has removed a member, or dropped lost links | that core | requests that wait for a change of the job check its state again |
 //! | a member's link has ended | a core | all cores drop the member's links, or the member is lost |
 //! | a member's heartbeat has ended | the control port | the member is lost, if it has no links |
-//! | time passes | the sweep | silent members, and dead ones without links, are lost; waits for hub 0 and for states end at their limits |
+//! | time passes | the sweep | silent members, and dead members without links, are lost; waits for hub 0 and for states end at their limits |
 //! | a step of a cut is done | the driver | the cut's next step, see [`cut`](super::cut) |
 //! | a core has a part of a snapshot, or none | that core | after the last core's answer, the snapshot is complete or has failed |
 //! | the memory for a core's part is free again | that core | requests for the state that wait for this memory try again |
@@ -59,13 +59,13 @@ pub enum Event {
     Swept(Duration),
     /// A step of a cut is done.
     Cut(CutId, Stepped),
-    /// A core has taken its part of a snapshot, or has none.
+    /// A core has taken its part of a snapshot, or has no part.
     Taken {
         /// The core.
         core: usize,
         /// The reason for the snapshot.
         occasion: Occasion,
-        /// The round: the part has the state before this round.
+        /// The first round after the state in the part.
         before: Round,
         /// The last round of a range, if the core has no part for any due snapshot of the range.
         through: Option<Round>,
@@ -74,7 +74,7 @@ pub enum Event {
     },
     /// The memory for a core's part of a snapshot is free again.
     Freed(usize),
-    /// Another hub has reported its part of a checkpoint, or the request to it has failed.
+    /// Another hub has reported its part of a checkpoint, or the request to that hub has failed.
     Part {
         /// The checkpoint.
         follow: FollowId,
@@ -145,9 +145,10 @@ pub enum Effect {
     },
     /// The answer to hub 0's question about this hub's part.
     Part(AskedId, WrittenReply),
-    /// A checkpoint before this round is not complete, because a hub has no part of it. The log reports the reason.
+    /// A checkpoint before this round is not complete, because a hub has no part of this checkpoint. The log reports
+    /// the reason.
     NotWhole(Round, String),
-    /// A request for the state ends: with a file, or with the reason why there is none.
+    /// A request for the state ends: with a file, or with the reason why there is no file.
     Wanted(WantId, Result<CheckpointReply, NoState>),
     /// Requests that wait for a change of the job must check its state again.
     Wake,
@@ -155,7 +156,7 @@ pub enum Effect {
     Last(LastStep),
     /// The answer to other hubs that have asked whether this hub still has the failed job.
     Holds(FailedReply),
-    /// The answer to hub 0, if it has asked: the result of this hub's part of the last state.
+    /// The answer to hub 0, if hub 0 has asked: the result of this hub's part of the last state.
     HasPart(Result<LastReply, String>),
     /// The last state is saved or not. All cores remove the failed job, and its name is free.
     LastOver(Saved),
@@ -215,8 +216,8 @@ impl Job {
                 let why = format!("{} is gone: {reason}", self.spec.spoken(rank));
                 let waits = self.members.get(rank).is_some_and(Member::waits_for_links);
                 match by_itself && waits && self.life.runs() {
-                    // This report is ignored, because each core reports the end of this member's old links. The worker
-                    // itself watches its new links.
+                    // The member has already lost its links: each core reports the end of an old link, so this report
+                    // is ignored. The worker itself watches its new links.
                     true if self.members.unlinked(rank).is_some() => Vec::new(),
                     true => vec![self.members.unlink(rank, &why, now)],
                     false => self.lose(rank, Cause::Link, &why),
@@ -225,8 +226,8 @@ impl Job {
             Event::HungUp(rank) => {
                 let why = self.members.get_mut(rank).and_then(|member| member.hangs_up(now));
                 if self.members.get(rank).is_some_and(Member::has_not_connected) && !self.life.failed() {
-                    // A living member's next heartbeat may have arrived before this report. The news makes a living member send
-                    // another heartbeat.
+                    // If the member is alive, its next heartbeat may have arrived before this report. The news makes a
+                    // living member send another heartbeat, which proves that it is alive.
                     self.news.tell(&self.life, |_| {});
                 }
                 why.map_or_else(Vec::new, |why| self.lose(rank, Cause::Link, &why))

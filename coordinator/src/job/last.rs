@@ -1,5 +1,5 @@
-//! Saving the last state of a failed job, before the cores forget the job. All hubs save the state before the same round,
-//! or hub 0 saves none.
+//! Saving the last state of a failed job, before the cores forget the job. All hubs save the state before the same
+//! round, or hub 0 saves no state.
 //!
 //! ```text
 //!   hub 1 --failed: why--> hub 0                          the job fails at hub 0, too
@@ -61,7 +61,7 @@ pub enum LastStepped {
     Written(Result<CheckpointReply, String>),
 }
 
-/// The saved state, nothing if no new state had to be saved, or the reason why it is not saved.
+/// The saved state, or nothing if no new state had to be saved. An error is the reason why the state is not saved.
 pub type Saved = Result<Option<CheckpointReply>, String>;
 
 /// The last state of a job while it is being saved.
@@ -100,8 +100,8 @@ enum WaitsFor {
 }
 
 impl Job {
-    /// Ends the job as [`fail`](Self::fail) does, and begins to save its last state if the job runs. `stops`: this hub
-    /// stops.
+    /// Ends the job as [`fail`](Self::fail) does, and begins to save its last state if the job runs. `stops` says
+    /// whether this hub stops.
     pub(crate) fn fail_and_save(
         &mut self,
         (reason, blame): (&str, Blame),
@@ -126,8 +126,8 @@ impl LastState {
         self.0.is_some()
     }
 
-    /// Answers the question of another hub, at which the job has failed: does this hub still have the job? The answer
-    /// waits until this hub's cores have paused the job and hub 0 has answered this hub.
+    /// Answers the question whether this hub still has the job. Another hub, at which the job has failed, asks it. The
+    /// answer waits until this hub's cores have paused the job and hub 0 has answered this hub.
     pub(crate) fn asked_to_hold(&mut self, hubs: &Hubs, now: Instant) -> Vec<Effect> {
         let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
         let Some(last) = &mut self.0 else { return holds(false, None) };
@@ -339,7 +339,7 @@ fn check_before(before: Round, own: Option<RoundsInFlight>) -> Result<(), String
         Some(own) if before > Round(0) && (before < own.highest || !before.is_near(own.highest)) => {
             Err(format!(
                 "the state before round {} cannot be saved: this hub's chunks are in rounds {} to {}, and the \
-             chunks of all hubs are at most {} rounds apart",
+             chunks of all hubs must be at most {} rounds apart",
                 before.0,
                 own.lowest.0,
                 own.highest.0,

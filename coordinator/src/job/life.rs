@@ -42,7 +42,7 @@ pub enum Life {
 pub(super) enum Brought {
     /// The job does not wait for a state.
     Nothing,
-    /// Rank 0 has offered a state, and this hub asks the hubs above whether they want it.
+    /// Rank 0 has offered a state, and this hub asks the hubs above whether they want the state.
     Offered,
     /// The job waits for the state before this round, which has this length in bytes.
     Awaited(Round, u64),

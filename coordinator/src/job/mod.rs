@@ -66,7 +66,7 @@ use crate::join::Join;
 use crate::progress::Progress;
 use crate::refused::Refused;
 
-/// A job's terms, which have its keys, and the pieces of keys that this hub owns.
+/// The terms of a job, which list its keys, and the pieces of keys that this hub owns.
 pub type Model = (Arc<JobTerms>, Vec<Piece>);
 
 /// A job. The driver of a hub reads the parts of its jobs. Only requests to the hub change a job.

@@ -11,8 +11,8 @@ use pbox_core::{MAX_WORKERS, Round};
 use super::Life;
 use crate::asker::Asker;
 
-/// The interval at which a hub reports to the hubs above which of its workers is late. After this time, the hubs above
-/// answer a heartbeat of the hub even without news; with many hubs below, after a longer time.
+/// The interval at which a hub reports its late worker to the hubs above. After this time, the hubs above answer a
+/// heartbeat of the hub even without news. If there are many hubs below, they answer after a longer time.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The largest number of members for which a hub can answer each heartbeat once in every [`TOLD_EVERY`].

@@ -3,8 +3,9 @@
 use pbox_core::{Consistency, JobTerms, KeyId, Numbers, NumbersByRound, Round};
 use serde::{Deserialize, Serialize};
 
-/// The number of rounds behind the slowest chunk for which hyperparameters are kept. A checkpoint that is being written
-/// needs the hyperparameters of its own round. The checkpoint fails if these hyperparameters have been forgotten.
+/// The number of rounds, behind the slowest chunk, for which hyperparameters are kept. A checkpoint that is being
+/// written needs the hyperparameters of its own round. The checkpoint fails if these hyperparameters have been
+/// forgotten.
 const KEPT_ROUNDS: u32 = 1024;
 
 /// The limit on [`NumbersByRound::size`] of a job with few keys. Without a limit, members could make the list of
@@ -66,7 +67,8 @@ fn check_reset(terms: &JobTerms, reset: &[KeyId]) -> Result<(), String> {
     }
     if !reset.is_empty() && consistency != Consistency::Bsp {
         return Err(format!(
-            "reset: with consistency {consistency} workers are in different rounds, and no moment is between two rounds of all workers; use bsp"
+            "reset: with consistency {consistency} workers are in different rounds, so there is no \
+             moment between two rounds of all workers; use bsp"
         ));
     }
     Ok(())

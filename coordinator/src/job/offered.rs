@@ -20,7 +20,7 @@ impl Job {
         if gathering.brought != Brought::Nothing || may_begin {
             return Err(format!(
                 "{who} offers a state too late: a worker may offer one state, after its join and before it connects \
-                 to the data path; a hub below others may offer one before it is ready"
+                 to the data path; a hub below other hubs may offer one state before it is ready"
             ));
         }
         gathering.brought = Brought::Offered;
@@ -60,8 +60,8 @@ impl Life {
         self.arrived(0, members, news)
     }
 
-    /// Notes that the first bytes of the state arrive. Returns the state's round and its length in bytes, only the first
-    /// time.
+    /// Notes that the first bytes of the state arrive. Returns the state's round and its length in bytes, but only at
+    /// the first call.
     pub(crate) fn state_comes(&mut self) -> Option<(Round, u64)> {
         let gathering = self.gathering_mut()?;
         let Brought::Awaited(before, bytes) = gathering.brought else { return None };

@@ -43,8 +43,8 @@ struct Follow {
     before: Round,
     /// The time limit for chunks to reach the round.
     until: Option<Instant>,
-    /// The other hubs, in order, with the length of each part in bytes, or the reason why there is none. `None` until the
-    /// hub has a result.
+    /// The other hubs, in order, with the length of each part in bytes, or the reason why the part is missing. `None`
+    /// until the hub has a result.
     parts: Vec<(u32, Option<Result<u64, String>>)>,
     then: Then,
 }
@@ -91,7 +91,8 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes a hub's report about its part, or the reason why it has none. Asks again if the part is not decided.
+    /// Notes a hub's report about its part, or the reason why there is no report. Asks the hub again if the part is not
+    /// decided.
     pub fn part_is(
         &mut self,
         id: FollowId,
@@ -128,8 +129,8 @@ impl Saving<'_> {
         self.followed(before, parts.into_iter().filter_map(|(_, part)| part).sum(), then)
     }
 
-    /// Continues when the parts of all other hubs are decided. `of_others` is the length of these parts, or the reason why
-    /// one is missing.
+    /// Continues when the parts of all other hubs are decided. `of_others` is the length of these parts, or the reason
+    /// why a part is missing.
     fn followed(&mut self, before: Round, of_others: Result<u64, String>, then: Then) -> Vec<Effect> {
         let (reply, want) = match then {
             Then::Cut(want) => return self.cut(want),
@@ -184,7 +185,8 @@ impl Saving<'_> {
         (id, self.and_tells_parts(Vec::new()))
     }
 
-    /// Adds answers to hub 0 to `effects`: to each question whose part is written or failed, or whose wait is over.
+    /// Appends answers to hub 0 to `effects`. A question is answered when its part is written or has failed, or when
+    /// its wait is over.
     pub(super) fn and_tells_parts(&mut self, mut effects: Vec<Effect>) -> Vec<Effect> {
         let (job, now) = (&mut *self.job, self.now);
         let mut asked = std::mem::take(&mut job.checkpoints.followed.asked);

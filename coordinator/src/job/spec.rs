@@ -40,7 +40,8 @@ pub struct Made {
     pub owner: Option<IpAddr>,
     /// Whether the job is a trial: it continues from no checkpoint and leaves none.
     pub trial: bool,
-    /// The mesh that the job's workers ask for, if any: each machine has a hub, which owns a share of the job.
+    /// The mesh that the job's workers ask for, if any. In a mesh, each machine has a hub, which owns a share of the
+    /// job.
     pub mesh: Option<Mesh>,
 }
 
@@ -50,8 +51,8 @@ impl JobSpec {
         self.terms.on_loss == OnLoss::Continue
     }
 
-    /// Whether the job's members make their rounds together at this hub. The workers of one machine do, even if machines
-    /// step alone (SSP, ASP).
+    /// Whether the job's members make their rounds together at this hub. The workers of one machine make their rounds
+    /// together even if machines step alone (SSP, ASP).
     pub(crate) fn steps_together(&self) -> bool {
         self.terms.level.consistency == Consistency::Bsp || self.made.is_below
     }
@@ -74,7 +75,7 @@ impl JobSpec {
         }
     }
 
-    /// Checks that a worker's terms are those of the job. The error names the difference.
+    /// Checks that a worker's terms are equal to the job's terms. The error names the difference.
     pub(crate) fn check_terms(&self, join: &Join, share: &Share) -> Result<(), String> {
         let JobSpec { name, made, .. } = self;
         let (rank, (hub, hubs)) = (join.rank, join.hub);

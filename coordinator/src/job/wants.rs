@@ -14,7 +14,7 @@
 //! | hubs that still write a part of the previous checkpoint, and would skip a new part | it no longer waits for a hub whose part is not complete |
 //! | the cut | nothing happens, because a cut waits for no worker |
 //! | the parts of the cores | it fails: a round did not end in time |
-//! | the memory of cores that had none for a part | it fails, with the cores' reason. Exception: a file waits while this hub writes a file |
+//! | memory on cores that had no memory for a part | it fails, with the cores' reason. Exception: a want for a file continues to wait while this hub writes an earlier file |
 //!
 //! A file that is being written has no time limit, because a disk may be slow. When it is written, the time limit of a file
 //! that waits for memory begins again.
@@ -157,8 +157,8 @@ impl Want {
         Effect::Wanted(self.id, Err(why))
     }
 
-    /// Returns why the request fails when its time is over, or `None` if the request continues to wait. `writes`: this hub is
-    /// writing a file.
+    /// Returns why the request fails when its time is over, or `None` if the request continues to wait. `writes` says
+    /// whether this hub is writing a file.
     fn overdue(&self, writes: bool) -> Option<String> {
         match &self.waits_for {
             WaitsFor::Turn => Some("another client reads the job's state; try again later".to_owned()),
@@ -180,8 +180,8 @@ impl Saving<'_> {
         &mut self.job.checkpoints.wants
     }
 
-    /// Notes a request for the state: a snapshot at a cut, within a time limit. A client's time begins again when its turn
-    /// comes.
+    /// Notes a request for a snapshot of the state at a cut, within a time limit. A client's time begins again when its
+    /// turn comes.
     pub fn want(&mut self, purpose: Use, at: CutAt, limit: Duration) -> (WantId, Vec<Effect>) {
         let limit = limit.min(LONGEST);
         let until = self.now + limit;
@@ -241,7 +241,7 @@ impl Saving<'_> {
         effects
     }
 
-    /// Notes a core's answer for a snapshot: the core has taken its part, or has none.
+    /// Notes a core's answer for a snapshot: the core has taken its part, or has no part.
     pub(super) fn taken(&mut self, taken: TakenBy) -> Vec<Effect> {
         let owners = self.job.spec.made.owners;
         let over = self.job.checkpoints.taken(taken, owners);

@@ -1,4 +1,4 @@
-//! Tests of records: the result of a replay, and that older records with the same number of the format can be read.
+//! Tests of records: a replay has the right result, and older records with the same format number can be read.
 
 use super::*;
 use crate::hub::Quotas;
@@ -75,7 +75,7 @@ fn a_line_that_cannot_be_read_is_named() {
     assert!(replayed(&[]).unwrap_err().to_string().starts_with("line 1: "));
 }
 
-/// Checks that a record is replayed although the hub was killed while it wrote a line, or writes it now.
+/// Checks that a record is replayed even if its last line is cut off, because the hub was killed or is still writing.
 #[test]
 fn a_last_line_that_is_cut_off_ends_the_record() {
     let mut lines = recorded();

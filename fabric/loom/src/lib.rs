@@ -2,7 +2,7 @@
 //! `tests/` runs both under every interleaving.
 
 #![forbid(unsafe_code)]
-// The unit tests in these files are those of fabric, which runs them. `--all-targets` would build them here, too.
+// The crate fabric runs the unit tests in these files. `--all-targets` would build these tests here, too.
 #![cfg(not(test))]
 
 #[path = "../../src/ring/ends.rs"]

@@ -12,7 +12,7 @@ use crate::memory::{RecvWindow, SendWindow};
 use crate::plan::PlannedLink;
 use crate::{shm, tcp, verbs};
 
-/// The state that the handshakes of one end, a hub or a worker, need of the end's ports.
+/// The state of one end's ports that its handshakes need. The end is a hub or a worker.
 #[derive(Clone, Debug)]
 pub struct Group {
     shm: Arc<shm::Group>,
@@ -77,7 +77,8 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// Whether another transport may reach the hub. True if this transport did not reach the hub at all, or
-    /// if no NIC of this end reaches a NIC of the hub. A failure of shared memory concerns only this machine.
+    /// if no NIC of this end reaches a NIC of the hub. Also true after any failure of shared memory, which
+    /// works only within this machine.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,
@@ -184,7 +185,7 @@ pub enum Gathered {
     /// All connections of the peer have arrived.
     Whole(Hello),
     /// Connections of the peer are missing. The caller that added the first connection gets a `Pending`, with
-    /// which it must wait for the missing ones.
+    /// which it must wait for the missing connections.
     Waits(Option<tcp::Pending>),
 }
 

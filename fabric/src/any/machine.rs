@@ -1,4 +1,4 @@
-//! The identity of this machine, so that two processes know whether they share one.
+//! The identity of this machine, by which two processes know whether they run on the same machine.
 
 /// Returns the running kernel's name for this boot, or an empty string if the kernel does not give it. Two
 /// processes with the same name run on the same kernel, though containers may separate them.

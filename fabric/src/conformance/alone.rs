@@ -26,8 +26,8 @@ pub fn alone<F: FnOnce()>(body: F) {
 }
 
 /// Returns a command that runs `test` alone, in a new process of this test program. `test` is a function with
-/// `#[test]`, which serves as the main function of the new process. In a normal run it does nothing, because
-/// an environment variable is not set.
+/// `#[test]`, which serves as the main function of the new process. In a normal run `test` does nothing,
+/// because an environment variable is not set.
 pub fn rerun<F: Fn()>(_test: F) -> Command {
     rerun_named(test_name::<F>())
 }

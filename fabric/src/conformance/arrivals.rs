@@ -208,7 +208,7 @@ pub fn full_ends<B: Bed>(bed: &B) {
     assert!(posted > 0, "{}: a link that holds nothing takes a post of any size", bed.name());
     let mut expected = shape.chunks as usize;
     if posted < shape.chunks {
-        assert_eq!(near.signal(0, 0), Posted::Accepted, "{}: no bytes wait for no room", bed.name());
+        assert_eq!(near.signal(0, 0), Posted::Accepted, "{}: a post without bytes needs no room", bed.name());
         near.port.flush();
         expected += 1;
     }

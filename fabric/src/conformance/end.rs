@@ -8,8 +8,8 @@ use crate::{Arrival, Imm, LinkId, Port, Posted, RecvWindow, Span, Spans};
 
 use super::Shape;
 
-/// One end of a meeting, as a thread of the layer above holds it. A test names links by index: first those of
-/// peer 0, then those of peer 1, and so on. The ids that the port gives do not matter.
+/// One end of a meeting, as a thread of the layer above holds it. A test names links by index: first the
+/// links of peer 0, then the links of peer 1, and so on. The ids that the port gives do not matter.
 pub struct End<P: Port> {
     /// The port, to test it directly.
     pub port: P,

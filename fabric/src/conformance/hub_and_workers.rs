@@ -40,8 +40,8 @@ pub trait Transport: Clone + Send + 'static {
     /// Returns the transport with this [`name`](Self::name). A peer process calls it.
     fn named(name: &str) -> Self;
 
-    /// Returns `count` ports of a hub, or of an end that joins hubs: a worker has one, a hub that joins hubs
-    /// has several.
+    /// Returns `count` ports of a hub, or of an end that joins hubs: a worker has one port, a hub that joins
+    /// hubs has several.
     fn ports(&self, role: Role, count: usize) -> (Self::Group, Vec<Self::Port>);
 
     /// Listens at a free address, and returns it.

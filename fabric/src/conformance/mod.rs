@@ -1,4 +1,5 @@
-//! The conformance suite: one test for each bullet of the contract on [`Port`], of the same name.
+//! The conformance suite. Each bullet of the contract on [`Port`] has one test, which has the name of the
+//! bullet.
 //!
 //! A transport provides a [`Bed`], and runs the suite in a file of `tests/`:
 //!

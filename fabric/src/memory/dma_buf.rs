@@ -36,7 +36,7 @@ pub enum DmaBufError {
     },
     /// The descriptor does not belong to a dma-buf.
     #[error(
-        "the descriptor is of no dma-buf (its file system is {seen:#x}); CUDA makes one by cuMemGetHandleForAddressRange"
+        "the descriptor does not belong to a dma-buf (its file system is {seen:#x}); CUDA makes a dma-buf by cuMemGetHandleForAddressRange"
     )]
     OtherFile {
         /// The magic number of its file system.
@@ -62,7 +62,8 @@ impl DmaBuf {
         DmaBuf { fd: Arc::new(fd), offset }
     }
 
-    /// Works like [`new`](Self::new), but duplicates the descriptor, so that the caller keeps its own.
+    /// Works like [`new`](Self::new), but duplicates the descriptor, so that the caller keeps its own
+    /// descriptor.
     ///
     /// # Errors
     /// Returns an error if the process has no such descriptor.

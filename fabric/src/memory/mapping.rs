@@ -136,16 +136,16 @@ impl Mapping {
             // against shrinking.
             unsafe { mmap(start, len.get(), prot, MapFlags::PRIVATE | flags, file, 0) }
         })?;
-        // One call maps all pages, which otherwise take a page fault each. SAFETY: the range is this mapping's own, and the kernel
-        // changes no contents.
+        // This one call maps all pages. Without the call, the first read of each page would cause a page fault. SAFETY:
+        // the range is this mapping's own, and the kernel changes no contents.
         let _ = unsafe { madvise(mapping.start.as_ptr().cast(), bytes, Advice::LinuxPopulateRead) };
         Ok(mapping)
     }
 
-    /// Returns the mapping that `map` makes. If its size is at least that of a huge page, it begins at a
-    /// multiple of that size. The kernel can map huge pages only there. Older kernels choose such an address
-    /// only if huge pages are switched on. So the function reserves a larger range of addresses first, and
-    /// then releases the rest.
+    /// Returns the mapping that `map` makes. A mapping that is at least as large as a huge page begins at a
+    /// multiple of the size of a huge page. The kernel can map huge pages only there. Older kernels choose
+    /// such an address only if huge pages are switched on. So the function reserves a larger range of
+    /// addresses first, and then releases the rest.
     fn aligned(
         what: &'static str,
         len: NonZeroUsize,
@@ -305,8 +305,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Asks the kernel for huge pages if the mapping has the size of one. They save TLB entries: with small
-    /// pages, a chunk of 32 KiB takes 8 entries for each worker.
+    /// Asks the kernel for huge pages if the mapping is at least as large as a huge page. Huge pages save TLB
+    /// entries: with small pages, a chunk of 32 KiB takes 8 entries for each worker.
     fn advise_huge_pages(&self) {
         if self.bytes() < HUGE_PAGE {
             return;

@@ -191,9 +191,9 @@ impl RecvWindow {
         self.mapping.collapse_by_node(nodes, access, go_to)
     }
 
-    /// Allocates every page of a span that has no page yet, on the node of the calling core. Only for memory
-    /// of this end, before a transport writes it. The contents do not change. Before Linux 5.14 the call does
-    /// nothing.
+    /// Allocates every page of a span that has no page yet, on the node of the calling core. Call this method
+    /// only for memory of this end, before a transport writes the memory. The contents do not change. Before
+    /// Linux 5.14 the call does nothing.
     pub fn populate(&self, span: Span) {
         if self.place(span).is_some() {
             self.mapping.populate(span);

@@ -163,7 +163,7 @@ fn capacity(cells: &impl Cells) -> u32 {
     let slots = cells.slots().len();
     assert!(
         slots.is_power_of_two() && slots <= MAX_CAPACITY as usize,
-        "a ring has a power of two of slots, at most {MAX_CAPACITY}; this one has {slots}"
+        "the number of slots of a ring must be a power of two, at most {MAX_CAPACITY}; this ring has {slots}"
     );
     slots as u32
 }

@@ -25,7 +25,7 @@ fn ring_at(start: u32, capacity: u32) -> Ends {
     (producer, consumer, cells)
 }
 
-/// Draws any position, and more often one whose next steps wrap around.
+/// Draws a position. Half of the positions wrap around in one of the next steps.
 fn position() -> impl Strategy<Value = u32> {
     prop_oneof![any::<u32>(), (0u32..40).prop_map(|back| 0u32.wrapping_sub(back))]
 }
@@ -72,8 +72,8 @@ proptest! {
                     let mut taken = Vec::new();
                     let count = consumer.take(limit, |item| taken.push(item)).unwrap();
                     prop_assert_eq!(count, taken.len());
-                    // `take` may miss items published since its last read of the tail, but only if it knows
-                    // `limit` other items.
+                    // `take` may miss items published since its last read of the tail, but only if it already
+                    // knows of `limit` earlier items.
                     prop_assert_eq!(count, limit.min(model.len()));
                     prop_assert_eq!(taken, model.drain(..count).collect::<Vec<_>>());
                 }

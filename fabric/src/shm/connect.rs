@@ -55,7 +55,7 @@ pub enum ConnectError {
     /// The other end refused the connection.
     #[error("the hub refused the shared-memory connection: {0}")]
     Refused(String),
-    /// A message of the other end is not a message of the handshake.
+    /// The other end sent bytes that are not a message of the handshake.
     #[error("the shared-memory handshake failed: {0}")]
     Nonsense(String),
     /// A window could not be opened.

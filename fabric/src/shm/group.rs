@@ -11,7 +11,7 @@ use crate::watch::Watch;
 /// The state that a port shares with the other threads of its process.
 pub(super) type PortState = port_state::PortState<OwnBell>;
 
-/// The state that the handshake needs of the ports of one end.
+/// The state of one end's ports that the handshake needs.
 #[derive(Debug)]
 pub struct Group {
     bells: Arc<Words>,

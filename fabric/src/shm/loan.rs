@@ -7,7 +7,7 @@
 //!   accept      <------- bytes, proof of the token - Loan::take
 //!   memfd, its pages allocated --------------------> seals, length and pages checked
 //!                                                    Loan::write, until all bytes are there
-//!               <------- control port: they are -----
+//!               <----- control port: bytes written --
 //!   Lent::seal: nobody can change the bytes now
 //! ```
 //!
@@ -123,8 +123,8 @@ impl Lent {
         };
         let length = length(bytes as u64);
         ftruncate(&file, length).map_err(memfd("ftruncate"))?;
-        // Huge pages make the loan, the hub's writes and the reader's mapping several times as fast together. The kernel makes them
-        // only through a mapping.
+        // With huge pages, the loan, the hub's writes and the reader's mapping are together several times as fast. The
+        // kernel makes huge pages only through a mapping.
         Mapping::shared("lent memory", file.as_fd(), length as usize, Access::ReadWrite)
             .map_err(WindowError::Map)?
             .collapse_by_node(&[Ranges::default()], Access::Read, |_| ());

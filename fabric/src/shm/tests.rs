@@ -66,7 +66,7 @@ fn death_and_waker_end_a_sleep_whose_bell_word_was_cleared() {
     assert_eq!(hub.poll(&mut [Arrival::default()]), 0); // the first poll after `attach`
     let woken = AtomicBool::new(false);
     let (state, waker) = (Arc::clone(&hub.state), hub.waker());
-    // Does what a worker does that is killed after clearing the word, but before waking the sleeper.
+    // Does what a worker does if it is killed after it cleared the word, but before it woke the sleeper.
     let clear = || {
         while state.own.asleep().swap(0, Ordering::Relaxed) == 0 {
             std::thread::yield_now();

@@ -23,7 +23,7 @@ use super::io::round_trip;
 const SHORT: Duration = Duration::from_millis(10);
 /// Algorithms that fill a link between near machines, best first. Every kernel has `reno`.
 const LOSS_BASED: [&str; 2] = ["cubic", "reno"];
-/// The common prefix of the names of algorithms that a [`LOSS_BASED`] one replaces on short paths.
+/// The common prefix of the names of the algorithms that a [`LOSS_BASED`] algorithm replaces on short paths.
 const PACED: &str = "bbr";
 /// The longest name that the kernel stores, in bytes.
 const NAME_BYTES: usize = 15;
@@ -101,8 +101,8 @@ impl Congestion {
     }
 }
 
-/// Whether the round trip of a handshake is as short as between near machines. Zero means that it is unknown,
-/// because a packet was lost.
+/// Whether the round trip of a handshake is as short as between near machines. A round trip of zero is
+/// unknown, because a packet was lost.
 fn is_short(round_trip: Duration) -> bool {
     !round_trip.is_zero() && round_trip <= SHORT
 }
@@ -164,8 +164,8 @@ impl fmt::Display for Controlled {
 /// The error of a congestion control that is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "TCP's congestion control {name}: {}; this kernel has {} and lets every process have {}; ask for an allowed one \
-     (--tcp-congestion, PHUB_TCP_CONGESTION), load the module of the requested one, or as root add the name to net.ipv4.tcp_allowed_congestion_control",
+    "TCP's congestion control {name}: {}; this kernel has {} and lets every process have {}; choose an allowed algorithm \
+     (--tcp-congestion, PHUB_TCP_CONGESTION), load the module of {name}, or as root add {name} to net.ipv4.tcp_allowed_congestion_control",
     why(*.errno), words(.rules.available.as_deref()), words(.rules.allowed.as_deref())
 )]
 pub struct CongestionError {

@@ -58,7 +58,7 @@ pub enum ConnectError {
     /// The other end refused the connection.
     #[error("the hub refused the TCP connection: {0}")]
     Refused(String),
-    /// A message of the other end is not a message of the handshake.
+    /// The other end sent bytes that are not a message of the handshake.
     #[error("the TCP handshake failed: {0}")]
     Nonsense(String),
     /// Some of the worker's connections did not arrive.

@@ -41,7 +41,7 @@ pub enum Gathered {
     /// All connections of the worker have arrived.
     Whole(Hello),
     /// Connections of the worker are missing. The caller that added the first connection gets a `Pending`,
-    /// with which it must wait for the missing ones.
+    /// with which it must wait for the missing connections.
     Waits(Option<Pending>),
 }
 

@@ -16,7 +16,7 @@ use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow};
 
 /// The number of unsent bytes of a connection that the kernel may hold. This number keeps the link busy, and
-/// a larger one would delay urgent chunks.
+/// a larger number would delay urgent chunks.
 pub(super) const UNSENT_BYTES: u32 = 256 << 10;
 /// The most frames of one call. Each frame is a header and a span.
 pub(super) const FRAMES: usize = PIECES / 2;

@@ -209,8 +209,8 @@ impl Group {
         nics.wanted.iter().filter_map(Wanted::open).filter(|nic| nic.has_link()).cloned().collect()
     }
 
-    /// Returns the [name](Nic::name) of a port's own NIC, lost or not. If that NIC was never open, returns
-    /// the device's name.
+    /// Returns the [name](Nic::name) of a port's own NIC, even if the NIC is lost. If that NIC was never
+    /// open, returns the device's name.
     pub fn name(&self, port: usize) -> String {
         let nics = self.nics_in_use();
         let own = &self.wanted[port][0];
@@ -218,7 +218,7 @@ impl Group {
         known.map_or_else(|| own.device.clone(), |nic| nic.name())
     }
 
-    /// Returns the open NICs of a port. A hub's port has one, and a worker's has several.
+    /// Returns the open NICs of a port. A hub's port has one NIC, and a worker's port has several.
     pub fn nics(&self, port: usize) -> Vec<Arc<Nic>> {
         self.rails(port).into_iter().map(|rail| Arc::clone(&rail.nic)).collect()
     }

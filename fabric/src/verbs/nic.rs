@@ -110,7 +110,7 @@ impl Nic {
         })
     }
 
-    /// Whether the NIC has a link-local address. Such a NIC is used only if there is no better one.
+    /// Whether the NIC has a link-local address. Such a NIC is used only if there is no better NIC.
     pub(super) fn is_link_local(&self) -> bool {
         self.address.link_layer == LinkLayer::Ethernet && self.address.gid.is_link_local()
     }

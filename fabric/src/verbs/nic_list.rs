@@ -25,7 +25,7 @@ pub struct NicList {
 /// The error of an invalid list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{entry:?} in a list of NICs: {what}; expected DEVICE[:PORT][@GID-INDEX] like mlx5_0:1@3, a list of them with commas, = before it for exact names, ^ before it for all others"
+    "{entry:?} in a list of NICs: {what}; expected DEVICE[:PORT][@GID-INDEX] like mlx5_0:1@3, or a list of such entries with commas between them; = before the list means exact names, ^ means all devices except these"
 )]
 pub struct ParseNicListError {
     entry: String,

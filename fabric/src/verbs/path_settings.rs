@@ -1,6 +1,6 @@
-//! The settings of queue pairs' paths that a fabric may need to change. Only this table knows their names,
-//! ranges and defaults: programs make their flags from the table. The settings are read once, when NICs are
-//! opened.
+//! The settings of queue pairs' paths. Some networks need other values than the defaults. Only this table
+//! knows their names, ranges and defaults: programs make their flags from the table. The settings are read
+//! once, when NICs are opened.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -96,7 +96,7 @@ const MTU: PathSetting = PathSetting {
     least: 256,
     most: 4096,
     default: 4096,
-    help: "The largest packet in bytes; a port with a lower MTU uses its own",
+    help: "The largest packet in bytes; a port with a lower MTU uses its own MTU",
 };
 /// The setting that makes immediates separate writes. A fabric with adaptive routing spreads the packets of
 /// plain writes over its paths, but keeps the packets of a write with immediate in order.
@@ -222,8 +222,8 @@ fn is_nccls(name: &str) -> bool {
     name.starts_with("NCCL_")
 }
 
-/// The order in which a NIC's writes may reach memory. With any order, the completion still comes after all
-/// bytes of its write.
+/// The order in which a NIC's writes may reach memory. With relaxed ordering, too, the completion of a write
+/// comes after all bytes of the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RelaxedOrdering {
     Off,

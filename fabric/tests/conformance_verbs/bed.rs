@@ -29,7 +29,7 @@ pub fn devices() -> Vec<String> {
     devices
 }
 
-/// Returns a transport on each device, and one on all devices together.
+/// Returns a transport on each device, and a transport on all devices together.
 pub fn each_and_all() -> Vec<Verbs> {
     let devices = devices();
     let mut sets: Vec<Verbs> = devices.iter().map(|device| Verbs(vec![device.clone()])).collect();
@@ -39,7 +39,7 @@ pub fn each_and_all() -> Vec<Verbs> {
     sets
 }
 
-/// Verbs on these devices. A worker's only port is on all NICs, any other port on one.
+/// Verbs on these devices. A worker's only port uses all NICs, and any other port uses one NIC.
 #[derive(Clone, Debug)]
 pub struct Verbs(pub Vec<String>);
 

@@ -1,4 +1,4 @@
-//! lstopo's XML: the checks that come before hwloc, and with the feature `xml-in-hwloc` hwloc itself.
+//! lstopo's XML: the checks that run before hwloc reads the XML, and with the feature `xml-in-hwloc` also hwloc itself.
 //!
 //! hwloc is C code that aborts on some inputs. Fuzzing it finds the inputs that the checks must refuse. The
 //! feature is off by default, because sooner or later an abort ends every run.

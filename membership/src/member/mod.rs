@@ -131,8 +131,8 @@ pub enum Step {
     MakeLinks,
     /// Wait until this time, or until the member's program gives up.
     Wait(Instant),
-    /// Ask the hubs why a link ended. With a reason, also report to the hubs that this member does not reconnect: until
-    /// then, other members wait for it.
+    /// Ask the hubs why a link ended. If there is a reason, also report to the hubs that this member does not
+    /// reconnect. Until this report, other members wait for this member.
     Explain(Option<Over>),
     /// Notify the job's other hubs that one hub is lost.
     TellLoss,
@@ -160,7 +160,8 @@ pub enum Over {
 enum State {
     Joining,
     CatchingUp,
-    /// The member has links to all hubs. `made` is the time at which these links replaced lost links, if they did.
+    /// The member has links to all hubs. If these links have replaced lost links, `made` is the time of the
+    /// replacement.
     Linked {
         made: Option<Instant>,
     },
@@ -336,7 +337,8 @@ impl Member {
             (Return::Rejoining | Return::Recovering, Event::Failed(Failure::ForGood)) => {
                 self.enter(State::Over, Step::GiveUp(None))
             }
-            // The living hubs have admitted the member again, and would wait for its new links. So they must be notified again.
+            // The living hubs have admitted the member again, and would wait for its new links. So these hubs must be
+            // notified again.
             (Return::Recovering, Event::Failed(Failure::HubLost)) => {
                 self.enter(at(Return::Telling { again: true }), Step::TellLoss)
             }

@@ -124,7 +124,7 @@ impl Life {
         Some(next)
     }
 
-    /// Handles events. Returns the step that follows the last one.
+    /// Handles events. Returns the step that follows the last event.
     fn takes(&mut self, events: impl IntoIterator<Item = Event>) -> Option<Step> {
         events.into_iter().map(|event| self.take(event)).last().flatten()
     }

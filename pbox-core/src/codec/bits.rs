@@ -3,7 +3,7 @@
 //!
 //! Eight codes, which become `B` bytes, are packed at once, in one 64-bit number. Three steps move the codes next to each other.
 
-/// Returns a mask of the lowest `bits` bits of every `of` bits.
+/// Returns a mask of the lowest `bits` bits in each group of `of` bits.
 const fn mask(bits: u32, of: u32) -> u64 {
     let (mut mask, mut at) = (0, 0);
     while at < 64 {

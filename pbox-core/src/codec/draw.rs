@@ -19,7 +19,7 @@ pub struct Draw {
 }
 
 impl Draw {
-    /// Returns the key of the random numbers: the 64-bit XXH3 of rank, round and chunk, with the job's seed.
+    /// Returns the key of the random numbers: the 64-bit XXH3 of rank, round and chunk, seeded with the job's seed.
     pub(super) fn key(self) -> Key {
         let mut bytes = [0; 12];
         let fields = [self.rank, self.round.0, self.chunk.0];
@@ -40,10 +40,10 @@ pub(super) struct Key(pub(super) u64);
 impl Key {
     /// Returns the number at index `place`: 32 bits.
     ///
-    /// The function is a permutation of 32 bits, by multiplications and xor-shifts with constants from Wellons' search for
-    /// little bias. One half of the key is added before the permutation, the other half in the middle of the permutation.
-    /// With only one half, all sequences would be parts of one sequence. Keys are hashes, so similar inputs do no harm.
-    /// Every instruction set has these operations for vectors of 32-bit numbers.
+    /// The function permutes the 32-bit numbers by multiplications and xor-shifts, with constants from Wellons' search
+    /// for low bias. One half of the key is added before the permutation, the other half in the middle of the
+    /// permutation. With only one half, all sequences would be parts of one sequence. Keys are hashes, so similar draws
+    /// have unrelated keys. Every instruction set has these operations for vectors of 32-bit numbers.
     #[inline(always)]
     pub(super) fn at(self, place: u32) -> u32 {
         let mut bits = place.wrapping_mul(0x9e37_79b9).wrapping_add(self.0 as u32);
@@ -88,7 +88,8 @@ mod tests {
         }
     }
 
-    /// Counts pairs of the upper four bits of two numbers: neighbours in a sequence, or the same index in neighbouring draws.
+    /// Counts the pairs of the upper four bits of two numbers. The numbers are neighbours in one sequence, or have the
+    /// same index in the sequences of neighbouring draws.
     #[test]
     fn numbers_are_independent_of_their_neighbours() {
         let first = key(0, 1, 0);

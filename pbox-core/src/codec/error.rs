@@ -34,7 +34,7 @@ pub enum PayloadError {
     Digits { at: usize, seen: u8 },
 
     #[error(
-        "a payload as {codec} claims {seen} values; expected for {elements} elements {least} to {most}: both ends \
+        "a payload as {codec} claims {seen} values; expected {least} to {most} for {elements} elements: both ends \
          must have the same compression and chunk size"
     )]
     Count { codec: &'static str, elements: usize, least: usize, most: usize, seen: usize },
@@ -46,7 +46,7 @@ pub enum PayloadError {
     Index { at: usize, least: usize, elements: usize, seen: usize },
 
     #[error(
-        "a payload has bits for {seen} of {elements} elements, but values for {count}: the payload is damaged"
+        "a payload marks {seen} of {elements} elements as sent, but has {count} values: the payload is damaged"
     )]
     Bits { elements: usize, count: usize, seen: usize },
 

@@ -88,15 +88,15 @@ pub enum Codec {
         /// The share of the values that is sent: above 0, at most 1.
         ratio: f32,
     },
-    /// The values whose sums of momentum are largest. With error feedback.
+    /// The values with the largest accumulated momentum. With error feedback.
     Dgc {
         /// The share of the values that is sent after the warm-up: above 0, at most 1.
         ratio: f32,
         /// The part of the momentum that remains after a round: from 0 to below 1.
         #[serde(default = "momentum")]
         momentum: f32,
-        /// The limit on the root mean square of a chunk's gradients: larger gradients are scaled down to it. `None` for no
-        /// limit.
+        /// The limit on the root mean square of a chunk's gradients: larger gradients are scaled down to this limit.
+        /// `None` for no limit.
         #[serde(default)]
         clip: Option<f32>,
         /// The number of warm-up rounds, in which the share falls from a quarter to `ratio`.
@@ -187,8 +187,9 @@ impl Codec {
     /// Returns the codec for the hub's answers. The decoded values are always nearer to the encoded values than zero is
     /// (the codec contracts). The error of an answer is sent again in the next difference, so it vanishes.
     ///
-    /// A sparse codec answers with as many values as all workers send together, or with a few less. Each worker rounds its
-    /// number of values up. If the optimizer's step changes no more weights than the answer has, the answer is exact.
+    /// A sparse codec answers with as many values as all workers send together, or with a few less, because each worker
+    /// rounds its number of values up. If the optimizer's step changes no more weights than the answer has, the answer
+    /// is exact.
     ///
     /// # Panics
     /// Panics if `workers` is 0.

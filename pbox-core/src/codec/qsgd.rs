@@ -23,7 +23,7 @@ use crate::kernels::{Converter, Work};
 /// The number of codes that are packed at once. With any number of bits, they fill whole bytes. The codes and their values
 /// fit in the first level of cache.
 const BLOCK: usize = 512;
-/// The divisor of all bucket sizes of answers, so that a bucket is a whole number of vectors.
+/// The divisor of the size to which buckets of answers are cut, so that a cut bucket is a whole number of vectors.
 const BUCKET_STEP: usize = 16;
 
 /// The settings of the codec.
@@ -82,7 +82,7 @@ impl Qsgd {
         }
     }
 
-    /// Returns the parts of a block by bucket: each part is the number of the bucket, and the part's start and end in the
+    /// Splits a block at the borders of buckets. A part has the number of its bucket, and its start and end in the
     /// block.
     #[inline(always)]
     fn bucket_parts(self, start: usize, length: usize) -> impl Iterator<Item = (usize, usize, usize)> {

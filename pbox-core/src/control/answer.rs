@@ -11,7 +11,7 @@ use super::{
 use crate::job::{MAX_HUBS, MAX_WORKERS};
 use crate::layout::Round;
 
-/// The limit on the ports of a hub. The first message of the data path has no room for more.
+/// The limit on the ports of a hub. The first message of the data path has no room for more ports.
 pub const MAX_PORTS: u32 = 4096;
 /// The limit on the time for which a hub tolerates a member's silence. It is also the limit of `--heartbeat-limit-s`.
 const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
@@ -53,7 +53,9 @@ fn rounds(rounds: impl IntoIterator<Item = Round>) -> Result<(), String> {
 fn files(of: &[Round]) -> Result<(), String> {
     at_most("files", of.len(), MAX_FILES)?;
     if !of.is_sorted_by(|round, next| round < next) {
-        return Err("rounds of files: expected ascending rounds".into());
+        return Err(
+            "the rounds of the files do not ascend: expected each round once, in ascending order".into()
+        );
     }
     rounds(of.iter().copied())
 }
@@ -190,7 +192,7 @@ impl Answer for HubReply {
 
 impl Answer for ClockReply {
     fn check(&self) -> Result<(), String> {
-        // Times are subtracted as signed numbers, which needs this limit.
+        // The difference of two times is a signed number. With this limit, it cannot overflow.
         at_most("ns", self.ns, i64::MAX.unsigned_abs() / 2)
     }
 }

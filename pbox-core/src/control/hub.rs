@@ -22,7 +22,7 @@ pub struct HubReply {
     pub protocol_lowest: Option<u32>,
     /// The version of the program.
     pub version: String,
-    /// A name for this start of the hub: 32 hexadecimal digits. Another start has another name.
+    /// The id of this run of the hub: 32 hexadecimal digits. After a restart, the hub has another id.
     #[serde(default)]
     pub id: String,
     /// The instruction set of the hub's kernels.
@@ -37,7 +37,7 @@ pub struct HubReply {
     pub machine: Option<Machine>,
     /// The address of the hub's data path, for each transport that it offers.
     pub transports: Vec<TransportAddress>,
-    /// The counts of events since the hub's start. All are zero without this field.
+    /// The counts of events since the hub's start. Without this field, all counts are zero.
     #[serde(default)]
     pub counts: CountsReply,
     /// The hub's cores, in the order of their numbers.
@@ -310,7 +310,7 @@ impl MemberReply {
 /// The bytes that have crossed a worker's links over one NIC of the hub, since the worker joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkReply {
-    /// The interface, or the NIC as in [`CoreReply::nic`]. Empty if it is unknown.
+    /// The name of the network interface or, as in [`CoreReply::nic`], of the NIC. Empty if the name is unknown.
     pub nic: String,
     /// The bytes sent to the worker.
     pub sent_bytes: u64,

@@ -46,8 +46,9 @@ impl LeftAt {
         LeftAt { round, behind: Vec::new() }
     }
 
-    /// Returns the value for a worker that leaves each key before its own round; `rounds` has the rounds by key. Only the
-    /// first [`MAX_BEHIND`] runs of keys with a lower round count; later runs count as if they had the highest round.
+    /// Returns the value for a worker that leaves each key before a separate round; `rounds` has these rounds by key.
+    /// Only the first [`MAX_BEHIND`] runs of keys with a lower round count; later runs count as if they had the highest
+    /// round.
     pub fn of(rounds: impl Iterator<Item = Round> + Clone) -> Self {
         let mut left = LeftAt::all(rounds.clone().max().unwrap_or_default());
         for (key, round) in (0..).map(KeyId).zip(rounds).filter(|&(_, round)| round < left.round) {

@@ -18,8 +18,9 @@ pub struct Machine {
     pub of: u32,
 }
 
-/// A mesh of hubs, as one of its machines names it: `1/4@10.0.0.1:7077`. Each machine's hub owns a share of the chunks, and
-/// sums the pushes of its own workers. It sends the sums of all other shares to the hubs that own them.
+/// A mesh of hubs, as one of its machines describes it: `1/4@10.0.0.1:7077` has that machine's number, the number of
+/// machines, and the address of the first machine's hub. Each machine's hub owns a share of the chunks, and sums the
+/// pushes of its own workers. It sends the sums of all other shares to the hubs that own them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Mesh {

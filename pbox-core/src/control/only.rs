@@ -41,13 +41,14 @@ impl StateQuery {
         }
         let seen: String = query.chars().take(SHOWN_CHARS).collect();
         let reason = format!(
-            "the query is {seen:?}; expected none, only=weights or only=averages, with one of them dtype=bf16 or dtype=f16, and \
-             before=ROUND, joined by &"
+            "the query is {seen:?}; expected no query, or pairs joined by &: only=weights or only=averages, dtype=bf16 or \
+             dtype=f16 (only together with the pair of `only`), and before=ROUND; each name at most once"
         );
         Err(ParseError::Malformed { what: "state", reason })
     }
 
-    /// Whether the tensors may be rounded. A job cannot continue from a rounded state.
+    /// Whether the query asks for no rounding, or only for one tensor of each key. A whole state is never rounded,
+    /// because a job cannot continue from a rounded state.
     fn is_sound(&self) -> bool {
         self.dtype == Dtype::F32 || self.only.is_some()
     }
@@ -139,7 +140,7 @@ mod tests {
             &"x".repeat(9999),
         ] {
             let error = StateQuery::parse(wrong).unwrap_err().to_string();
-            assert!(error.contains("expected none, only=weights or only=averages"), "{error}");
+            assert!(error.contains("pairs joined by &: only=weights or only=averages"), "{error}");
             assert!(error.len() < 300);
         }
     }

@@ -103,7 +103,7 @@ fn malformed(what: &'static str, error: &serde_json::Error) -> ParseError {
 
 fn excerpt(error: &serde_json::Error) -> String {
     let said = error.to_string();
-    // Line and column come last in a message. The beginning of a long message is more useful.
+    // The beginning of a long message is more useful than its end, which has the line and the column.
     said.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

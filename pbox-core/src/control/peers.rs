@@ -14,7 +14,7 @@ use crate::layout::Round;
 pub struct Peers {
     /// The control port of each hub, `host:port`, in the order of the shares. Hubs reach each other at these addresses.
     pub hubs: Vec<String>,
-    /// The pass from hub 0's reply to this worker's join. A join at hub 0 itself has none.
+    /// The pass from hub 0's reply to this worker's join. A join at hub 0 itself has no pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
 }
@@ -29,7 +29,7 @@ pub struct Pass {
     pub worker: u64,
     /// The round with which the job began: 0, or the latest round of which all hubs had a checkpoint.
     pub first_round: Round,
-    /// Whether hub 0 writes checkpoints. Either all hubs of a job write them, or none does.
+    /// Whether hub 0 writes checkpoints. Either all hubs of a job write checkpoints, or no hub does.
     pub checkpoints: bool,
 }
 
@@ -162,7 +162,7 @@ pub struct ArrivedRequest {
     pub secret: String,
     /// The hub that sends the request.
     pub hub: u32,
-    /// The worker, as the `worker` of its pass.
+    /// The worker's number: the `worker` of its pass.
     pub worker: u64,
 }
 
@@ -182,7 +182,7 @@ pub struct BeginsRequest {
 pub struct LostRequest {
     /// The job's secret.
     pub secret: String,
-    /// The worker, as the `worker` of its pass.
+    /// The worker's number: the `worker` of its pass.
     pub worker: u64,
     /// The reason.
     pub reason: String,
@@ -218,7 +218,7 @@ pub struct FailedRequest {
 /// The reply to [`FailedRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedReply {
-    /// Whether this hub may still save the job's last state, because its cores hold the job: they finish no round.
+    /// Whether this hub may still save the job's last state, because its cores have paused the job and finish no round.
     pub saves: bool,
     /// The rounds of the hub's chunks. `None` from hub 0, and from a hub without chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -13,7 +13,7 @@ use crate::layout::Round;
 /// The body of every reply that reports an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
-    /// The code, from which programs decide what to do. Hubs of older versions send none.
+    /// The code, from which programs decide what to do. Hubs of older versions send no code.
     #[serde(default, skip_serializing_if = "RefusalCode::is_other")]
     pub code: RefusalCode,
     /// The text: the fault, the expected value, and the next step.
@@ -77,9 +77,9 @@ codes! {
     PageUnknown = "page_unknown", 404;
     /// The page exists, but not for this HTTP method.
     OtherMethod = "other_method", 405;
-    /// The hub has no job of this name, or none with this secret.
+    /// The hub has no job of this name, or the job of this name has another secret.
     JobUnknown = "job_unknown", 404;
-    /// No worker of the job has this token: it left, or its job ended.
+    /// No worker of the job has this token: the worker left, or its job ended.
     TokenUnknown = "token_unknown", 404;
     /// The job continued without this worker.
     WorkerLost = "worker_lost", 404;
@@ -97,7 +97,7 @@ codes! {
     TermsDiffer = "terms_differ", 409;
     /// Another worker has the rank, or another hub has the machine's number.
     RankTaken = "rank_taken", 409;
-    /// The worker reports that it has reached a round, and that is impossible.
+    /// The worker reports that it has reached a round that it cannot have reached.
     ReachedDiffers = "reached_differs", 409;
     /// The job has failed.
     JobFailed = "job_failed", 409;
@@ -105,7 +105,7 @@ codes! {
     NoRelink = "no_relink", 409;
     /// The job neither sends nor accepts a state at this hub now.
     NoState = "no_state", 409;
-    /// The job never has a state at this hub: the hubs above have it, or only its workers.
+    /// The job never has a state at this hub: the hubs above have the state, or only the workers.
     NeverState = "never_state", 409;
     /// The job has passed the round before which a state is wanted.
     RoundPassed = "round_passed", 409;
@@ -135,7 +135,7 @@ codes! {
     RankBusy = "rank_busy", 503;
     /// Hub 0 has another job with this name. The worker may try again.
     JobDiffers = "job_differs", 503;
-    /// Other clients use all that the hub has for requests of this kind. The client may try again.
+    /// Other clients use everything that the hub reserves for requests of this kind. The client may try again.
     Busy = "busy", 503;
     /// The hub has no free connection. The client may try again.
     NoConnection = "no_connection", 503;

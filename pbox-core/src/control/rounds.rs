@@ -32,7 +32,7 @@ pub struct RoundsReply {
     pub recent: Vec<(Round, Vec<u32>)>,
 }
 
-/// The norms of a job's gradients: those of the mean gradient of all workers, in this hub's share of the model.
+/// The norms of the mean gradient of all workers of a job, in this hub's share of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradientsReply {
     /// The interval of measured rounds.
@@ -137,7 +137,8 @@ impl Latest {
                 Err(format!("the path {path:?}: expected ranks below {MAX_WORKERS}"))
             }
             () if *window == 0 || last > window => Err(format!(
-                "last in {last} of {window} rounds: expected 1 round or more, and the first number not above the second"
+                "the worker was last in {last} of {window} rounds: expected at least 1 round, and the first number not \
+                 above the second"
             )),
             () => Ok(()),
         }

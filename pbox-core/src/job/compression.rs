@@ -110,7 +110,8 @@ impl From<SlimDp> for Compression {
 
 impl Serialize for Compression {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// A wrapper that gives Slim-DP's settings a field `codec` with a name, as the JSON of a codec has.
+        /// A wrapper that adds the field `codec` to Slim-DP's settings, so that their JSON has the form of a codec's
+        /// JSON.
         #[derive(Serialize)]
         struct Named<'a> {
             codec: &'a str,

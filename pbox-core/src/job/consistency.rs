@@ -1,6 +1,6 @@
 //! Consistency: how many rounds one worker may be ahead of another, and so which pushes are in a worker's weights.
 //!
-//! Plain data and one rule, used at both ends. Depends on rounds, but not on ranks or memory.
+//! Plain data and one rule, used at both ends. This module must not depend on ranks or memory.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,13 +21,13 @@ pub enum Consistency {
     /// ahead of the slowest. The weights that a worker gets before its round `c` have all workers' pushes of all rounds
     /// before `c - staleness`.
     ///
-    /// BSP makes one step a round. SSP makes one step for each worker, with only that worker's gradient. So the learning
-    /// rate must be that for the batch of one worker.
+    /// BSP makes one step a round. SSP makes one step for each worker, with only that worker's gradient. So the
+    /// learning rate must be the rate for the batch of one worker.
     Ssp {
         /// The staleness in rounds. With 0, workers wait for each other as in BSP.
         staleness: u32,
     },
-    /// Asynchronous. As SSP, but no worker waits for another worker once it has its first weights.
+    /// Asynchronous. Works like SSP, but no worker waits for another worker once it has its first weights.
     Asp,
 }
 
@@ -44,8 +44,9 @@ impl Consistency {
         self != Consistency::Bsp
     }
 
-    /// Whether a worker may get its weights. `next` is the worker's next round, and `slowest` is the slowest worker's. No
-    /// worker passes round 0 before all workers have pushed it, because round 0 is the broadcast of the first weights.
+    /// Whether a worker may get its weights. `next` is the worker's next round, and `slowest` is the slowest worker's
+    /// next round. No worker passes round 0 before all workers have pushed it, because round 0 is the broadcast of the
+    /// first weights.
     #[inline]
     pub fn allows(self, next: Round, slowest: Round) -> bool {
         let ahead = next.0.saturating_sub(slowest.0);

@@ -1,4 +1,5 @@
-//! Credit: the number of bytes of a link that may be in flight, so that an urgent chunk does not wait behind more bytes.
+//! Credit: the number of bytes of a link that may be in flight, so that an urgent chunk never waits behind more than
+//! this number of bytes.
 
 use std::fmt;
 use std::str::FromStr;

@@ -121,7 +121,7 @@ impl Numbers {
     ///
     /// # Errors
     /// Returns an error if the hyperparameters are those of another kind of optimizer. Also returns an error if a
-    /// number is out of its range, by itself or multiplied for a key.
+    /// number is out of its range, by itself or after multiplication by a key's multiplier.
     pub fn check(&self, of_job: &Optimizer, keys: &[Key]) -> Result<(), InvalidNumbers> {
         let Numbers { optimizer, multipliers, groups } = self;
         let of_groups = groups.as_ref().map_or(&[][..], |groups| &groups.optimizers);
@@ -153,7 +153,7 @@ impl Numbers {
     }
 }
 
-/// Checks that each key is in an existing group, or in none.
+/// Checks that each key is in an existing group, or in no group.
 fn check_groups(Groups { optimizers, of_keys }: &Groups, keys: &[Key]) -> Result<(), InvalidNumbers> {
     let (groups, expected, seen) = (optimizers.len(), keys.len(), of_keys.len());
     if groups > usize::from(u8::MAX) {

@@ -9,6 +9,6 @@ pub enum OnLoss {
     /// The job fails. So the job's results are always those of all workers.
     #[default]
     Stop,
-    /// The job continues with the remaining workers. A worker may join again with the rank of a lost one.
+    /// The job continues with the remaining workers. A worker may join again with the rank of a lost worker.
     Continue,
 }

@@ -2,7 +2,7 @@
 //!
 //! | term | with | why |
 //! | --- | --- | --- |
-//! | Slim-DP | `average` | a parameter that is not sent keeps the worker's own value, and a mean has no such value |
+//! | Slim-DP | `average` | a parameter that is not sent keeps the worker's own value, but no worker has its own value of a mean |
 //! | Slim-DP | SSP, ASP | the significant set is selected after a round that all workers have pushed |
 //! | Slim-DP | schedules by layer | a worker may have to push one chunk of a layer again, and each worker has its own answers |
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
@@ -76,8 +76,8 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::SlimDp,
         Term::Average,
-        "a parameter that is not sent keeps the worker's own value, and a mean has no such value; use sgd with \
-         learning rate 1, and push the change that the worker's own step makes",
+        "a parameter that is not sent keeps the worker's own value, but no worker has its own value of a mean; \
+         use sgd with learning rate 1, and push the change that the worker's own step makes",
     ),
     (
         Term::SlimDp,
@@ -97,7 +97,7 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::StepsAlone,
         Term::Average,
-        "a mean is of all workers' gradients of one round; use bsp, or an optimizer that keeps weights",
+        "a mean needs all workers' gradients of one round; use bsp, or an optimizer that keeps weights",
     ),
     (
         Term::WholeGradient,
@@ -214,7 +214,7 @@ fn skip_term(terms: &JobTerms) -> &'static str {
 }
 
 impl Term {
-    /// Describes the job's setting of the term; `None` if the job does not use the term.
+    /// Describes the job's value of this term; `None` if the job does not use this term.
     fn spoken(self, terms: &JobTerms) -> Option<String> {
         let JobTerms { optimizer, ablate, on_loss, level, .. } = terms;
         let (has, spoken) = match self {

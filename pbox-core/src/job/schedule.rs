@@ -1,6 +1,6 @@
 //! Schedules: the order in which the parts of a model are sent, at both ends of a link.
 //!
-//! Plain data. Does not depend on links or time.
+//! Plain data. This module must not depend on links or time.
 //!
 //! | schedule | unit | order | weights are sent |
 //! | --- | --- | --- | --- |
@@ -28,9 +28,9 @@ pub enum Schedule {
     /// Slices in the order of their pushes, sent back chunk by chunk.
     #[default]
     Sliced,
-    /// Slices, those of the first layer first; within a layer in the order of their pushes (P3, section 4). The worker's
-    /// queue of pushes and the hub's queue of answers have this order. P3's server also handles received pushes in this
-    /// order. Here a core handles pushes when they arrive.
+    /// Slices, those of the first layer first; within a layer in the order of their pushes (P3, section 4). The
+    /// worker's queue of pushes and the hub's queue of answers have this order. The server of P3's paper also handles
+    /// received pushes in this order. Here, a core handles pushes in the order in which they arrive.
     P3,
 }
 

@@ -1,8 +1,8 @@
 //! The terms of a job: everything on which its ends must agree.
 //!
-//! A worker states the terms in its join. The hub keeps those of the first worker, and each later worker must state the
-//! same. The worker's session, the hub's shards and simulated clusters all keep [`JobTerms`], so a new term needs only
-//! a new field of this struct. `refused` says which terms exclude each other.
+//! A worker states the terms in its join. The hub keeps the terms of the first worker, and each later worker must state
+//! the same terms. The worker's session, the hub's shards and simulated clusters all keep [`JobTerms`], so a new term
+//! needs only a new field of this struct. `refused` says which terms exclude each other.
 
 use serde::{Deserialize, Serialize};
 
@@ -68,9 +68,10 @@ pub struct JobTerms {
     /// The work that the hub leaves out, for measurements. Default: none.
     #[serde(default)]
     pub ablate: Ablate,
-    /// The interval, in rounds, at which the hub compares a digest of each worker's weights. If the digests differ, memory, a
-    /// network or a program has altered weights, and the job ends. For the digest, a worker reads all its weights and sends a
-    /// request. Weights that workers write themselves are compared in each round in which they write. 0: never. Default: 0.
+    /// The interval, in rounds, at which the hub compares a digest of each worker's weights. If the digests differ,
+    /// memory, a network or a program has altered weights, and the job ends. For the digest, a worker reads all its
+    /// weights and sends a request. Weights that workers write themselves are compared in each round in which the
+    /// workers write them. 0: never. Default: 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub compare_every: u32,
     /// The seed for the random numbers of compression. Equal seeds give equal bits.
@@ -107,9 +108,9 @@ pub struct JobTerms {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LevelTerms {
-    /// The number of rounds that workers may be apart. Default: none (BSP). With SSP and ASP each push is a separate step,
-    /// with one worker's gradient. A round then has one step for each worker, so the learning rate must be that for the
-    /// batch of one worker.
+    /// The number of rounds that workers may be apart. Default: none (BSP). With SSP and ASP each push is a separate
+    /// step, with one worker's gradient. A round then has one step for each worker, so the learning rate must be the
+    /// rate for the batch of one worker.
     pub consistency: Consistency,
     /// The compression of gradients and weights on the links. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -256,7 +257,7 @@ impl JobTerms {
         self.clip_norm.is_some() || self.skips()
     }
 
-    /// Whether the hubs compute the norm of each round, for steps of the same round or of the next.
+    /// Whether the hubs compute the norm of each round, for steps of the same round or of the next round.
     pub fn finds_norms(&self) -> bool {
         self.waits_for_all() || self.clip_norm_last.is_some()
     }
@@ -266,7 +267,8 @@ impl JobTerms {
         self.skip_nonfinite || self.skip_spikes.is_some()
     }
 
-    /// Whether a hub that makes the steps keeps mean gradients until it has those of the whole key, or of all keys.
+    /// Whether a hub that makes the steps keeps mean gradients until it has the mean gradients of the whole key, or of
+    /// all keys.
     pub fn keeps_means(&self) -> bool {
         self.waits_for_all() || self.optimizer.adapts_keys()
     }

@@ -1,7 +1,7 @@
-//! The moving average of weights: each step makes it `average = d * average + (1 - d) * weight`, in f32.
+//! The moving average of weights: each step sets `average = d * average + (1 - d) * weight`, in f32.
 //!
-//! The average is a separate pass over a chunk that the step has just written and that is still in the cache. If it were in the
-//! loop of the step, each optimizer would be compiled twice.
+//! The average is a separate pass over a chunk that the step has just written and that is still in the cache. If the
+//! loop of the step updated the average, each optimizer would be compiled twice.
 
 use super::compiled::Kernels;
 use super::isa::{Convert, Converter, Vector, Work};
@@ -16,7 +16,7 @@ pub struct Decay {
 }
 
 impl Decay {
-    /// Creates the numbers from the decay `d`. It is an f64, because `1 - d` is used, for which an f32 has too few digits.
+    /// Creates the numbers from the decay `d`. The decay is an f64, because an f32 has too few digits for `1 - d`.
     pub fn new(decay: f64) -> Self {
         Decay { keep: decay as f32, gain: (1.0 - decay) as f32 }
     }

@@ -44,7 +44,7 @@ pub(super) fn run<S: Element, E: Element, R: Rule, I: Convert<S> + Convert<E> + 
     [master, first, second, third]: [&mut [f32]; 4],
 ) {
     let elements = slots.elements();
-    // With these lengths, the compiler removes checks from the loop.
+    // With slices of exactly these lengths, the compiler removes bounds checks from the loop.
     let of = |is_used: bool| if is_used { elements } else { 0 };
     let window = &mut window[..elements];
     let master = &mut master[..of(has_master::<E, R>())];

@@ -20,8 +20,8 @@ pub(super) const GROUP: usize = 8;
 /// slots would be slower (`docs/decisions/0004-sum-at-last-arrival.md`).
 pub(super) const MANY: usize = 16;
 
-/// The number of elements that are summed before the next group of slots is added: 16 KiB. With 2 or 4 KiB, sums of 32
-/// slots or more have 0.75 to 0.95 of the speed.
+/// The number of elements that are summed before the next group of slots is added: 16 KiB of f32. With 2 or 4 KiB, sums
+/// of 32 slots or more have 0.75 to 0.95 of the speed.
 pub(super) const TILE: usize = 4096;
 
 /// Kernels that are compiled for one instruction set.

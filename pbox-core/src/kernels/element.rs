@@ -197,8 +197,8 @@ impl Element for f16 {
     }
 }
 
-/// Uses integer arithmetic without branches, which the compiler turns into vector code. It cannot do this with the
-/// conversions of `half`.
+/// Uses integer arithmetic without branches, which the compiler turns into vector code. The compiler cannot vectorize
+/// the conversions of `half`.
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 

@@ -1,4 +1,5 @@
-//! The magnitude of a mean of slots (the sum of its squares), and the number of its values that are not finite.
+//! The magnitude of a mean of slots (the sum of the mean's squares), and the number of the mean's values that are not
+//! finite.
 //!
 //! The measurement is not a part of the step. [`Gauge`](crate::weights) measures in a few rounds. A job whose steps wait for
 //! the whole gradient measures in each round. All instruction sets give the same bits. The index of an element decides to

@@ -1,4 +1,4 @@
-//! The squares that LARS and LAMB need: those of the weights, and those of the gradient or the update.
+//! The sums of squares that LARS and LAMB need: of the weights, and of the gradient or the update.
 //!
 //! LARS and LAMB need another pass over a chunk, after the chunk's mean was written. The pass only reads. So a chunk can be
 //! measured again if its pushes have changed. All instruction sets give the same bits, as with a

@@ -5,9 +5,9 @@
 //! is summed in worker order, and no multiplication is fused into an addition. So the width of a vector does not change the
 //! result. Sum and step are in f32 for every element type; the result is rounded last.
 //!
-//! The sum runs once, at the last arrival, instead of one addition at each arrival. So the accumulator stays in registers.
-//! A chunk costs `workers + 2` reads and 2 writes of its size in memory (Adam: `workers + 3` and 3). The memory limits the
-//! speed of the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
+//! The sum runs once, at the last arrival, instead of one addition at each arrival. So the accumulator stays in
+//! registers. A chunk costs `workers + 2` reads and 2 writes of its size in memory (with Adam, `workers + 3` reads and
+//! 3 writes). The memory limits the speed of the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
 
 mod average;
 mod body;

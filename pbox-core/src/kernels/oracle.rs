@@ -1,5 +1,5 @@
-//! The specification of the arithmetic, for one element at a time. Every kernel must equal it bit for bit. Tests and the
-//! probe compare results with it.
+//! The specification of the arithmetic, for one element at a time. Every kernel must give the same bits. Tests and the
+//! probe compare results with this specification.
 //!
 //! The sum is in worker order, `((g0 + g1) + g2) + ...`, and is then multiplied by `rescale`. No operation is fused or
 //! reordered. Additions, multiplications, divisions and square roots are those of IEEE 754, which round exactly. So the
@@ -168,9 +168,10 @@ pub fn clip_scale_after(norm: f32, most: f32) -> f32 {
     if norm > 0.0 && norm.is_finite() { clip_scale(norm, most) } else { 1.0 }
 }
 
-/// Whether a round with this norm is skipped as a spike. `norms` are the norms of the earlier rounds that were not skipped.
-/// A spike is above `times` their running mean, which needs at least ten norms. The mean of up to 100 norms gives each norm
-/// the same weight. Each later norm has a weight of a hundredth.
+/// Whether a round with this norm is skipped as a spike. `norms` are the norms of the earlier rounds that were not
+/// skipped. A norm that is not finite is a spike. Any other norm is a spike if it is above `times` their running mean,
+/// and this mean has at least ten norms. The mean of up to 100 norms gives each norm the same weight. Each later norm
+/// has a weight of a hundredth.
 pub fn is_spike(norms: &[f32], norm: f32, times: f32) -> bool {
     let counted = norms.iter().filter(|norm| **norm != 0.0).map(|&norm| f64::from(norm));
     let (mut mean, mut count) = (0.0, 0.0f64);
@@ -181,7 +182,8 @@ pub fn is_spike(norms: &[f32], norm: f32, times: f32) -> bool {
     !norm.is_finite() || count >= 10.0 && f64::from(norm) > f64::from(times) * mean
 }
 
-/// Returns an element of the vector whose norm LARS and LAMB compare with that of the weights: the gradient or the update.
+/// Returns an element of the vector whose norm LARS and LAMB compare with the norm of the weights: the gradient or the
+/// update.
 pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, state: &[f32]) -> f32 {
     match optimizer {
         Optimizer::Lamb { .. } => lamb(step, mean * step.rescale, weight, &mut [state[0], state[1]]),
@@ -189,8 +191,8 @@ pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, stat
     }
 }
 
-/// Returns the quotient of two norms of a key, from the squares of its blocks: those of the weights, and those of the
-/// [`measured`] values. It is 0 if one of the norms is 0.
+/// Returns the quotient of two norms of a key, from the sums of squares of the key's blocks: of the weights, and of the
+/// [`measured`] values. The quotient is 0 if one of the norms is 0.
 pub fn quotient(blocks: impl Iterator<Item = [f64; 2]> + Clone) -> f32 {
     let [weights, other] = [0, 1].map(|which| exact_sum(blocks.clone().map(|squares| squares[which])).sqrt());
     if weights == 0.0 { 0.0 } else { (other / weights) as f32 }

@@ -7,7 +7,7 @@ use super::optimizer::Step;
 
 /// The step of one optimizer.
 pub(super) trait Rule {
-    /// True if the step reads the weight. Otherwise it only replaces the weight.
+    /// True if the step reads the weight. Otherwise the step only replaces the weight.
     const KEEPS_WEIGHTS: bool = true;
     /// The number of f32 of state for each element, at most 3.
     const STATE: usize;
@@ -225,8 +225,8 @@ fn sign<I: Isa>(isa: I, values: I::Vector) -> I::Vector {
     values.if_above(zero, isa.splat(1.0), zero.if_above(values, isa.splat(-1.0), values))
 }
 
-/// Returns the update that Adam subtracts from a weight, and the new moments. `HIGHEST`: the division is by the highest
-/// second moment so far.
+/// Returns the update that Adam subtracts from a weight, and the new moments. With `HIGHEST`, the division is by the
+/// highest second moment so far.
 #[inline(always)]
 fn update<I: Isa, const HIGHEST: bool>(
     isa: I,

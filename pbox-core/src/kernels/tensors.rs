@@ -40,7 +40,7 @@ impl Tensor {
 /// The tensors of each key that a snapshot has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Selection {
-    /// All: the state that a job continues from.
+    /// All tensors: the state from which a job continues.
     All,
     /// One, for readers.
     One(Tensor),

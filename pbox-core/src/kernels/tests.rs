@@ -35,8 +35,8 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
     })
 }
 
-/// Draws ordinary numbers, zeros of both signs, and numbers around the smallest normal number and around the limits of f16
-/// (2^-25, 2^-14, 65520). Also draws any bits: infinities, NaNs, overflow.
+/// Draws ordinary numbers, zeros of both signs, and numbers around the smallest normal number and around the limits of
+/// f16 (2^-25, 2^-14, 65520). Also draws arbitrary bits, which may be infinities, NaNs or numbers that overflow.
 fn numbers() -> impl Strategy<Value = f32> {
     let signed = |bits: std::ops::Range<u32>| {
         (any::<bool>(), bits).prop_map(|(negative, bits)| f32::from_bits(u32::from(negative) << 31 | bits))
@@ -247,8 +247,8 @@ fn any_number_of_elements_is_converted() {
     check_conversions(&[0.1f32, -0.0, f32::MAX, f32::INFINITY, 1e-40].repeat(16));
 }
 
-/// Converts all elements, and also the last 0 to 70 of them, so that every length of a rest occurs. The memory is not
-/// aligned to vectors.
+/// Converts all elements, and also the last 0 to 70 of them, so that every number of elements after the last whole
+/// vector occurs. The memory is not aligned to vectors.
 fn check_conversions<E: Element>(all: &[E]) {
     for kernels in Kernels::available() {
         for from in [0].into_iter().chain(all.len() - 70..=all.len()) {

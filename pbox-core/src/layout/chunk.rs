@@ -5,8 +5,8 @@
 //!   [ content ][ round % 64 ][ chunk id                    ]
 //! ```
 //!
-//! In PHub, an immediate has the sender's id. Here the link identifies the sender. In place of the id are the content of
-//! the post, and the low bits of the round, which show a late or repeated immediate.
+//! In PHub, an immediate has the sender's id. Here the link identifies the sender. In place of the sender's id, the
+//! immediate has the content of the post, and the low bits of the round, which show a late or repeated immediate.
 
 use fabric::Imm;
 use serde::{Deserialize, Serialize};
@@ -17,10 +17,12 @@ const IDS: u32 = 1 << 24;
 /// The number of ids for [lines](Immediate::line), the messages about the gradient norm: the highest ids.
 pub(crate) const LINES: u32 = 4096;
 
-/// The id of the line of hub 0. A job once had at most 256 hubs, which still have the same ids.
+/// The id of the line of hub 0. In earlier versions, a job had at most 256 hubs; the first 256 hubs still have the same
+/// ids.
 const FIRST_LINE: u32 = IDS - 256;
 
-/// The limit on the chunks of a job: all other ids. With chunks of 32 KiB this is a model of 512 GiB.
+/// The limit on the chunks of a job: the number of ids that are not ids of lines. With chunks of 32 KiB, a model at
+/// this limit has 512 GiB.
 pub const MAX_CHUNKS: u32 = IDS - LINES;
 
 /// The number of a chunk in its job's layout.
@@ -40,8 +42,8 @@ impl ChunkId {
 pub struct Round(pub u32);
 
 impl Round {
-    /// The round before which a job ends with an error: round numbers have 32 bits, and must not start again. The remaining
-    /// numbers give the hub time to notice that a job has reached this round.
+    /// The round before which a job ends with an error: round numbers have 32 bits, and must not wrap around to 0. The
+    /// remaining numbers give the hub time to notice that a job has reached this round.
     pub const LIMIT: Round = Round(u32::MAX - (1 << 28));
 
     /// The limit on the rounds between two chunks of one job, over all its hubs. Workers push every key in every round, so
@@ -91,14 +93,15 @@ pub enum Content {
     /// A gradient, or the push of a gradient whose bytes were sent ahead. In an answer: the weights after the step.
     #[default]
     Gradient = 0,
-    /// No values: the worker has no gradient of the chunk in this round. In an answer: no worker had a gradient, and the
-    /// weights stay.
+    /// No values: the worker has no gradient of the chunk in this round. In an answer: no worker had a gradient, and
+    /// the weights do not change.
     Nothing = 1,
-    /// New weights. Of several pushes, the one of the lowest rank counts. In the broadcast, round 0, workers push weights.
+    /// New weights. If several workers push weights, the push of the lowest rank counts. In the broadcast, round 0,
+    /// workers push weights.
     Weights = 2,
-    /// Bytes of a gradient that are sent before its push. They do not count as a push, and may be sent again. From the
-    /// hub: the weights that a step on these bytes would make. The answer follows. It has no bytes if the step has made
-    /// the same weights.
+    /// Bytes of a gradient that are sent before its push. These bytes do not count as a push, and may be sent again.
+    /// From the hub: the weights that a step on these bytes would make. The answer follows later, and has no bytes if
+    /// the step has made the same weights.
     Ahead = 3,
 }
 

@@ -8,8 +8,9 @@ const MOST_CHUNKS: u64 = 64_000;
 /// The largest chunk size that is allowed.
 pub(super) const LARGEST: usize = 1 << 30;
 
-/// Returns the default chunk size. It is 32 KiB for models up to 2.1 GB. For larger models, and for those with thousands of
-/// keys, it is the next power of two with few enough chunks for a NIC. Beyond 32,000 keys, a NIC may have too few requests.
+/// Returns the default chunk size. It is 32 KiB for models up to 2.1 GB. For larger models, and for models with
+/// thousands of keys, it is the next power of two with few enough chunks for a NIC. Beyond 32,000 keys, a NIC may have
+/// too few requests.
 pub fn default_chunk_bytes(keys: &[Key]) -> usize {
     let total = keys.iter().filter_map(Key::bytes).fold(0, u64::saturating_add);
     // Each key may have a small last chunk in addition.

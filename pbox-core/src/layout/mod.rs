@@ -28,7 +28,7 @@ pub use key::{Dtype, Key, KeyId};
 /// enough to spread a layer over all cores, and large enough to keep a NIC busy.
 pub const DEFAULT_CHUNK_BYTES: usize = 32 * 1024;
 
-/// The alignment of keys, in bytes: a cache line, so that two owners never share one.
+/// The alignment of keys, in bytes: a cache line, so that two owners never share a cache line.
 const KEY_ALIGN: usize = 64;
 
 /// One chunk: the unit that one core owns.
@@ -49,7 +49,7 @@ pub struct Layout {
     chunks: Vec<Chunk>,
     /// The chunks of each group, ascending.
     groups: Vec<Range<u32>>,
-    /// The span of each group, from its first chunk to the end of its last one.
+    /// The span of each group, from its first chunk to the end of its last chunk.
     group_spans: Vec<Span>,
     chunk_bytes: usize,
     window_bytes: usize,
@@ -157,8 +157,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Finds the groups. A group has neighbouring keys of one chunk each: as many as fit into one chunk together. The search
-    /// goes from the first key on.
+    /// Finds the groups. A group has neighbouring keys of one chunk each, and as many of them as fit into one chunk
+    /// together. The search begins at the first key.
     fn find_groups(&self) -> Vec<Range<u32>> {
         let mut groups: Vec<Range<u32>> = Vec::new();
         for chunks in self.key_chunks.iter().filter(|chunks| chunks.len() == 1) {
@@ -175,7 +175,7 @@ impl Layout {
         groups
     }
 
-    /// Returns the span from the first of these chunks to the end of the last one.
+    /// Returns the span from the start of the first chunk in this range to the end of the last chunk.
     fn hull(&self, Range { start, end }: Range<u32>) -> Span {
         self.chunk(ChunkId(start)).span.to(self.chunk(ChunkId(end - 1)).span)
     }
@@ -200,12 +200,12 @@ impl Layout {
         &self.chunks
     }
 
-    /// Returns the chunk with this id. Panics if there is none.
+    /// Returns the chunk with this id. Panics if no chunk has this id.
     pub fn chunk(&self, chunk: ChunkId) -> Chunk {
         self.chunks[chunk.index()]
     }
 
-    /// Returns the groups, by number: the chunks of each, ascending.
+    /// Returns the chunks of each group, by the group's number.
     pub fn groups(&self) -> &[Range<u32>] {
         &self.groups
     }
@@ -220,7 +220,7 @@ impl Layout {
         self.groups.get(id.index().checked_sub(self.chunks.len())?).cloned()
     }
 
-    /// Returns the span of a chunk or group. Panics if there is none.
+    /// Returns the span of a chunk or group. Panics if no chunk or group has this id.
     pub fn span(&self, id: ChunkId) -> Span {
         match self.chunks.get(id.index()) {
             Some(chunk) => chunk.span,

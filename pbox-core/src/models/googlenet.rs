@@ -1,12 +1,14 @@
 //! GoogLeNet (Inception v1): 6,998,552 parameters in 116 tensors, under Caffe's layer names.
 //!
 //! The network is that of the paper, as the Caffe model zoo publishes it: no batch normalization, and a bias on every
-//! convolution. The two auxiliary classifiers are left out. With them the network has 13,378,280 parameters.
+//! convolution. The two auxiliary classifiers are left out. With these classifiers, the network has 13,378,280
+//! parameters.
 //!
-//! The papers count differently. Slim-DP counts 13M parameters, because it uses the zoo's training network, which has the
-//! auxiliary classifiers. The iBatch paper counts 5M, which follows the GoogLeNet paper's "12 times fewer than AlexNet".
-//! That count is less than the sum of the GoogLeNet paper's table 1. The `googlenet` of torchvision is a different network.
-//! It has batch normalization, and 3x3 instead of 5x5. This module must not depend on how its keys are used.
+//! The papers count differently. Slim-DP counts 13M parameters, because it uses the zoo's training network, which has
+//! the auxiliary classifiers. The iBatch paper counts 5M, which follows the GoogLeNet paper's "12 times fewer than
+//! AlexNet". That count is less than the sum of the GoogLeNet paper's table 1. The `googlenet` of torchvision is a
+//! different network. It has batch normalization, and 3x3 convolutions instead of 5x5 convolutions. This module must
+//! not depend on how its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;

@@ -1,10 +1,10 @@
 //! Inception v3 with its auxiliary classifier: 27,161,264 parameters in 292 tensors, under
 //! torchvision's names.
 //!
-//! The auxiliary classifier (`AuxLogits`) is trained, so its gradients are sent. With it, the network has iBatch's 27M
-//! parameters; inference needs 23.8M. The classifier branches off after `Mixed_6e`, and its keys come at that place. The
-//! second auxiliary classifier in the paper's figure is neither in torchvision nor in the published weights. This
-//! module must not depend on how its keys are used.
+//! The auxiliary classifier (`AuxLogits`) is trained, so its gradients are sent. With this classifier, the network has
+//! iBatch's 27M parameters; inference needs 23.8M. The classifier branches off after `Mixed_6e`, and its keys are at
+//! that place in the order of keys. The second auxiliary classifier in the paper's figure is neither in torchvision nor
+//! in the published weights. This module must not depend on how its keys are used.
 
 use super::builder::{Builder, Kernel};
 use crate::layout::Key;

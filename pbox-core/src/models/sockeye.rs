@@ -1,9 +1,9 @@
 //! Sockeye: 27,734,558 parameters in 37 tensors, under Sockeye's (MXNet's) names.
 //!
-//! P3 measures this model. The settings are those of P3's run script for Sockeye 1.5, IWSLT15 English to Vietnamese. It has
-//! an LSTM encoder and an LSTM decoder of two layers each. Hidden and embedding size are 512, the size of the MLP attention
-//! is 512, and the source is reversed. The vocabularies are those of the data set (17,188 and 7,706 words) plus Sockeye's
-//! four symbols.
+//! P3 measures this model. The settings are those of P3's run script for Sockeye 1.5, IWSLT15 English to Vietnamese.
+//! The model has an LSTM encoder and an LSTM decoder of two layers each. Hidden and embedding size are 512, the size of
+//! the MLP attention is 512, and the source is reversed. The vocabularies are those of the data set (17,188 and 7,706
+//! words) plus Sockeye's four symbols.
 //!
 //! ```text
 //!   source words                                            target words
@@ -14,8 +14,9 @@
 //!   512           encoder_rnn l0 ---------->   att  ------->  hidden --> cls 7,710 x 512
 //! ```
 //!
-//! Only in this model is the heaviest layer, with 32% of the model, the first layer of the forward pass. Its gradient comes
-//! last, and its weights are needed first (P3, section 5.3). This module must not depend on how its keys are used.
+//! Only in this model is the heaviest layer, with 32% of the model, the first layer of the forward pass. The gradient
+//! of this layer is ready last, and its weights are needed first (P3, section 5.3). This module must not depend on how
+//! its keys are used.
 
 use super::builder::Builder;
 use crate::layout::Key;

@@ -45,7 +45,9 @@ impl Above {
             Some(further) if share.is_whole() => {
                 Ok(vec![Below::new(&further.placements(layout)?, cores[0].cores()).placement])
             }
-            Some(_) => Err(format!("{} hubs that are below others: expected 1", share.hubs)),
+            Some(_) => {
+                Err(format!("{} hubs at a level that is below other hubs: expected 1 hub", share.hubs))
+            }
         }
     }
 
@@ -81,8 +83,8 @@ impl Above {
 pub struct Below {
     /// The placement on this hub's cores.
     pub placement: Placement,
-    /// The links of each core of this hub: the cores of the hubs above to which they lead, ascending. Cores above
-    /// have the numbers of [`Placement::over_hubs`].
+    /// For each core of this hub, the cores of the hubs above to which this core has links, ascending. Cores above have
+    /// the numbers of [`Placement::over_hubs`].
     pub ways: Vec<Vec<usize>>,
     /// The number of the link that carries each chunk's sums to a hub above, among the links of the chunk's core.
     links: Vec<u32>,

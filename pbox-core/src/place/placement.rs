@@ -11,9 +11,10 @@
 //!
 //! Small keys share runs. A [group](crate::Layout::group) of small keys is always on one core.
 //!
-//! Without runs, a core would own every other chunk. It would start each of its `workers + 2` streams through memory again
-//! every 32 KiB, and prefetch its neighbour's data. With two cores, four workers and Nesterov, this cost a fifth of the
-//! memory's bandwidth. Runs of 16 chunks have the full bandwidth (`docs/design/turn-of-a-core.md#placement-in-runs`).
+//! Without runs, each of two cores would own every other chunk. A core would start each of its `workers + 2` streams
+//! through memory again every 32 KiB, and would prefetch its neighbour's data. With two cores, four workers and
+//! Nesterov, this cost a fifth of the memory's bandwidth. Runs of 16 chunks have the full bandwidth
+//! (`docs/design/turn-of-a-core.md#placement-in-runs`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -140,8 +141,9 @@ impl Placement {
         self.owner_near(chunk, &mut 0)
     }
 
-    /// Returns the core that owns a chunk, as [`owner`](Self::owner) does. `near` may have any value at first. Pass the
-    /// same variable again for the next chunk: most posts of a link are of chunks in one run.
+    /// Returns the core that owns a chunk, as [`owner`](Self::owner) does. The run with index `near` is checked first,
+    /// and `near` becomes the index of the chunk's run. Begin with any value, and pass the same variable for the next
+    /// chunk: most posts of a link are of chunks in one run.
     #[inline]
     pub(crate) fn owner_near(&self, chunk: ChunkId, near: &mut u32) -> usize {
         let is_in = |run: &&Run| (run.start..run.end).contains(&chunk.0);
@@ -192,8 +194,8 @@ impl Placement {
         chunks
     }
 
-    /// Creates a weights window for the placed layout. Also returns each core's part of it: the core's chunks, in the order
-    /// of [`chunks_by_core`](Self::chunks_by_core). A hub with a share uses only its own part.
+    /// Creates a weights window for the placed layout. Also returns each core's part of the window: the core's chunks,
+    /// in the order of [`chunks_by_core`](Self::chunks_by_core). A hub with a share uses only its own part.
     pub fn weights_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let make = if self.is_whole() { SendWindow::new } else { SendWindow::sparse };
         let window = make(wire.weights_window_bytes())?;
@@ -228,8 +230,8 @@ impl Placement {
         self.chunks_by_core().into_iter().map(spans).collect()
     }
 
-    /// Returns the links to this hub, which has `ports` ports. The port of each core has one link, for the core's chunks.
-    /// At the member, its ports `joiner` get the links in turn.
+    /// Returns the links to this hub, which has `ports` ports. The port of each core has one link, for the core's
+    /// chunks. At the member, the links are distributed over its ports `joiner` in turn.
     pub fn links(
         &self,
         wire: &Wire,
@@ -409,7 +411,7 @@ mod tests {
             for id in chunks.chain(groups) {
                 let chunks = wire.layout().group(id).unwrap_or(id.0..id.0 + 1);
                 let owner = placement.owner(ChunkId(chunks.start));
-                // A group is posted as a whole if all of it goes to one core.
+                // A group is posted as a whole if one core owns all its chunks.
                 let is_posted = chunks.len() == 1
                     || wire.group(id).is_some()
                         && placement.owners(chunks.clone()).all(|each| each == owner);

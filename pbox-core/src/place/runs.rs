@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::layout::{ChunkId, Layout};
 
-/// The longest run, in bytes. It is enough for the memory's full speed, and not longer, so that a layer is spread over the
-/// cores.
+/// The longest run, in bytes. This length is enough for the memory's full speed. Runs are not longer, so that a layer
+/// is spread over the cores.
 pub(super) const RUN_BYTES: u64 = 512 * 1024;
 
 /// The least number of runs for each core. With fewer runs, LPT cannot balance the cores. So a small model has shorter

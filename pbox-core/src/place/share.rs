@@ -13,11 +13,11 @@
 //! hubs is split into parts of at least four chunks, and each part goes to another hub. Otherwise one of 256 hubs could
 //! get a layer of 255 chunks from all machines at the same time.
 //!
-//! The share by layer is that of the parameter server with which the papers compare (P3, section 4.1). There, tensors of
-//! more than 10^6 parameters, by default, are split evenly over the servers. Every other tensor goes to one server, here by
-//! LPT (the largest first, to the hub with the least load) and not at random. The share by slices spreads every layer over
-//! all hubs, so that all their NICs carry the layer that is needed first. Parts are contiguous, so that a hub touches few
-//! more pages of a window than it needs.
+//! The share by layer is that of the parameter server with which the papers compare (P3, section 4.1). There, tensors
+//! of more than 10^6 parameters, by default, are split evenly over the servers. Every other tensor goes to one server,
+//! here by LPT (the largest first, to the hub with the least load) and not at random. The share by slices spreads every
+//! layer over all hubs, so that all their NICs carry the layer that is needed first. Parts are contiguous, so that a
+//! hub touches only few pages of a window in addition to the pages of its own chunks.
 
 use std::cmp::Reverse;
 use std::ops::Range;

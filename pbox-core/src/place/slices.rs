@@ -39,7 +39,7 @@ pub struct Slices {
     of_chunk: Vec<u32>,
     /// The number of each key's group, or [`NO_GROUP`], by key.
     groups: Vec<u32>,
-    /// The number of the slice of each group that goes to one core, by number of the group.
+    /// For each group, by number: the number of the group's slice. `None` if the group goes to several cores.
     of_group: Vec<Option<u32>>,
 }
 
@@ -128,7 +128,7 @@ impl Slices {
         Some(self.groups[key.index()]).filter(|&number| number != NO_GROUP)
     }
 
-    /// Returns the slice of each group that goes to one core, by number of the group.
+    /// Returns the number of each group's slice, by number of the group. `None` for a group that goes to several cores.
     pub fn of_group(&self) -> &[Option<u32>] {
         &self.of_group
     }
@@ -155,7 +155,7 @@ impl Slices {
         self.slices.len()
     }
 
-    /// Returns the slices of a key, by number.
+    /// Returns the numbers of a key's slices.
     pub fn of_key(&self, key: KeyId) -> Range<u32> {
         self.of_key[key.index()].clone()
     }

@@ -19,7 +19,7 @@ use super::significance::{BUCKETS, Sums, balance};
 /// A result that the board has found. A selection has all three results, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
-    /// The factor of a gradient, relative to a weight.
+    /// The factor `c` of the gradient in the significance `|w| + c |g|`.
     Coefficient(f32),
     /// The upper bits of the significance at the lower edge of the significant set.
     Upper(u32),
@@ -143,8 +143,8 @@ impl Inner {
     }
 }
 
-/// Returns the lowest bucket at which all elements from the bucket upwards, and `above` more elements, fit in `room`. Also
-/// returns the number of all these elements.
+/// Returns the lowest bucket for which `above` plus the number of elements in this bucket and in all higher buckets is
+/// at most `room`. Also returns this sum.
 fn edge(histogram: &[u64], mut above: u64, room: u64) -> (usize, u64) {
     for (bucket, &count) in histogram.iter().enumerate().rev() {
         if above + count > room {

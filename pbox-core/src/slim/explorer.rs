@@ -9,7 +9,7 @@ use crate::layout::{ChunkId, Round};
 use super::SlimDp;
 use super::set::{count, has, insert, there};
 
-/// The worker that draws, and the push that it draws for. The random numbers depend on all fields.
+/// The worker that draws, and the push for which the worker draws. The random numbers depend on all fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Drawer {
     /// The job's seed.
@@ -54,8 +54,8 @@ impl SplitMix64 {
 }
 
 impl SlimDp {
-    /// Draws the explorer of a chunk with this many `elements`: `set` becomes the significant set and the explorer. Returns
-    /// the number of explored elements.
+    /// Draws the explorer of a chunk with this many `elements`: `set` gets the elements of the significant set and of
+    /// the explorer. Returns the number of explored elements.
     ///
     /// The explorer has the same part of each chunk's elements outside the significant set: `(alpha - beta) / (1 - beta)`.
     /// Over the whole model this is `alpha - beta` of the parameters. The number of elements is rounded up or down at
@@ -86,7 +86,7 @@ impl SlimDp {
     }
 }
 
-/// Adds `more` elements to the set: at most half of the elements that are not in it.
+/// Adds `more` random elements to the set. `more` must be at most half of the elements that are not in the set.
 fn draw(random: &mut SplitMix64, elements: usize, set: &mut [u64], more: usize) {
     let mut drawn = 0;
     while drawn < more {

@@ -8,10 +8,11 @@
 //!                       \-- select --> set from round 3 on              \-- select --> next set from round q+2 on
 //! ```
 //!
-//! The *significant set* is the part `beta` of all parameters with the largest significance `|w| + c |g|`. The paper calls
-//! it the core. It is the same for all workers. The *explorer* is the part `alpha - beta` of all parameters, which each
-//! worker draws in each round from the other parameters. A worker pushes only the significant set and its explorer. The
-//! hub answers with the weights of the same parameters.
+//! The *significant set* has the parameters with the largest significance `|w| + c |g|`: a part `beta` of all
+//! parameters. The paper calls this set the core. It is the same for all workers. The *explorer* has a part `alpha -
+//! beta` of all parameters. In each round, each worker draws its explorer from the parameters outside the significant
+//! set. A worker pushes only the significant set and its explorer. The hub answers with the weights of the same
+//! parameters.
 
 mod board;
 mod explorer;
@@ -43,8 +44,9 @@ pub struct SlimDp {
     /// The number of rounds from one selection of the significant set to the next, at least 1.
     #[serde(default = "default_q")]
     pub q: u32,
-    /// The factor of a gradient, relative to a weight. The default is `mean |w| / mean |g|` of the whole model, at each
-    /// selection. With the default, weights and gradients have the same influence at any scale and learning rate.
+    /// The factor of the gradient in the significance `|w| + c |g|`. The default is `mean |w| / mean |g|` of the whole
+    /// model, at each selection. With the default, weights and gradients have the same influence at any scale and
+    /// learning rate.
     #[serde(default)]
     pub c: Option<f32>,
     /// The way in which the hub learns which parameters a worker explores.

@@ -9,8 +9,8 @@
 //!              1 whole          [significant set: u64 x count][values of all]
 //! ```
 //!
-//! A push has the signature of the set that it was made with. An answer has the signature of the set for the next push. The
-//! answer brings the set itself if the set is new, or if the worker perhaps does not have the set. With a seeded explorer,
+//! A push has the signature of the set that it was made with. An answer has the signature of the set for the next push.
+//! The answer has the set itself if the set is new, or if the worker may not have the set. With a seeded explorer,
 //! `count` of a push is the number of explored elements, and no places follow.
 
 use zerocopy::IntoBytes;
@@ -120,7 +120,7 @@ pub fn payload_bytes(elements: usize, element_bytes: usize) -> usize {
     HEADER + places.max(set::words(elements) * 8) + elements * element_bytes
 }
 
-/// Writes all values of a chunk. Returns the bytes that the payload takes.
+/// Writes all values of a chunk. Returns the length of the payload, in bytes.
 pub fn push_whole<E: Element>(values: &[E], payload: &mut [u8]) -> usize {
     Header::write(0, WHOLE, 0, payload); // there is no significant set
 
@@ -138,8 +138,8 @@ impl SlimDp {
         }
     }
 
-    /// Draws the explorer, makes `set` the significant set and the explorer, and writes their values. Returns the bytes
-    /// that the payload takes.
+    /// Draws the explorer, fills `set` with the significant set and the explorer, and writes their values. Returns the
+    /// length of the payload, in bytes.
     pub fn push_set<E: Element>(
         &self,
         significant: &[u64],
@@ -248,8 +248,8 @@ fn check_places(elements: usize, significant: &[u64], places: &[u8]) -> Result<(
 }
 
 /// Writes the answer to a push. The answer has the weights of `set`, or all weights if there is no set. It also has the
-/// signature of the significant set for the next push. If the worker lacks that set, `brought` is the set, and the answer
-/// brings it. Otherwise `brought` is empty. Returns the length of the payload.
+/// signature of the significant set for the next push. If the worker lacks that set, `brought` is that set, and the
+/// answer contains it. Otherwise `brought` is empty. Returns the length of the payload.
 pub fn answer<E: Element>(
     set: Option<&[u64]>,
     signature: u64,

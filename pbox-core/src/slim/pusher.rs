@@ -23,8 +23,8 @@ pub struct Pusher {
     chunks: Vec<Chunk>,
     /// The significant sets of all chunks.
     significant: Vec<u64>,
-    /// The elements that the worker pushed last, of all chunks, with one bit for each element. A push of a whole chunk does not
-    /// change the chunk's bits.
+    /// One bit for each element of all chunks, which says whether the chunk's last push of a set had the element. A
+    /// push of a whole chunk does not change the chunk's bits.
     sets: Vec<u64>,
 }
 
@@ -65,7 +65,7 @@ impl Pusher {
         self.slim.selects(round, self.first)
     }
 
-    /// Writes the push of a chunk. Returns the bytes that it takes.
+    /// Writes the push of a chunk. Returns the length of the push, in bytes.
     pub fn push<E: Element>(
         &mut self,
         chunk: ChunkId,

@@ -46,7 +46,7 @@ pub struct Selector {
     first: Round,
     board: Arc<Board>,
     parts: Vec<Part>,
-    /// First the noted gradients of all chunks, then their significance.
+    /// First the gradients of all noted chunks, then, in their place, the significance of each element.
     significance: Slab,
     counts: Vec<u32>,
     stage: Stage,
@@ -102,9 +102,10 @@ impl Selector {
             && self.selected.is_none_or(|(selected, _)| selected != former)
     }
 
-    /// Notes that a chunk was stepped in a round, with its new weights and the mean gradient. If a set is selected after
-    /// this round, keeps what the selection needs of them. If a set was selected after the previous round, writes the
-    /// chunk's set to `significant`; workers push it from the next round on. Returns whether a set was written.
+    /// Notes that a chunk was stepped in a round, with its new weights and the mean gradient. If a set is selected
+    /// after this round, keeps what the selection needs of the weights and the gradient. If a set was selected after
+    /// the previous round, writes the chunk's set to `significant`; workers push this set from the next round on.
+    /// Returns whether a set was written.
     pub fn stepped(
         &mut self,
         place: usize,

@@ -14,7 +14,7 @@ pub fn words(elements: usize) -> usize {
     elements.div_ceil(u64::BITS as usize)
 }
 
-/// Returns a mask for word `index` of a set: the bits that stand for elements of a chunk of this many elements.
+/// Returns a mask of the bits of word `index` that stand for elements, in a set for a chunk of this many elements.
 pub fn there(elements: usize, index: usize) -> u64 {
     u64::MAX >> (64 - (elements - index * 64).min(64))
 }

@@ -3,8 +3,8 @@
 //!
 //! Significances are compared by their bits: for numbers that are not negative, bits and numbers have the same order.
 
-/// Returns the bits of a value's size. Used for comparison only: NaN counts as infinity, so that NaN is sent and
-/// noticed.
+/// Returns the bits of a value's size. The bits are used only for comparisons: NaN counts as infinity, so that NaN is
+/// sent and noticed.
 fn size(value: f32) -> u32 {
     value.abs().to_bits().min(f32::INFINITY.to_bits())
 }

@@ -21,8 +21,8 @@ pub enum Occasion {
     Due(Round),
     /// A client asked for the snapshot of these tensors. Each request has a number.
     Asked(u64, Selection),
-    /// A reader asked for a round that may be far ahead, with a number as for `Asked`. Any other snapshot may replace this
-    /// one until a chunk has reached the round.
+    /// A reader asked for a round that may be far ahead. Each request has a number, as with `Asked`. Any other snapshot
+    /// may replace this one until a chunk has reached the round.
     Ahead(u64, Selection),
 }
 
@@ -95,7 +95,7 @@ const NEVER: Round = Round(u32::MAX);
 /// The largest value of [`Capture::spread`].
 const MOST_SPREAD: u32 = 10;
 
-/// The number of snapshots in time after which more of the due snapshots are taken.
+/// The number of snapshots that must begin in time before the hub takes more of the due snapshots.
 const IN_TIME: u32 = 8;
 
 impl Capture {
@@ -141,7 +141,7 @@ impl Capture {
         Ok(SnapshotPart { chunks: self.chunks.clone(), values, steps, squares: None, norm_mean: None })
     }
 
-    /// Returns the values of some of the elements in a part of these tensors.
+    /// Returns the range of these elements' values, in a part that has the selected tensors.
     pub fn range(&self, selection: Selection, elements: &Range<usize>) -> Range<usize> {
         let tensors = self.tensors.selected(selection).count();
         elements.start * tensors..elements.end * tensors
@@ -176,9 +176,9 @@ impl Capture {
         }
     }
 
-    /// Returns the room for a copy of the chunk at `place`, which has reached `round`, and the tensors that are
-    /// copied. Returns `None` if the chunk is already copied: with SSP and ASP, a copied chunk may step again in the
-    /// last round of a job.
+    /// Returns the room for a copy of the chunk at `place`, and the tensors to copy. The chunk has reached `round`.
+    /// Returns `None` if the chunk is already copied: with SSP and ASP, a copied chunk may step again in the last round
+    /// of a job.
     #[cold]
     pub fn room(
         &mut self,

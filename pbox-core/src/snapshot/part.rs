@@ -95,18 +95,22 @@ impl ValueRange {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum SnapshotError {
-    #[error("part {part} of the snapshot has chunk {chunk}, and the job has {chunks} chunks; report this")]
+    #[error(
+        "part {part} of the snapshot has chunk {chunk}, but the job has only {chunks} chunks; report this"
+    )]
     NoSuchChunk { part: usize, chunk: u32, chunks: usize },
 
     #[error(
-        "chunk {chunk} is in parts {first} and {second} of the snapshot; expected it in one; report this"
+        "chunk {chunk} is in parts {first} and {second} of the snapshot; expected this chunk in one part; report this"
     )]
     Twice { chunk: u32, first: usize, second: usize },
 
     #[error("chunk {chunk} of {chunks} is owned by this hub, but is in no part of the snapshot; report this")]
     Missing { chunk: usize, chunks: usize },
 
-    #[error("part {part} of the snapshot has {seen} values, and its chunks have {expected}; report this")]
+    #[error(
+        "part {part} of the snapshot has {seen} values, but its chunks have {expected} values; report this"
+    )]
     Length { part: usize, expected: usize, seen: usize },
 
     #[error(
@@ -121,7 +125,7 @@ pub enum SnapshotError {
 impl Snapshot {
     /// Puts the parts of a job together. `tensors` are the tensors of the job's terms, and `round` is the next round.
     /// `numbers` are the changes of the optimizer's hyperparameters that matter from `round` on: (first round,
-    /// hyperparameters), in ascending order of rounds. The first change is at `round` or before it.
+    /// hyperparameters), in ascending order of rounds. The first change is at `round` or at an earlier round.
     pub fn new(
         layout: Arc<Layout>,
         tensors: impl Into<Tensors>,
@@ -195,7 +199,7 @@ impl Snapshot {
     }
 
     /// Returns the optimizer's hyperparameters, such as the learning rate, each with the first round that uses them.
-    /// The list begins with those of the next round, and has all later changes.
+    /// The list begins with the hyperparameters of the next round, and has all later changes.
     pub fn numbers(&self) -> &[(Round, Numbers)] {
         &self.numbers
     }

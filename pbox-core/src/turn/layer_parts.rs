@@ -1,8 +1,8 @@
 //! Layer parts. A layer part has all chunks of one key on one core. Schedules by layer send these chunks to a worker
 //! only together.
 //!
-//! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to the worker. Does not depend on
-//! links or weights.
+//! Owned by the core. [`LayerParts`] counts, for each worker, the chunks of a part that may be sent to the worker. This
+//! module must not depend on links or weights.
 //!
 //! A worker pushes its keys whole, and gets one answer for a push. So all chunks of a part that may be sent to a worker
 //! belong to one round: the worker's own round. Workers that join or leave, and the worker's lead, do not change this round.

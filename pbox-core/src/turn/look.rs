@@ -1,7 +1,7 @@
 //! A look is a check of a job's rounds: whether they move, and for which workers they wait.
 //!
-//! The core's thread takes a look between two turns, when the hub asks for one. The code that handles pushes does not
-//! know of looks.
+//! The core's thread takes a look between two turns, when the hub asks for a look. The code that handles pushes does
+//! not know of looks.
 
 use std::collections::BTreeMap;
 

@@ -86,7 +86,8 @@ pub(super) struct Replies {
     /// The number of stepped pushes that a worker may repeat, by rank. The worker lost the answers to these
     /// pushes with its links.
     repeats: Vec<usize>,
-    /// The priority of each key in the queue of a link, by the link's number. Without it, the schedule's order counts.
+    /// The priority of each key in the queue of a link, by the link's number. Without a priority for each key, the
+    /// schedule decides the order.
     priorities: Vec<Option<Arc<[u32]>>>,
     /// Whether a worker takes part, by rank. A worker that takes part gets the hub's parts of the gradient norm.
     listens: Vec<bool>,
@@ -591,7 +592,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
 
-    /// Posts an answer, which may be for several chunks. The first of them is at `place`.
+    /// Posts an answer, which may be for several chunks. The first of these chunks is at `place`.
     #[inline]
     fn post_answer(&mut self, link: LinkId, place: usize, rank: u32, answer: Answer) {
         if self.replies.queues[rank as usize].is_empty() {

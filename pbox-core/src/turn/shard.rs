@@ -74,7 +74,8 @@ pub(crate) struct Finished {
     pub steps: u32,
     /// Rounds that ended without a step, because no worker is left to push them.
     pub skipped: u32,
-    /// The numbers of links to which the chunk goes if its answer is [due](Pace::answer_due): to workers, or to hubs above.
+    /// The numbers of the links over which the chunk is sent if its answer is [due](Pace::answer_due): to workers, or
+    /// to hubs above.
     pub ranks: Range<u32>,
 }
 
@@ -239,7 +240,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.give_back(values)
     }
 
-    /// Keeps memory for the next snapshot, or no memory. Returns memory that is not needed.
+    /// Keeps the memory of `values` for the next snapshot or, without `values`, keeps no memory. Returns memory that is
+    /// not needed.
     pub fn keep(&mut self, values: Option<Slab>) -> Option<Slab> {
         self.snapshots.keep(values)
     }
@@ -353,9 +355,10 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
                 Err(format!("worker {rank} is gone before all workers had the first weights"))
             }
             _ => match self.pace.abandoned() {
-                Some(round) => {
-                    Err(format!("worker {rank} is gone, and was the last that could push round {}", round.0))
-                }
+                Some(round) => Err(format!(
+                    "worker {rank} is gone, and was the last worker that could push round {}",
+                    round.0
+                )),
                 None => Ok(()),
             },
         }
@@ -565,8 +568,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Notes worker `rank`'s pushes of the chunks at all these places. Returns which chunks now have all their pushes.
-    /// If some push is not the worker's turn, not readable, or for another round, notes nothing and returns `None`. The
-    /// caller must then note the pushes one by one.
+    /// If some push is out of turn, not readable, or for another round, notes nothing and returns `None`. The caller
+    /// must then note the pushes one by one.
     #[inline]
     pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
         self.pace.turn_of_all(places.clone(), rank, round_bits)?;

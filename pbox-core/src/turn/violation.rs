@@ -25,7 +25,7 @@ pub enum Violation {
         /// The chunk's round in flight.
         round: Round,
     },
-    /// The worker pushed a chunk again before its answer.
+    /// The worker pushed a chunk again before it had the answer to its last push.
     Unanswered {
         /// The chunk.
         chunk: ChunkId,
@@ -104,7 +104,7 @@ impl fmt::Display for Violation {
             Violation::OtherRound { chunk, expected, seen } => {
                 write!(
                     f,
-                    "pushed chunk {} for a round whose number ends in {seen}, but round {} (ends in {}) is in flight",
+                    "pushed chunk {} for a round that is {seen} modulo 64, but round {} ({} modulo 64) is in flight",
                     chunk.0,
                     expected.0,
                     expected.low_bits()
@@ -119,7 +119,7 @@ impl fmt::Display for Violation {
             Violation::Line { hub, round, why } => {
                 write!(
                     f,
-                    "passed on hub {hub}'s part of a norm in a round whose number ends in {round}, but {why}"
+                    "passed on hub {hub}'s part of a norm in a round that is {round} modulo 64, but {why}"
                 )
             }
             Violation::RingFull => {
@@ -137,7 +137,7 @@ impl fmt::Display for Violation {
 }
 
 impl Violation {
-    /// Describes a worker's error with the chunk of an immediate.
+    /// Creates the violation by a push that is out of turn. The push has this immediate.
     pub(crate) fn new(immediate: Immediate, wrong: OutOfTurn) -> Self {
         let Immediate { chunk, round_bits: seen, .. } = immediate;
         match wrong {

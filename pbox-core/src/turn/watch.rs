@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The watch runs between two turns, when a core begins or ends a wait. The code that handles pushes does not know of
-//! the watch. A core that never waits takes no look, and then no worker is late. Must not read clocks: the driver of
-//! the core passes the time.
+//! the watch. A core that never waits takes no look, and then no worker is late. This module must not read clocks: the
+//! driver of the core passes the time.
 
 use super::pace::Pace;
 use crate::layout::Round;
@@ -29,7 +29,7 @@ pub struct Watched {
     pub first: Round,
     /// The last round, which is in flight.
     pub last: Round,
-    /// The rounds in which the core waited for a worker: the microseconds by rank.
+    /// Each round in which the core waited for a worker, with the microseconds of the wait by rank.
     pub rows: Vec<(Round, Vec<u32>)>,
     /// The workers for which other workers wait now.
     pub waits_for: Vec<u32>,
@@ -51,7 +51,7 @@ pub(super) struct Watch {
     since: u64,
     /// The first and the last round in which the core waited for a worker.
     seen: Option<(Round, Round)>,
-    /// The round whose waits are in each row, by round modulo the number of rows.
+    /// For each row of `waits`, its round. The row of a round is the round's number modulo the number of rows.
     rounds: Vec<Option<Round>>,
     /// The time of the waits in microseconds, by row, then by rank.
     waits: Vec<u32>,

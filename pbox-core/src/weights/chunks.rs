@@ -1,4 +1,5 @@
-//! The chunks of a shard: where each lies in the windows, in the memory that the hub keeps for it, and in a snapshot.
+//! The chunks of a shard: where each chunk lies in the windows, in the memory that the hub keeps for it, and in a
+//! snapshot.
 //!
 //! Plain data, made once. Does not depend on values.
 
@@ -64,11 +65,11 @@ impl Chunk {
         ids.iter().map(chunk).collect()
     }
 
-    /// Joins neighbouring chunks into one chunk of this id, if one step of it has the same result as a step of each
-    /// neighbour. The neighbours' values must lie side by side in every window and in the kept values, with one type and
-    /// one learning rate. With several kept values per element, the values would lie chunk by chunk, so an element may have
-    /// at most one. A step must not depend on the number of steps, because the neighbours may have made different numbers
-    /// of steps.
+    /// Joins neighbouring chunks into one chunk of this id, if one step of the joined chunk has the same result as a
+    /// step of each neighbour. The neighbours' values must lie side by side in every window and in the kept values,
+    /// with one type and one learning rate. With several kept values per element, the values would lie chunk by chunk,
+    /// so an element may have at most one kept value. A step must not depend on the number of steps, because the
+    /// neighbours may have made different numbers of steps.
     pub fn joined(tensors: &Tensors, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {
         let (first, last) = (chunks.first()?, chunks.last()?);
         let follows = |pair: &[Chunk]| {

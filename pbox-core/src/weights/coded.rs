@@ -1,4 +1,4 @@
-//! Coded replies: a codec writes the difference between the weights and the workers' copies of them.
+//! Coded replies: a codec writes the difference between the hub's weights and the workers' weights.
 //!
 //! In BSP all workers have the same weights, and get one common frame. In SSP and ASP each worker has the weights of its
 //! last answer, and gets its own frame. If answers are means, the hub keeps only the values that former answers left out.
@@ -25,7 +25,8 @@ pub(crate) struct CodedForAll {
     /// The window that all workers read.
     window: Spans,
     shadow: Shadow,
-    /// The payload bytes of each chunk's last coded answer, and whether the chunk's raw frame has the workers' current weights.
+    /// The number of payload bytes of each chunk's last coded answer, and whether the chunk's raw frame has the
+    /// workers' current weights.
     sent: Vec<(usize, bool)>,
     /// The values that all answers so far have left out, if answers are means.
     left_out: Option<HubWeights>,

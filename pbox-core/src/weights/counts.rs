@@ -1,5 +1,5 @@
-//! The number of steps that each chunk of a shard has made. It can differ from the round, because a round may leave the
-//! weights unchanged, or replace them.
+//! The number of steps that each chunk of a shard has made. This number can differ from the chunk's round, because a
+//! round may leave the weights unchanged, or replace them.
 //!
 //! Owned by the core, as a part of its shard. Uses rounds only for a restored state that has no number of steps.
 

@@ -22,7 +22,7 @@ pub(crate) struct FrameSum {
     codec: Codec,
     /// Whether only the first frame is read, because the job leaves out the sum.
     only_first: bool,
-    /// Whether the frames come from hubs below. Then each frame has a sum, and the number of gradients in it.
+    /// Whether the frames come from hubs below. Then each frame has a sum, and the number of gradients in the sum.
     sums: bool,
     /// The sum of the chunk that is stepped.
     sum: Vec<f32>,

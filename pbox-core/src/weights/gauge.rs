@@ -1,4 +1,5 @@
-//! The norm of a shard's mean gradient over the workers. It is measured when the pushes are summed, in one of 64 rounds.
+//! The norm of a shard's mean gradient over the workers. It is measured when the pushes are summed, in one of every 64
+//! rounds.
 //!
 //! Owned by the core, as a part of its shard. Allocates nothing after its creation. Chunks may differ by a round, so the
 //! measurement of a round is complete only when all elements of the shard were measured.
@@ -9,8 +10,8 @@ use crate::kernels::{Element, Kernels, Magnitude, Slots};
 use crate::layout::Round;
 use crate::whole::Told;
 
-/// The number of rounds from one measured round to the next. The first is round 1, because round 0 has weights and no
-/// gradients.
+/// The number of rounds from one measured round to the next. The first measured round is round 1, because round 0 has
+/// weights and no gradients.
 ///
 /// A measurement reads the slots a second time, right before the step. The step then finds the slots in the cache.
 const EVERY: u32 = 64;
@@ -50,7 +51,8 @@ pub(super) struct Gauge {
     remainder: u32,
     elements: u64,
     not_finite: u64,
-    /// The measured rounds, by number of the measurement modulo the length. Empty if the gauge is off.
+    /// The measured rounds. The index of a round is the number of its measurement modulo the length. Empty if the gauge
+    /// is off.
     rounds: Vec<Option<GaugedRound>>,
 }
 

@@ -17,9 +17,9 @@
 //!   below, link coded     bare slots       memory for one sum               a frame up; the window, decoded
 //! ```
 //!
-//! "As there" means: the reply of the mode that the previous column names. A mode is a row of this table: a [`Mode`] with one
-//! type for each stage. It is chosen when the shard is made, so that no stage checks for another mode. Owned by the core, and
-//! laid out by place: the order of the chunks in the shard.
+//! "As there" means: the reply of the mode that the previous column names. A mode is a row of this table: a [`Mode`]
+//! with one type for each stage. The mode is chosen when the shard is made, so that no stage checks for another mode.
+//! Owned by the core, and laid out by place: the order of the chunks in the shard.
 
 #[allow(unsafe_code)]
 mod bare;
@@ -123,7 +123,7 @@ pub(crate) trait Read {
     fn takes(content: Content, _is_first: bool) -> Result<(), &'static str> {
         match content {
             Content::Ahead => Err(
-                "only gradients without a codec, and no sums, may come before the push: send the bytes with the push",
+                "bytes may be sent before the push only for gradients without a codec, not for sums: send the bytes with the push",
             ),
             Content::Gradient | Content::Nothing | Content::Weights => Ok(()),
         }
@@ -175,7 +175,7 @@ pub(crate) struct To {
     pub rank: u32,
     /// The round that the weights answer.
     pub round: Round,
-    /// The worker's first round. Before it, the worker has no weights to which a difference could be added.
+    /// The worker's first round. Before this round, the worker has no weights to which a difference could be added.
     pub first: Round,
     /// The content of the answer.
     pub content: Content,

@@ -153,7 +153,7 @@ pub(crate) struct SlimReply {
     framing: Arc<Framing>,
     own: OwnWindows,
     selector: Selector,
-    /// The payload bytes of the last answer, by chunk, then by rank.
+    /// The number of payload bytes of the last answer, by chunk, then by rank.
     answers: Vec<Vec<u32>>,
     /// Room for a chunk's weights in the type of its key.
     rounded: Vec<u64>,
@@ -210,7 +210,7 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
                 let window = own.elements_mut::<u8>(place);
                 let set = (!whole).then_some(&set[..significant.len()]);
                 // A worker may push the whole chunk because it has no significant set. So the answer to a whole push
-                // brings the set.
+                // has the set.
                 let brought = if *is_selected && (is_new || *whole) { &*significant } else { &[] };
                 let room = &mut window[HEADER_BYTES..frames.coded_bytes];
                 let bytes = answer::<E>(set, *signature, brought, rounded, room);

@@ -146,8 +146,8 @@ impl<M: Mode> Staged<M> {
     #[inline]
     pub fn check_push(&self, place: usize, rank: u32, content: Content) -> Result<bool, FrameError> {
         let chunk = &self.chunks[place];
-        // SAFETY: the worker has posted this chunk, and gets no answer before this function returns. If the worker writes
-        // nevertheless, the result is read as bytes, and every byte is a value.
+        // SAFETY: the worker has posted this chunk, and gets no answer before this function returns. If the worker
+        // writes nevertheless, the result is read as bytes, and every byte is a valid value.
         self.read.check(chunk, place, content, unsafe { self.gradients.push(rank, chunk.push) })
     }
 
@@ -163,9 +163,9 @@ impl<M: Mode> Staged<M> {
     ) -> Result<(), FrameError> {
         let chunk = &self.chunks[place];
         let Some(span) = self.reply.place_of_answers(chunk) else { return Ok(()) };
-        // SAFETY: the hub above has posted this chunk. It posts the chunk again only after this hub's next sum, which goes
-        // up after this function returns. If it writes nevertheless, the result is read as bytes, and every byte is a
-        // value.
+        // SAFETY: the hub above has posted this chunk. The hub above posts the chunk again only after this hub's next
+        // sum, which is sent after this function returns. If the hub above writes nevertheless, the result is read as
+        // bytes, and every byte is a valid value.
         let answer = unsafe { self.gradients.push(link, span) };
         self.reply.take_answer(kernels, chunk, place, answer, To { rank: link, round, first, content })
     }

@@ -11,8 +11,8 @@
 //! result](WholeGradient::find) of the round once it has the parts of all hubs. Then it wakes the other cores. If the job
 //! has only one hub, the last core computes the result itself.
 //!
-//! The sums are [exact](ExactSum), so their bits do not depend on the number of cores or hubs, or on the order of arrivals.
-//! One round is open at a time: no chunk gets pushes of the next round before it has stepped.
+//! The sums are [exact](ExactSum), so their bits do not depend on the number of cores or hubs, or on the order of
+//! arrivals. One round is open at a time: no chunk gets pushes of the next round before the chunk has stepped.
 
 mod crossing;
 mod exact_sum;
@@ -384,7 +384,8 @@ mod tests {
         assert!(matches!(whole.found(Round(0)), Some(Found::Scale(scale)) if scale.is_nan()));
     }
 
-    /// Gives a spike of 1000, then 3. If 1000 were in the mean, the mean would be 92, and 3 would not be a spike.
+    /// Gives norms of 1 in ten rounds, then a norm of 1000, which is a spike, and then 3. If 1000 were in the mean, the
+    /// mean would be 92, and 3 would not be a spike.
     #[test]
     fn the_norm_of_a_round_that_is_left_out_is_not_in_the_mean() {
         let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);

@@ -1,6 +1,6 @@
-//! The line (a message) in which a hub sends its part of the gradient norm to its workers. It arrives before the answers
-//! that need it: those of the same round, or with `clip_norm_last` those of the next round. Workers pass the part on to the
-//! other hubs in a line, too.
+//! The line (a message) in which a hub sends its part of the gradient norm to its workers. The line arrives before the
+//! answers that need it: the answers of the same round or, with `clip_norm_last`, of the next round. Workers pass the
+//! part on to the other hubs in a line, too.
 //!
 //! ```text
 //!   [ round ][ skipped ][ the sum of squares, 11 words ][ mean of norms ][ number of norms ][ an unused word ]

@@ -13,8 +13,8 @@
 //!
 //! If a hub below other hubs broadcasts first weights, only those of the first machine count. Another machine sends no values.
 //!
-//! Each link has one [`Expected`], on the thread of its port. The value does not depend on rounds. It keeps at most one
-//! notice, and one round of bytes ahead, for each chunk.
+//! Each link has one [`Expected`], on the thread of its port. An [`Expected`] does not know the round in flight. It
+//! keeps at most one notice, and one round of bytes ahead, for each chunk.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct Expected {
     ahead: HashMap<ChunkId, u8>,
     /// The core to which the link leads, in this placement. Only this core's chunks may cross the link.
     core: Option<(Arc<Placement>, usize)>,
-    /// The index of the run that has the last chunk, for [`Placement::owner_near`].
+    /// The index of the run that has the chunk of the previous check, for [`Placement::owner_near`].
     near: u32,
 }
 
@@ -157,7 +157,7 @@ impl Expected {
     ) -> Result<(), String> {
         let Some(&first) = self.wire.hubs().get(hub) else {
             return Err(format!(
-                "a part of the gradient's norm from hub {hub}; expected a hub below {}",
+                "a part of the gradient's norm from hub {hub}; expected a hub number below {}",
                 self.wire.hubs().len()
             ));
         };
@@ -310,7 +310,7 @@ mod tests {
             assert!(from_hub(1).check(other, imm(1, 7)).is_err(), "{other:?}");
         }
         let beyond = from_hub(1).check(span(256 + 8 * 128, 128), imm(2, 0)).unwrap_err();
-        assert_eq!(beyond, "a part of the gradient's norm from hub 2; expected a hub below 2");
+        assert_eq!(beyond, "a part of the gradient's norm from hub 2; expected a hub number below 2");
         let plain = Wire::plain(layout);
         assert!(Expected::of_hub(&plain, Schedule::Sliced).check(line, imm(1, 7)).is_err());
     }

@@ -36,7 +36,7 @@ impl Kind {
     }
 }
 
-/// The difference between a frame and the expected one.
+/// The difference between a frame and the expected frame.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // each variant is its message; the message prints the fields
 pub enum FrameError {
@@ -49,10 +49,10 @@ pub enum FrameError {
     #[error("its frame says {seen} bytes of payload, where there is room for {room}")]
     Room { room: usize, seen: u32 },
 
-    #[error("its frame holds {0}")]
+    #[error("its frame is invalid: {0}")]
     Payload(#[from] PayloadError),
 
-    #[error("its frame holds {0}")]
+    #[error("its frame is invalid: {0}")]
     Slim(#[from] slim::SlimPayloadError),
 
     #[error("its sum says that {seen} gradients are in it; expected 1 to {MAX_GRADIENTS}")]

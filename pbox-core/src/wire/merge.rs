@@ -64,7 +64,8 @@ pub fn merge<E: Element>(
     }
 }
 
-/// Computes a [difference](Answer::Difference): the weights minus the worker's values, after these are [rebased](rebase).
+/// Computes a [difference](Answer::Difference): the weights minus the worker's values, after the worker's values are
+/// [rebased](rebase).
 pub(crate) fn difference<E: Element>(
     kernels: &Kernels,
     weights: &[f32],
@@ -84,9 +85,9 @@ pub(crate) fn difference<E: Element>(
     }
 }
 
-/// Replaces infinities and NaNs by zero, so that the next difference is the whole weight. No addition would change them:
-/// infinity minus infinity is NaN. A value becomes infinite with its weight, or if a weight or a difference is too large for
-/// its type, also for a codec's.
+/// Replaces infinities and NaNs by zero, so that the next difference is the whole weight. No addition would change
+/// them: infinity minus infinity is NaN. A value becomes infinite if its weight is infinite, or if the weight or a
+/// difference is too large for the type of the key or of the codec.
 fn rebase<E: Element>(kernels: &Kernels, have: &mut [E]) {
     kernels.work(Rebase(have));
 }
@@ -98,7 +99,7 @@ impl<E: Element> Work for Rebase<'_, E> {
 
     #[inline(always)]
     fn run<I: Converter>(self, _: I) {
-        // The pass that only reads costs nothing, because the next pass finds the values in a near cache. A question in the
+        // The pass that only reads costs nothing, because the next pass finds the values in a near cache. A test in the
         // loop of `difference` made a round with `bf16` 1 to 5% longer.
         if self.0.iter().map(|value| u32::from(!value.is_finite())).sum::<u32>() > 0 {
             self.0.iter_mut().filter(|value| !value.is_finite()).for_each(|value| *value = E::default());
@@ -170,7 +171,7 @@ mod tests {
         })
     }
 
-    /// Infinity minus infinity was NaN in f32 keys.
+    /// A former bug: infinity minus infinity was NaN in f32 keys.
     #[test]
     fn workers_follow_weights_to_infinity_and_back() {
         fn check<E: Element>() {
@@ -182,7 +183,7 @@ mod tests {
         check::<half::bf16>();
     }
 
-    /// The difference of two finite weights was infinite, and the next one NaN.
+    /// A former bug: the difference of two finite weights was infinite, and the next difference was NaN.
     #[test]
     fn workers_follow_a_weight_whose_difference_is_too_large() {
         let (most, least) = (f32::from_bits(0x7f60_0000), -f32::from_bits(0x7f60_0000));
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!(last, [f32::INFINITY, f32::INFINITY, 1.0, f32::NEG_INFINITY]);
     }
 
-    /// A NaN remained after its weight was a number again.
+    /// A former bug: a worker's NaN remained after the weight was a number again.
     #[test]
     fn workers_follow_a_weight_that_was_not_a_number() {
         let [lost, back] = followed::<f32, _>(0.5, [f32::NAN, 1.0]);

@@ -205,8 +205,8 @@ impl Wire {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
     }
 
-    /// Returns the first chunk of each hub that steps and owns chunks, if steps need the norm of a round. The core with
-    /// this chunk sends the hub's part.
+    /// Returns the first chunk of each hub that steps and owns chunks, if steps need the norm of a round. At each hub,
+    /// the core with the hub's first chunk sends the hub's part.
     pub fn hubs(&self) -> &Arc<[ChunkId]> {
         &self.hubs
     }

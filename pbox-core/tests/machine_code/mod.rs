@@ -1,5 +1,5 @@
-//! The machine code of a program, from objdump. It has the functions, the functions to which each function refers, and the
-//! instructions that a round path must not have. Reads x86-64 in AT&T syntax.
+//! The machine code of a program, from objdump. [`Program`] has the functions, the functions to which each function
+//! refers, and the instructions that a round path must not have. This module reads x86-64 code in AT&T syntax.
 //!
 //! A function refers to every function whose address one of its instructions names. The address may be the target of a call
 //! or a jump, or may be in a slot of the global offset table. The function may be called, or its address may only be

@@ -137,7 +137,7 @@ fn advice(error: &io::Error) -> &'static str {
         }
         Some(Errno::LOOP) => "remove the symbolic link, or give another directory",
         Some(Errno::NOENT | Errno::NOTDIR) => "make the directory, or give another one",
-        Some(Errno::IO) => "check the disk (dmesg), or give a directory on another one",
+        Some(Errno::IO) => "check the disk (dmesg), or give a directory on another disk",
         Some(Errno::MFILE | Errno::NFILE) => "raise the number of open files (ulimit -n)",
         _ => "see errno(3) for this error, or give another directory",
     }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   train.safetensors               the newest
-//!   train@110.safetensors           the previous one; --checkpoint-keep counts the newest and the older ones together
+//!   train@110.safetensors           the previous checkpoint; --checkpoint-keep counts the newest and the older checkpoints together
 //!   train@100.safetensors
 //!   train@damaged.safetensors       the last newest file that turned out to be damaged
 //!   train@not-finite.safetensors    the last state with NaN or infinity, which replaced nothing
@@ -31,7 +31,7 @@ use super::store::CheckpointStore;
 pub struct Loaded {
     /// The state.
     pub restored: Restored,
-    /// The reason why the state does not come from the newest file, if it does not.
+    /// The reason, if the state does not come from the newest file.
     pub warning: Option<String>,
 }
 
@@ -79,9 +79,9 @@ pub fn named(file: &str) -> Option<(String, Option<Round>)> {
 }
 
 impl CheckpointStore {
-    /// Returns the job's checkpoint; `None` if it has none. If the newest file is missing or damaged, the job
-    /// continues from an older generation. If every generation is damaged, this returns an error, so that no
-    /// job begins from zero silently. Keys that cannot be saved are an error, too.
+    /// Returns the job's checkpoint; `None` if the job has no checkpoint. If the newest file is missing or damaged, the
+    /// job continues from an older generation. If every generation is damaged, this returns an error, so that no job
+    /// begins from zero silently. Keys that cannot be saved are an error, too.
     pub fn load(
         &self,
         job: &str,
@@ -159,14 +159,14 @@ impl CheckpointStore {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // On a file system without hard links, the file is renamed. If the hub is killed right afterwards,
-        // only older generations are left.
+        // On a file system without hard links, the file is renamed. If the hub is killed right afterwards, no file has
+        // the job's name, and only generations are left.
         disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 
-    /// Removes the least needed file of a job, so that the state before `round` has room. First come files
-    /// from which no job continues, then files of later rounds that the job has gone back from, then the
-    /// oldest generation. The newest readable generation is kept. Returns whether a file was removed.
+    /// Removes the least needed file of a job, so that the state before `round` has room. A file from which no job
+    /// continues is needed least, then a file of a later round that the job has gone back from, then the oldest
+    /// generation. The newest readable generation is kept. Returns whether a file was removed.
     pub(super) fn make_room(&self, job: &str, share: Share, round: Round) -> io::Result<bool> {
         let mut names = vec![damaged_name(job, share), not_finite_name(job, share)];
         if share.is_whole() {
@@ -199,9 +199,9 @@ impl CheckpointStore {
         Ok(false)
     }
 
-    /// Keeps only the newest of the generations before `round`: one less than the number of checkpoints to
-    /// keep, because the newest file counts, too. Removes all other generations. Generations of `round` and
-    /// later are removed because the job has gone back from them.
+    /// Removes the generations that are no longer needed. Of the generations before `round`, keeps the newest: one less
+    /// than the number of checkpoints to keep, because the newest file counts, too. Removes the generations of `round`
+    /// and later, because the job has gone back from them.
     pub(super) fn prune(&self, job: &str, round: Round) -> Result<(), CheckpointError> {
         let rounds = self.generations(job)?;
         let older = rounds.iter().filter(|&&kept| kept < round).count();

@@ -65,7 +65,8 @@ impl Image {
         if self.dtype == Dtype::F32 {
             return true;
         }
-        // The fold has no early end, so that the compiler uses vector instructions. On bits as integers it took four times as long.
+        // The fold has no early end, so that the compiler uses vector instructions. A fold over the values' bits as
+        // integers took four times as long.
         let size = |value: &f32| if value.is_finite() { value.abs() } else { 0.0 };
         let largest = |range| self.snapshot.values(range).iter().map(size).fold(0.0, f32::max);
         ranges.iter().all(|range| self.dtype.can_hold(largest(range)))
@@ -252,7 +253,8 @@ mod tests {
         assert_eq!((one(Tensor::Weights), one(Tensor::State(0))), (all, states));
     }
 
-    /// Returns the type and the elements of the one tensor of a snapshot with these weights, as a client of this type gets it.
+    /// Returns the type and the elements of the one tensor of a snapshot with these weights, as a client that wants
+    /// this type gets them.
     fn sent(weights: &[f32], dtype: Dtype, most: usize) -> (Dtype, Vec<u8>) {
         let image = Image::new("job", of_weights(weights), (Share::WHOLE, None), dtype, most).unwrap();
         let file = bytes_of(&image);

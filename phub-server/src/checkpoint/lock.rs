@@ -5,9 +5,8 @@
 //!   .phub-lock             flock on this file, too: a network file system shows this lock to hubs of other machines
 //! ```
 //!
-//! The lock file is empty, and only the hub's user can open it. A symbolic link with its name is an error. The
-//! kernel names the process that has a lock. A process id written into the file would not do, because it
-//! stays when its process ends.
+//! The lock file is empty, and only the hub's user can open it. A symbolic link with its name is an error. The kernel
+//! names the process that has a lock. A process id written into the file would be wrong after its process has ended.
 //!
 //! Owned by the thread that opens the directory, and by the threads that save. Must not depend on
 //! checkpoints.
@@ -35,7 +34,7 @@ pub(super) struct Lock {
 /// The reason why the directory could not be locked.
 #[derive(Debug)]
 pub(super) enum NotLocked {
-    /// Another process has the lock; the number is its process, if the kernel reports it.
+    /// Another process has the lock; the number is this process's id, if the kernel reports it.
     InUse(Option<u32>),
     /// An action failed with this error.
     Failed(&'static str, io::Error),

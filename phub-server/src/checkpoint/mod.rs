@@ -1,6 +1,5 @@
-//! Checkpoints: a job's weights and optimizer state in a safetensors file, and a few older files. A new file
-//! replaces the previous one as a whole. In a job over several hubs each hub has its part, in a file for each
-//! round.
+//! Checkpoints: a job's weights and optimizer state in a safetensors file, and a few older files. A new file replaces
+//! the previous file as a whole. In a job over several hubs each hub has its part, in a file for each round.
 //!
 //! The crate `checkpoint_file` defines the bytes of a file. `write` makes a file, and `image` makes a file in memory.
 //! `store` is the directory; `lock` and `permission` decide who may use it. `generations` are the older files,

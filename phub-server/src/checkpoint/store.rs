@@ -1,7 +1,7 @@
 //! The directory that holds the checkpoints of all jobs.
 //!
 //! ```text
-//!   <job>.safetensors                 the newest whole checkpoint; `generations` has the older ones
+//!   <job>.safetensors                 the newest whole checkpoint; `generations` has the older checkpoints
 //!   <job>@<round>.hub<h>of<n>.safetensors   this hub's part of a job over several hubs (`parts`)
 //!   .<job>.<16 hex digits>.phub-tmp   a file that is being written; removed at the next start
 //!   .phub-lock                        locked, as the directory itself is, while a hub uses the directory (`lock`)

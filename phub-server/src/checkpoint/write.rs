@@ -3,7 +3,7 @@
 //! ```text
 //!   make temporary -> reserve its length -> header, values -> digest -> fsync -> rename -> fsync dir
 //!        |___________________ an error: temporary removed, previous file untouched ____|
-//!        |___ no room: remove an older file and try again, as long as one may be removed
+//!        |___ no room: remove an older file and try again, as long as an older file may be removed
 //!                                  a value that is not finite: renamed to another file, previous file untouched
 //! ```
 //!
@@ -25,7 +25,7 @@ use super::error::{CheckpointError, NotFinite};
 use super::permission::FileMode;
 
 const UNTOUCHED: &str = "the previous checkpoint is unchanged";
-const REPLACED: &str = "the file is whole, but a power failure now may bring back the previous one";
+const REPLACED: &str = "the file is whole, but a power failure now may bring back the previous file";
 
 /// The action that failed, and the error.
 type Failed = (&'static str, io::Error);

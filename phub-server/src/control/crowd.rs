@@ -38,10 +38,9 @@ impl ClientAddress {
     }
 }
 
-/// The open connections. A connection that has shown no token yet is a stranger. If there is no place for a
-/// new connection, a stranger loses its place: the oldest one of the address with the most strangers. So
-/// clients without a token cannot keep out a client with one. Many connections from one address only take
-/// places from each other.
+/// The open connections. A connection that has shown no token yet is a stranger. If there is no place for a new
+/// connection, the oldest stranger of the address with the most strangers loses its place. So clients without a token
+/// cannot keep out a client with a token. Many connections from one address take places only from each other.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Crowd(Arc<Mutex<Open>>);
 
@@ -93,7 +92,8 @@ impl Place {
 }
 
 impl Crowd {
-    /// Returns a place for a connection from this address. Also returns whether a stranger has lost its place for this one.
+    /// Returns a place for a connection from this address. Also returns whether a stranger has lost its place for this
+    /// connection.
     ///
     /// # Errors
     /// Returns the name of the client or group that already has all the connections that it can have.
@@ -129,8 +129,8 @@ impl Crowd {
 }
 
 impl Open {
-    /// Returns the oldest stranger of the address that has the most strangers. If several addresses have equally many, returns
-    /// the oldest of them all.
+    /// Returns the oldest stranger of the address that has the most strangers. If several addresses have equally many,
+    /// returns the oldest stranger of all these addresses.
     fn oldest_of_the_most(&self) -> Option<u64> {
         let of_address = |numbers: &BTreeSet<u64>| Some((numbers.len(), Reverse(*numbers.first()?)));
         self.strangers_of.values().filter_map(of_address).max().map(|(_, Reverse(number))| number)

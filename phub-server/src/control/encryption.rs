@@ -1,4 +1,5 @@
-//! TLS on the control port, if the hub has a certificate: chosen once for each connection, before its first request.
+//! TLS on the control port, if the hub has a certificate. Whether a connection uses TLS is determined once, before its
+//! first request.
 
 use std::io;
 use std::sync::{Arc, RwLock};

@@ -1,4 +1,4 @@
-//! The rights of clients: the only table of rights, and the check of a request before its body is read.
+//! The rights of clients. This file has the only table of rights, and checks each request before its body is read.
 
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -126,7 +126,7 @@ impl Guard {
         let shown = Shown::of(headers).and_then(|shown| shown.token(secrets, method, path));
         let token = shown.ok_or_else(|| {
             RefusalCode::TokenForeign.because(
-                "the token is not of the hub's secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret \
+                "the token was not made with the hub's secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret \
                  for hubs and workers (without them each user of each machine has a secret of its own)",
             )
         })?;
@@ -203,7 +203,7 @@ fn warn_of_readers(file: Option<&Path>) {
     }
 }
 
-/// Whether a `Host` names this machine: by an address, or by `localhost`.
+/// Whether a `Host` names this machine, by an address or by `localhost`.
 fn names_this_machine(host: &str) -> bool {
     let name =
         host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(host, |(name, _)| name);

@@ -17,7 +17,8 @@ pub struct ControlLimits {
     pub key_bytes: usize,
     /// The most bytes of all bodies that are being read.
     pub bodies_bytes: usize,
-    /// The time within which a request's headers must arrive; also how long a connection may be idle.
+    /// The time within which a request's headers must arrive. It is also the longest time for which a connection may be
+    /// idle.
     pub headers: Duration,
     /// The longest time between two parts of a body.
     pub body_stall: Duration,
@@ -29,8 +30,8 @@ pub struct ControlLimits {
     pub connections: usize,
     /// The most connections of one address.
     pub of_an_address: usize,
-    /// The most connections that have shown no token yet. If there are more, the address with the most such
-    /// connections loses its oldest one.
+    /// The most connections that have shown no token yet. If there are more, the address with the most such connections
+    /// loses its oldest such connection.
     pub strangers: usize,
 }
 
@@ -38,7 +39,7 @@ impl Default for ControlLimits {
     fn default() -> Self {
         // The other half of the descriptors is for the data path and the windows.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        // A worker has two connections, and two jobs may have the most workers.
+        // A worker has two connections. There is room for two jobs with the maximum number of workers each.
         Self::of_connections((descriptors / 2).min(4 * u64::from(MAX_WORKERS)) as usize)
     }
 }
@@ -47,9 +48,10 @@ impl ControlLimits {
     /// Returns the limits of a hub that may have this number of connections.
     pub(super) fn of_connections(connections: usize) -> Self {
         ControlLimits {
-            // Enough for a manifest of the most keys, with 256 bytes for each key.
+            // Enough for a manifest with the maximum number of keys, if each key has 256 bytes.
             join_bytes: 64 << 20,
-            // The longest is the release of a cut, which names each of 4096 workers by up to 20 digits.
+            // The longest of these requests is the release of a cut, which names each of 4096 workers by up to 20
+            // digits.
             small_bytes: 128 << 10,
             // Two numbers as text, with their punctuation.
             key_bytes: 64,
@@ -64,8 +66,8 @@ impl ControlLimits {
             // A client that has read nothing for this time is cut off.
             unread: Duration::from_secs(30),
             connections,
-            // All workers of the largest job may be on one machine, or behind one gateway. The other half is
-            // left for other addresses.
+            // All workers of the largest job may have one address, on one machine or behind one gateway. Half of the
+            // connections is left for other addresses.
             of_an_address: connections / 2,
             // A worker shows its token with its first request, whose bytes may arrive after the connection.
             // With 2000 new connections a second, a connection keeps its place for a second.

@@ -1,8 +1,8 @@
 //! `GET /metrics`: the hub's figures in the text format of Prometheus (OpenMetrics 1.0).
 //!
-//! A page is made from the reply of `GET /v1/hub`, when it is requested. No counter exists only for this
-//! page, so the hub does no work for it between requests. `docs/metrics.md` has the list of all names; a
-//! test compares it with a page.
+//! A page is made from the reply of `GET /v1/hub`, when it is requested. No counter exists only for this page, so the
+//! hub does no work for the page between requests. `docs/metrics.md` has the list of all names; a test compares it with
+//! a page.
 
 use std::sync::atomic::AtomicU64;
 
@@ -26,7 +26,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 const SENT: &str = "port_xmit_data";
 const RECEIVED: &str = "port_rcv_data";
 
-/// The labels of a figure: name and value of each.
+/// The labels of a figure, each with its name and value.
 type Labels = Vec<(&'static str, String)>;
 
 /// Returns the page of metrics.

@@ -54,15 +54,15 @@ const INDEX: &str = "phub-server control port, JSON over HTTP (docs/protocol/REA
 
 GET  /v1/health                     ok while workers can join
 GET  /v1/hub                        version, cores with their work and waiting, jobs
-GET  /                              a page for browsers; this list for all others
+GET  /                              a page for browsers; this list for other clients
 GET  /v1/events                     what GET /v1/hub says, each second, as server-sent events
 GET  /v1/trace                      a timeline of the last rounds, if the hub has --trace
 GET  /v1/clock                      the hub's clock, for timelines of several machines
 GET  /v1/topology                   the hub's machine with its cores and NICs, as SVG
-GET  /metrics                       the same figures for Prometheus
+GET  /metrics                       the figures of GET /v1/hub, for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
-POST /v1/jobs/{job}/relink          a worker has lost its links, and makes others
+POST /v1/jobs/{job}/relink          a worker has lost its links, and makes new links
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/optimizer       other hyperparameters of the optimizer from a round on
 POST /v1/jobs/{job}/priorities      the order in which a worker needs its keys
@@ -75,7 +75,7 @@ POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addres
 POST /v1/jobs/{job}/ready           all members of a hub below have joined
 POST /v1/jobs/{job}/leave           a worker is done
 POST /v1/jobs/{job}/stop            stop the job, after its checkpoint (no body)
-POST /v1/drain                      take no more jobs, and end with the last (no body)
+POST /v1/drain                      take no more jobs, and end with the last job (no body)
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}   the rounds whose checkpoint this hub has a part of
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}/{round}   the same, and whether the part of a round is damaged
 POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job
@@ -96,10 +96,10 @@ struct Desk {
     listeners: Arc<Semaphore>,
     /// A permit for each further timeline.
     traces: Arc<Semaphore>,
-    /// The permit to ask NICs for their counters: one request at a time.
+    /// The permit to ask NICs for their counters. Only one request at a time has this permit.
     nics: Arc<Semaphore>,
-    /// The permit to report which checkpoints this hub has: one request at a time. Each request has a thread,
-    /// and may read a whole file.
+    /// The permit to report which checkpoints this hub has. Only one request at a time has this permit. Each request
+    /// has a thread, and may read a whole file.
     parts: Arc<Semaphore>,
 }
 
@@ -213,7 +213,8 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     hub.refusals = desk.refusals.replies(|job| sees.job_or_all(job));
-    // These lists are by far the largest part of the reply, and only the picture on the page at `GET /` needs them.
+    // The `recent` lists are by far the largest part of the reply, and only the picture on the page at `GET /` needs
+    // them.
     for job in &mut hub.jobs {
         job.rounds.iter_mut().for_each(|rounds| rounds.recent.clear());
         job.gradients.iter_mut().for_each(|gradients| gradients.recent.clear());
@@ -247,7 +248,9 @@ async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> 
 
 async fn trace(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
     let permit = desk.traces.try_acquire_owned().map_err(|_| {
-        RefusalCode::Busy.because(format!("{TRACES} timelines are being recorded, the maximum; try again"))
+        RefusalCode::Busy.because(format!(
+            "{TRACES} timelines are already being recorded, which is the maximum; try again later"
+        ))
     })?;
     let text = desk.registry.trace(move |job| sees.job(job)).await?;
     let name = "attachment; filename=\"phub-trace.json\"";
@@ -292,7 +295,7 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     let HeartbeatRequest { seen, latest, .. } = desk.small("heartbeat", request).await?;
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     let mut waiting = Waiting { registry: &desk.registry, job: &job, token: &token, is_answered: false };
-    // Both waits end early when the job's last worker leaves.
+    // The wait for news and the wait for more news both end early when the job's last worker leaves.
     if tokio::time::timeout(hold, news.wait_for(|news| news.is_after(seen))).await.is_ok() {
         let collect = news.borrow().collects_for().min(hold / 2);
         let _ =

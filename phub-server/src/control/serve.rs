@@ -1,5 +1,5 @@
-//! The connections of the control port: accepted up to a bound, and closed when a client exceeds the limits. Runs on the
-//! control thread. Must not depend on the requests.
+//! The connections of the control port. They are accepted up to a bound, and closed when a client exceeds the limits.
+//! Runs on the control thread. Must not depend on the requests.
 
 use std::io;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn turned_away(why: &str) -> String {
     )
 }
 
-/// A handle that closes a client's connection, for requests that a client does not take.
+/// A handle that closes a client's connection. It serves requests whose answer the client does not take.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClientConnection {
     closes: Arc<Notify>,
@@ -77,7 +77,7 @@ pub(crate) async fn serve(
                             if was_anothers && let Some(times) = given_up.count() {
                                 tracing::warn!(
                                     times, %from,
-                                    "control port: too many connections; the oldest without a token are closed for new ones (at \
+                                    "control port: too many connections; the oldest connections without a token are closed to make room (at \
                                      most {} without a token, {} in all, {} of one address)",
                                     limits.strangers, limits.connections, limits.of_an_address
                                 );

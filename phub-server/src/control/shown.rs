@@ -39,7 +39,7 @@ impl Shown {
     }
 }
 
-/// Returns the token of a member's request; empty if the request shows none.
+/// Returns the token of a member's request; empty if the request shows no token.
 pub(super) fn member_of(request: &Request) -> String {
     match request.extensions().get() {
         Some(Shown::Member(token)) => token.clone(),

@@ -24,7 +24,7 @@ impl Unusable {
     /// Returns the reason, in one sentence or two.
     pub fn in_words(&self) -> String {
         let text = self.error.render().to_string();
-        // The text after an empty line is advice for people who type.
+        // The text after an empty line is advice for people at a terminal.
         let why = text.split("\n\n").next().unwrap_or_default();
         let why = why.trim_start_matches("error: ").trim_end().to_owned();
         self.notes.iter().fold(why, |why, note| format!("{why}\n  {note}"))
@@ -96,7 +96,7 @@ fn chosen<'a>(command: &'a Command, arguments: &[OsString]) -> &'a Command {
     name.unwrap_or(command)
 }
 
-/// Returns the flags with a value from the environment: flag, variable, value.
+/// Returns the flags whose values come from the environment, each with its variable and value.
 fn of_environment(command: &Command, arguments: &[OsString]) -> Vec<(String, String, String)> {
     let of_arg = |arg: &clap::Arg| {
         let (flag, variable) = (flag(arg)?, arg.get_env()?.to_str()?.to_owned());

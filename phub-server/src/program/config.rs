@@ -22,8 +22,7 @@ const MAX_BYTES: u64 = 1 << 20;
 pub(super) struct Config {
     /// The file.
     pub path: PathBuf,
-    /// The flags of the file, and each flag as one argument with its value: `--cores=4`, or `--checksum`
-    /// alone.
+    /// Each flag of the file, and the same flag as one argument with its value: `--cores=4`, or `--checksum` alone.
     pub flags: Vec<(String, OsString)>,
 }
 
@@ -117,7 +116,7 @@ fn text(path: &Path) -> Result<String, String> {
     }
 }
 
-/// Returns a value as a command line has it: the items of a list with commas between them.
+/// Returns a value as a command line has it. The items of a list have commas between them.
 fn words(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

@@ -1,4 +1,5 @@
-//! The way in which the programs end: an error with all its causes in words, and an exit status for scripts.
+//! The way in which the programs end. They print an error with all its causes in words, and return an exit status for
+//! scripts.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -6,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-/// An error: a setting is wrong, or settings exclude each other. The text names them.
+/// An error: a setting is wrong, or settings exclude each other. The text names the settings.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct WrongSetting(pub String);

@@ -14,7 +14,7 @@ use super::exit::WrongSetting;
 /// `PHUB_LOG_FORMAT`.
 ///
 /// # Errors
-/// Returns an error if `RUST_LOG` names no levels, or `PHUB_LOG_FORMAT` no format. Nothing is then logged.
+/// Returns an error if `RUST_LOG` names no levels, or if `PHUB_LOG_FORMAT` names no format. Nothing is then logged.
 pub fn log(levels: &str, format: Option<LogFormat>) -> anyhow::Result<()> {
     let given = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
     let levels = given.unwrap_or_else(|| levels.to_owned());

@@ -77,7 +77,7 @@ mod tests {
 
     use crate::registry::test_bed::{registry, request, runtime};
 
-    /// The docs have a query for the rounds that would be lost with the hub. The query once gave -8.
+    /// The docs have a query for the rounds that would be lost with the hub. Formerly the query gave -8.
     #[test]
     fn a_job_is_not_behind_its_own_checkpoint() {
         let (registry, _core) = registry();

@@ -49,7 +49,7 @@ pub(crate) struct Job {
     /// The number of the model's keys, and their bytes.
     model: (usize, u64),
     pub cores: Arc<Cores>,
-    /// The window of weights: shared by all workers, or with SSP and ASP only for the hub. `None` once the
+    /// The window of weights. All workers share this window; with SSP and ASP, only the hub uses it. `None` once the
     /// job has failed.
     pub weights: Option<Arc<SendWindow>>,
     pub(super) wait_for_cuts: WaitForCuts,

@@ -149,7 +149,7 @@ pub(crate) struct Registry {
     pub stops: watch::Sender<Option<String>>,
     /// The jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
-    /// The file that this hub could not write, if any, and the reason, for each job by name.
+    /// For each job by name: the file that this hub could not write, if any, and the reason why the job is not saved.
     unsaved_because: Mutex<BTreeMap<String, (Option<String>, String)>>,
     pub(crate) cores: Arc<[CoreHandle]>,
     kernels: &'static Kernels,

@@ -73,7 +73,8 @@ mod tests {
         });
     }
 
-    /// Memory of readers once counted as memory of jobs, and a new job got memory that another job had not touched yet.
+    /// Formerly, memory of readers counted as memory of jobs, and a new job got memory that was promised to another job
+    /// and not touched yet.
     #[test]
     fn memory_for_readers_is_no_promised_memory_that_is_in_use() {
         let (registry, _core) = registry();

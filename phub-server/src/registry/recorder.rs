@@ -80,7 +80,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Writes down an input, the time at which it came, and its answer.
+    /// Writes down an input, the time at which the input arrived, and its answer.
     pub fn note(&mut self, input: &Input, now: Instant, answer: &dyn Debug) {
         if self.lines.is_some() {
             self.queue(record::step(now.saturating_duration_since(self.begun), input, answer));

@@ -7,8 +7,8 @@ use if_addrs::{Interface, get_if_addrs};
 
 use crate::error::HubError;
 
-/// Environment variables of other programs that name the interface to use, in NCCL's form. They are
-/// preferences: if one cannot be followed, the hub still starts.
+/// Environment variables of other programs that name the interface to use, in NCCL's form. These variables are
+/// preferences: if a variable cannot be followed, the hub still starts.
 const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 
 /// Returns the address of the interface that the setting or, without a setting, the environment names; `None`
@@ -18,7 +18,7 @@ const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 /// Returns an error if the setting names no interface with an address.
 pub(crate) fn address(setting: Option<&NicList>) -> Result<Option<IpAddr>, HubError> {
     match setting {
-        // A list that only excludes interfaces chooses none, so the routing table decides.
+        // A list that only excludes interfaces chooses no interface, so the routing table decides.
         Some(list) if !list.names_devices() => Ok(None),
         Some(list) => {
             let chosen = choose(list, get_if_addrs()?);
@@ -54,7 +54,7 @@ fn of_others(name: &str, text: &str, interfaces: Vec<Interface>) -> Option<IpAdd
     chosen.ok()
 }
 
-/// Returns the first address of an interface in the list, IPv4 before IPv6. If there is none, returns the
+/// Returns the first address of an interface in the list, IPv4 before IPv6. If there is no such interface, returns the
 /// names of all interfaces.
 fn choose(list: &NicList, interfaces: Vec<Interface>) -> Result<IpAddr, Vec<String>> {
     let named = interfaces.iter().filter(|interface| list.choose(&interface.name).is_some());

@@ -92,15 +92,16 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto")]
     pub tcp_congestion: Congestion,
 
-    /// RDMA NICs of the hub, for example mlx5_0,mlx5_1:1@3 (after a colon the port, after an at sign the GID's index). A name
-    /// selects all NICs that begin with it. With = before the list names are exact, with ^ before it the list is excluded.
-    /// Without this setting NCCL_IB_HCA and NCCL_IB_GID_INDEX count. Default: every NIC with a link, except those that have
-    /// at most an eighth of the speed of the fastest.
+    /// RDMA NICs of the hub, for example mlx5_0,mlx5_1:1@3 (after a colon the port, after an at sign the GID's index).
+    /// A name selects all NICs that begin with it. With = before the list names are exact, with ^ before it the list is
+    /// excluded. Without this setting NCCL_IB_HCA and NCCL_IB_GID_INDEX count. Default: every NIC with a link, except
+    /// those that have at most an eighth of the fastest NIC's speed.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
 
-    /// Pairs of NICs for links to hubs above or to hubs of a mesh, for example mlx5_0=mlx5_2,mlx5_1=mlx5_3. Each pair has
-    /// this hub's NIC, then the other hub's. Workers read PHUB_RAILS, too. Default: pairs by subnet, name and place.
+    /// Pairs of NICs for links to hubs above or to hubs of a mesh, for example mlx5_0=mlx5_2,mlx5_1=mlx5_3. Each pair
+    /// has this hub's NIC, then the other hub's NIC. Workers read PHUB_RAILS, too. Default: pairs by subnet, name and
+    /// place.
     #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB")]
     pub rails: Option<RailMap>,
 
@@ -108,9 +109,9 @@ pub struct HubSettings {
     #[command(flatten)]
     pub paths: PathArgs,
 
-    /// Cores that sum and step: a number, a list of cpus like 0,2,4-7, or `half` of the physical cores. With `half`, workers
-    /// on this machine have the other half. Default: one cpu of every physical core that this process may use. With RDMA
-    /// NICs: two to four of these for each NIC, so that all NICs carry equal shares.
+    /// Cores that sum and step: a number, a list of cpus like 0,2,4-7, or `half` of the physical cores. With `half`,
+    /// workers on this machine have the other half. Default: one cpu of every physical core that this process may use.
+    /// With RDMA NICs: two to four of these cpus for each NIC, so that all NICs carry equal shares.
     #[arg(long, env = "PHUB_CORES", value_name = "N|LIST|half")]
     pub cores: Option<CoreSelection>,
 
@@ -149,9 +150,9 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_EVERY", value_name = "ROUNDS", requires = "checkpoints")]
     pub checkpoint_every: Option<NonZeroU32>,
 
-    /// Keep this number of checkpoints of each job: the newest, and earlier ones with their round in the name. A job
-    /// continues from the newest that is not damaged. Each needs room on the disk. A job over several hubs keeps its last
-    /// two.
+    /// Keep this number of checkpoints of each job: the newest, and earlier checkpoints with their round in the name. A
+    /// job continues from the newest checkpoint that is not damaged. Each checkpoint needs room on the disk. A job over
+    /// several hubs keeps its last two checkpoints.
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT", requires = "checkpoints")]
     pub checkpoint_keep: NonZeroU32,
 
@@ -195,8 +196,8 @@ pub struct HubSettings {
     pub interface: Option<NicList>,
 
     /// Hosts and networks to which this hub may send requests if a join or another hub names them, for example
-    /// 10.0.0.0/8,hub-1.example. List the hubs of a mesh, and the other hubs of a job, but not those of --above. Use this if
-    /// you do not trust all clients. Default: all.
+    /// 10.0.0.0/8,hub-1.example. List the hubs of a mesh, and the other hubs of a job, but not the hubs of --above. Use
+    /// this if you do not trust all clients. Default: all.
     #[arg(long, env = "PHUB_PEERS", value_name = "LIST")]
     pub peers: Option<PeerList>,
 
@@ -285,12 +286,12 @@ impl HubSettings {
     /// Checks that the settings fit together.
     ///
     /// # Errors
-    /// Returns the fault if they do not.
+    /// Returns the fault if the settings do not fit.
     pub fn check(&self) -> Result<(), HubError> {
         let wrong = |why: String| Err(HubError::Settings(why));
         if self.insecure && self.token_file.is_some() {
             return wrong(
-                "--token-file names a secret, and --insecure serves everybody without a secret; leave out one of the two".to_owned(),
+                "--token-file names a secret, and --insecure serves everybody without a secret; leave out one of these flags".to_owned(),
             );
         }
         if let Some(limit) = self.late_limit_s.filter(|&limit| limit < self.late_warning_s) {
@@ -315,7 +316,7 @@ impl HubSettings {
             {
                 return wrong(format!(
                     "--listen {control} and --data-listen {data} give the same port to the control port and to {what}, which is \
-                     at {address}; change one of them"
+                     at {address}; change one of the two addresses"
                 ));
             }
         }
@@ -355,8 +356,8 @@ impl HubSettings {
 
     /// Returns the address for gradients and weights over TCP. `control` is the address of the control port.
     pub fn data_path(&self, control: IpAddr) -> SocketAddr {
-        // If the control port is not the default one, the data path gets a free port: this machine may have another hub
-        // on the default ports.
+        // If the control port is not the default port, the data path gets a free port: this machine may have another
+        // hub on the default ports.
         let port = if self.listen.port() == listen::CONTROL_PORT { listen::DATA_PORT } else { 0 };
         self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }

@@ -7,7 +7,7 @@ use super::Shape;
 /// The bytes that a transport sends before each chunk. The header of a TCP frame has 16 bytes.
 const FRAME_BYTES: u64 = 16;
 
-/// The hubs that the machines' hubs push sums to, with a share each. In a mesh they are the machines' hubs
+/// The hubs that the machines' hubs push sums to, with a share each. In a mesh, these hubs are the machines' hubs
 /// themselves.
 #[derive(Debug)]
 pub struct Level {
@@ -22,8 +22,8 @@ pub struct Level {
 }
 
 impl Level {
-    /// Makes the level of `hubs` hubs with `cores` cores each. `terms` and `wire` are those between the
-    /// workers of one machine and their hub.
+    /// Makes the level of `hubs` hubs with `cores` cores each. `terms` and `wire` are the terms and the wire between
+    /// the workers of one machine and their hub.
     ///
     /// # Errors
     /// Returns an error if the job cannot have these hubs.
@@ -60,7 +60,7 @@ impl Level {
 pub struct Shapes {
     /// The machines' hubs, each with a share.
     pub mesh: Level,
-    /// The dedicated upper hubs, if there are some.
+    /// The dedicated upper hubs, if there are any.
     pub above: Option<Level>,
     /// The shapes, the simplest first. Flat is left out if a job cannot have this many workers.
     pub all: Vec<Shape>,
@@ -102,8 +102,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Returns the volume of these chunks. `below` is the wire between workers and their hub, `above` that between
-    /// hubs.
+    /// Returns the volume of these chunks. `below` is the wire between workers and their hub, `above` is the wire
+    /// between hubs.
     pub fn of_chunks(below: &Wire, above: &Wire, chunks: impl IntoIterator<Item = ChunkId>) -> Self {
         let mut all = Volume::default();
         for chunk in chunks {

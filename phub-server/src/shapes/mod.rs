@@ -26,8 +26,8 @@ use topology::{Nic, SpeedSource};
 pub use formula::RackSpeeds;
 pub use level::{Level, Shapes, Volume};
 
-/// The part of a link's speed that is left for bytes of frames. Ethernet, IP and TCP with time stamps use the
-/// rest, if packets are jumbo: 9000 bytes.
+/// The part of a link's speed that is left for bytes of frames. Ethernet, IP and TCP with time stamps use the rest, if
+/// packets have 9000 bytes (jumbo frames).
 const GOODPUT: f64 = (9000.0 - 52.0) / (9000.0 + 14.0);
 
 /// The factor of speed below which two shapes count as equally fast.
@@ -175,7 +175,7 @@ pub fn choose(shapes: &[Shape]) -> Choice<'_> {
             format!("it is the simplest, and {} is not faster by 2% or more", rival.kind)
         }
         Some(rival) => format!(
-            "it is {:.2} times as fast as {}: a round waits for {}; with {}, for {}",
+            "it is {:.2} times as fast as {}: a round waits for {}; with {}, a round waits for {}",
             rival.cost() / best.cost(),
             rival.kind,
             waits(best),

@@ -91,8 +91,8 @@ fn hubs_apart_carry_the_sums_of_all_machines() {
 }
 
 /// Four racks of eight workers, 100 MB without headers. A worker has 10 Gb/s, a hub 100, an uplink 40. By hand, one hub
-/// for all racks takes max(0.08, 3.2/12.5, 2.4/5) = 0.48 s. With a hub in each rack, it is max(0.08, 0.8/12.5, 0.15/5)
-/// = 0.08 s.
+/// for all racks takes max(0.08, 3.2/12.5, 2.4/5) = 0.48 s. With a hub in each rack, a round takes max(0.08, 0.8/12.5,
+/// 0.15/5) = 0.08 s.
 #[test]
 fn racks_take_what_the_papers_formula_says() {
     let speeds = RackSpeeds { worker: 10.0, hub: 100.0, uplink: 40.0 };
@@ -101,12 +101,12 @@ fn racks_take_what_the_papers_formula_says() {
     assert_eq!((flat.bottleneck().link, mesh.bottleneck().link), (Link::Uplink, Link::Worker));
     let is = |shape: &Shape, seconds: f64| (shape.round_s().unwrap() * GOODPUT - seconds).abs() < 1e-9;
     assert!(is(&flat, 0.48) && is(&mesh, 0.08), "{flat:?} {mesh:?}");
-    // A hub of 10 Gb/s: 3.2/1.25 = 2.56 s, and 0.8/1.25 = 0.64 s.
+    // With a hub of 10 Gb/s, a round takes 3.2/1.25 = 2.56 s (flat), and 0.8/1.25 = 0.64 s (mesh).
     let [flat, mesh] = both(&shares, RackSpeeds { hub: 10.0, ..speeds });
     assert_eq!((flat.bottleneck().link, mesh.bottleneck().link), (Link::RackHub, Link::RackHub));
     assert!(is(&flat, 2.56) && is(&mesh, 0.64), "{flat:?} {mesh:?}");
-    // An uplink of 1 Gb/s: 2.4/0.125 = 19.2 s, and 0.15/0.125 = 1.2 s. A hub of 1 Gb/s limits the other racks in the
-    // same way.
+    // With an uplink of 1 Gb/s, a round takes 2.4/0.125 = 19.2 s (flat), and 0.15/0.125 = 1.2 s (mesh). A hub of 1 Gb/s
+    // limits the other racks in the same way.
     let [flat, mesh] = both(&shares, RackSpeeds { uplink: 1.0, ..speeds });
     assert_eq!((flat.bottleneck().link, mesh.bottleneck().link), (Link::Uplink, Link::Uplink));
     assert!(is(&flat, 19.2) && is(&mesh, 1.2), "{flat:?} {mesh:?}");

@@ -110,7 +110,7 @@ fn the_bits_are_those_of_a_plain_model() {
     }
 }
 
-/// A worker of a job with top-k. The test plays its hub.
+/// A worker of a job with top-k. The test sends the hub's answers itself.
 struct Far {
     worker: Exchange<sim::Port>,
     hub: sim::Port,
@@ -193,6 +193,6 @@ fn a_frame_of_a_hub_that_lies_is_an_error() {
             write_header(bytes, Kind::Coded, 12);
             bytes[HEADER_BYTES..][..12].fill(0xff);
         }),
-        &["chunk 0 in round 1", "its frame holds"],
+        &["chunk 0 in round 1", "its frame is invalid"],
     );
 }

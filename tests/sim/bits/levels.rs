@@ -1,6 +1,6 @@
-//! Thousands of small trees of hubs with random faults. Every weight that a worker may read equals that of
-//! the oracle, which sums on each machine first. Every run ends with all its rounds, or with an error that
-//! names the cause.
+//! Thousands of small trees of hubs with random faults. Every weight that a worker may read equals the oracle's weight.
+//! The oracle, too, sums on each machine first. Every run ends with all its rounds, or with an error that names the
+//! cause.
 //!
 //! A seed decides everything: the tree of two or three levels, or the mesh; the model, cores, optimizer, schedules
 //! and credit. It also decides the codec between the hubs of two levels, the network's faults, and when workers and
@@ -27,7 +27,7 @@ const TREES: u64 = 10_000;
 /// The number of steps without work after which a run is over: more than the longest delay.
 const PATIENCE: u32 = 200;
 
-/// A number of steps that no run needs.
+/// More steps than any run needs. A run with so many steps fails.
 const MANY: u32 = 20_000;
 
 struct Tree {
@@ -110,7 +110,7 @@ impl Tree {
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let mut faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
-        // This draw has its own random numbers, so that all other draws of a seed stay the same.
+        // This draw uses other random numbers than `dice`, so that all other draws of a seed stay the same.
         if mix(seed ^ 0x1a25).is_multiple_of(4) {
             job.optimizer = optimizer_by_key(&mut Dice::new(seed));
         }
@@ -124,7 +124,8 @@ impl Tree {
             job.clip_norm_last = Some(Dice::new(seed).from(1..=40) as f32);
         }
         let rounds = rounds + if skips_spikes { 11 } else { 0 }; // a spike needs ten norms before it
-        // The network must keep the order: a core sends its part of the norm before its answers.
+        // In a job with norms the network must keep the order of messages, because a core sends its part of the norm
+        // before its answers.
         faults.reorder &= !job.finds_norms();
         let is_orderly = trouble != Trouble::Posts && !faults.reorder;
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
@@ -173,7 +174,7 @@ impl Tree {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.waiting_keys());
-            // From here on there are no new faults, so that the living workers can finish.
+            // Faults occur only in the first tenth of `MANY` steps, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun =
                     |key| self.living().all(|worker| self.job.workers[worker].exchange.round(key).0 > 0);
@@ -204,7 +205,7 @@ impl Tree {
     }
 
     /// Checks all weights of a worker that waits for nothing, and pushes its next round. If the worker still waits for
-    /// weights, checks those that have arrived.
+    /// some weights, checks only the weights that have arrived.
     fn work(&mut self, number: usize) -> Result<(), String> {
         let exchange = &mut self.job.workers[number].exchange;
         for (id, key) in (0..).map(KeyId).zip(self.layout.keys()).filter(|(id, _)| exchange.is_ready(*id)) {
@@ -316,8 +317,8 @@ fn write(
     }
 }
 
-/// Whole numbers. In f32, the mean of several copies of one such number equals the number. In bf16, sums of up to 18
-/// such numbers are exact.
+/// Whole numbers. In f32, the mean of equal numbers of this list is exactly the number. In bf16, sums of up to 18 such
+/// numbers are exact.
 const EXACT: [f32; 5] = [1.0, 2.0, 4.0, 8.0, 9.0];
 
 /// Codecs that keep every number of [`EXACT`].
@@ -350,7 +351,8 @@ fn skipped(job: &JobTerms, norms: &[Option<f32>]) -> Vec<bool> {
 }
 
 /// Works like [`value`]. If rounds are skipped, one of four rounds has an infinite gradient, or gradients with a large
-/// norm. Weights are finite: a codec sends differences of weights, and that of infinite weights is a NaN.
+/// norm. Weights are always finite: a codec sends differences of weights, and the difference of two infinite weights is
+/// a NaN.
 fn pushed(
     trouble: Trouble,
     job: &JobTerms,
@@ -391,7 +393,7 @@ fn expected(
             let content = plan.together(workers, round, id);
             rounded(key.dtype, pushed(trouble, terms, content, worker, round, id, i))
         };
-        // Only keys with a gradient are in the norm.
+        // Only keys for which workers push gradients are in the norm.
         let means = |id: KeyId, key: &Key| -> Option<Vec<f32>> {
             (plan.together(workers, round, id) == Content::Gradient).then_some(())?;
             let rescale = Step::new(&optimizer, workers, Round(1), 0.0, 1.0, 1.0).rescale;
@@ -448,8 +450,8 @@ fn expected(
     (by_round, norms)
 }
 
-/// Returns the codec between the hubs. If workers join and leave, it is a codec that keeps every number of
-/// [`EXACT`] and their sums. What other codecs leave out depends on the workers that take part.
+/// Returns the codec between the hubs. If workers join and leave, draws a codec that keeps every number of [`EXACT`]
+/// and their sums. Other codecs leave values out, and these values depend on the workers that take part.
 fn codec(dice: &mut Dice, trouble: Trouble) -> Compression {
     let codecs = if trouble.on_loss() == OnLoss::Continue { &LOSSLESS[..] } else { &CODECS };
     codecs[dice.below(codecs.len() as u64) as usize].parse().unwrap()
@@ -459,7 +461,7 @@ fn carries_all(compression: Compression) -> bool {
     matches!(compression, Compression::Codec(codec) if codec.carries_all())
 }
 
-/// Works like [`expected`]. The machines' sums are coded like the gradients of workers.
+/// Works like [`expected`]. The machines' sums go through the codec like the gradients of workers.
 fn expected_coded(
     layout: &Layout,
     job: &JobTerms,

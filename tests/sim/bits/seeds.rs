@@ -1,5 +1,5 @@
-//! Thousands of small clusters in BSP with random faults. Every weight that a worker may read equals that of
-//! the oracle. Every run ends with all its rounds, or with an error that names the cause.
+//! Thousands of small clusters in BSP with random faults. Every weight that a worker may read equals the oracle's
+//! weight. Every run ends with all its rounds, or with an error that names the cause.
 //!
 //! A seed decides everything: the model, workers, hubs, cores, shards of a core, optimizer and compression.
 //! It also decides the network's faults, and when workers die and come back. The compression is bf16, which
@@ -26,7 +26,7 @@ const CLUSTERS: u64 = 5_000;
 /// The number of steps without work after which a run is over: more than the longest delay.
 const PATIENCE: u32 = 200;
 
-/// A number of steps that no run needs.
+/// More steps than any run needs. A run with so many steps fails.
 const MANY: u32 = 20_000;
 
 /// The cluster of a seed.
@@ -38,7 +38,8 @@ struct Cluster {
     /// The optimizer's hyperparameters, which change from round to round.
     numbers: NumbersByRound,
     rounds: u32,
-    /// The chunks and rounds without a step, because every worker that could push them was gone.
+    /// The chunks, each with a round, that got no step, because every worker that could push them in this round was
+    /// gone.
     skipped: BTreeSet<(ChunkId, u32)>,
     /// The expected weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
@@ -91,7 +92,8 @@ impl Cluster {
             }
             _ => {}
         }
-        // The network must keep the order: a core sends its part of the norm before its answers.
+        // In a job with norms the network must keep the order of messages, because a core sends its part of the norm
+        // before its answers.
         faults.reorder &= !terms.job.finds_norms();
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
         terms.job.answers_ahead = dice.below(2) == 0;
@@ -123,7 +125,7 @@ impl Cluster {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.waiting_keys());
-            // From here on there are no new faults, so that the living workers can finish.
+            // Faults occur only in the first tenth of `MANY` steps, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun = self.is_begun();
                 match self.trouble.strike(&mut self.dice, &self.job, begun) {
@@ -158,7 +160,7 @@ impl Cluster {
     }
 
     /// Checks all weights of a worker that waits for nothing, and pushes its next round. If the worker still waits for
-    /// weights, checks those that have arrived.
+    /// some weights, checks only the weights that have arrived.
     fn work(&mut self, rank: u32) -> Result<(), String> {
         let worker = &mut self.job.workers[rank as usize];
         for key in (0..self.layout.keys().len() as u32).map(KeyId).filter(|&key| worker.is_ready(key)) {
@@ -345,7 +347,7 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
     if terms.job.on_loss == OnLoss::Continue { whole } else { whole / 37.0 }
 }
 
-/// Returns the oracle's weights after each round. `skipped` has the chunks and rounds without a step.
+/// Returns the oracle's weights after each round. `skipped` has the chunks without a step, each with the round.
 fn expected(
     layout: &Layout,
     terms: &Terms,
@@ -442,7 +444,7 @@ fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId,
     (first..first + span.bytes / 4).map(|element| if is_step { mean(element) } else { 0.0 }).collect()
 }
 
-/// The factor of an element's step that depends on a norm.
+/// The factor by which a norm changes an element's step, if a norm does.
 #[derive(Clone, Copy)]
 enum By {
     Nothing,
@@ -450,7 +452,8 @@ enum By {
     Quotient(f32),
 }
 
-/// Returns, for a chunk with this mean, the sums of squares from which the norms of its key are made.
+/// Returns a chunk's sums of squares for the norms of its key: of the weights, and of the gradient or update. `mean` is
+/// the chunk's mean gradient.
 fn squares_of(terms: &Terms, numbers: &Numbers, key: KeyId, elements: &[Element], mean: &[f32]) -> [f64; 2] {
     let optimizer = numbers.of(key);
     let [lr_mult, wd_mult] = numbers.multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
@@ -465,7 +468,7 @@ fn squares_of(terms: &Terms, numbers: &Numbers, key: KeyId, elements: &[Element]
     [weights, measured.collect()].map(|values| oracle::squares(&values))
 }
 
-/// Returns a value as it is after crossing a link.
+/// Returns the value as the other end of a link receives it.
 fn coded(terms: &Terms, value: f32) -> f32 {
     if terms.job.level.compression.is_some() { rounded(Dtype::BF16, value) } else { value }
 }
@@ -478,7 +481,7 @@ struct Element {
     /// The number of steps so far. A round without workers has no step.
     steps: u32,
     seen: f32,
-    /// The part of the means that rounding has left out so far. The next mean gets this part.
+    /// The error that rounding has left in the sent means so far. It is added to the next mean.
     left_out: f32,
 }
 

@@ -1,6 +1,6 @@
-//! Slim-DP in small clusters over the simulated network. Every weight that a worker reads equals that of a
-//! plain model, element by element. This holds for any order of arrival and number of cores, even if the
-//! network makes pushes unreadable.
+//! Slim-DP in small clusters over the simulated network. Every weight that a worker reads equals the weight of a plain
+//! model, element by element. This holds for any order of arrival and number of cores, even if the network corrupts
+//! pushes so that the hub cannot read them.
 //!
 //! A seed decides everything. A failure prints its seed.
 
@@ -26,7 +26,7 @@ struct Chunk {
     start: usize,
     weights: Vec<f32>,
     state: Vec<[f32; 3]>,
-    /// The significant set that is in force.
+    /// The significant set that pushes use now.
     significant: Option<Vec<u64>>,
     /// The weights of each worker.
     local: Vec<Vec<f32>>,
@@ -34,7 +34,7 @@ struct Chunk {
     left_out: Vec<Vec<f32>>,
 }
 
-/// The plain model of the method, which handles one element after another.
+/// The plain model of Slim-DP, which handles one element after another.
 struct Model {
     slim: SlimDp,
     /// Whether a worker adds each gradient to the values that it did not push, instead of overwriting these
@@ -45,8 +45,8 @@ struct Model {
     chunks: Vec<Chunk>,
     /// The significant set that was selected after the previous round, by chunk.
     selected: Option<Vec<Vec<u64>>>,
-    /// The number of chunks that were pushed as the two sets of Slim-DP: the significant set, and the explorer
-    /// (elements drawn at random). `mended` counts the chunks that were pushed again.
+    /// The number of pushes of chunks with only the two sets of Slim-DP: the significant set, and the explorer
+    /// (elements drawn at random). `mended` counts the chunks that were pushed again as a whole.
     sets: usize,
     mended: usize,
 }
@@ -135,8 +135,8 @@ impl Model {
         self.selected = selects.then(|| self.select(&significance));
     }
 
-    /// Selects the most significant elements of the model. If several elements at the limit are equal, takes
-    /// none of them.
+    /// Selects the most significant elements of the model. If several elements at the limit have the same significance,
+    /// takes none of them.
     fn select(&self, significance: &[f32]) -> Vec<Vec<u64>> {
         let room = (f64::from(self.slim.beta) * significance.len() as f64) as usize;
         let mut sorted = significance.to_vec();
@@ -177,7 +177,7 @@ fn settings(dice: &mut Dice) -> (SlimDp, Optimizer) {
     (slim, optimizer)
 }
 
-/// Runs a cluster. Returns the number of chunks that were pushed as the sets of Slim-DP, and the number that
+/// Runs a cluster. Returns the number of chunks that were pushed as the sets of Slim-DP, and the number of chunks that
 /// were pushed again.
 fn cluster(seed: u64) -> (usize, usize) {
     let mut dice = Dice::new(seed);
@@ -249,8 +249,8 @@ fn every_weight_is_the_models() {
     }
 }
 
-/// In this ablation the hub does not sum: it reads only the push of rank 0. It steps as if the other workers had pushed
-/// zeros. So rank 0 gets the same weights as in a full run with such pushes.
+/// In this ablation the hub does not sum: it reads only the push of rank 0, and steps as if the other workers had
+/// pushed zeros. So rank 0 gets the same weights as in a run without ablation in which the other workers push zeros.
 #[test]
 fn without_the_sum_only_the_first_push_counts() {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [200]), Key::f32("b", [40])], 256).unwrap());

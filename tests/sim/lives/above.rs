@@ -1,6 +1,5 @@
-//! The hubs above a tree are lost and come back. The hubs above end at any moment, and the jobs below end
-//! with these hubs. The sessions of all machines wait, and join again at hubs that continue from the last
-//! file.
+//! The hubs at the top of a tree are lost and come back. They end at any moment, and then the jobs below them end, too.
+//! The sessions of all machines wait, and join again when the hubs continue from their last file.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,8 +20,8 @@ use super::tree::{ABANDONED, Tree};
 const LIMIT: Duration = Duration::from_secs(60);
 
 impl Tree {
-    /// Kills the hubs at the top. `have_begun` says that all workers have weights since the job began.
-    /// Otherwise the rounds that were noted at the previous loss are still right.
+    /// Kills the hubs at the top. `have_begun` says that all workers have got weights since the job last began. If it
+    /// is false, the rounds that were noted at the previous loss are still right.
     pub fn hubs_above_die(&mut self, have_begun: bool) {
         if have_begun {
             self.note_reached();
@@ -79,7 +78,7 @@ impl Tree {
         self.reached = workers.map(|worker| is_there(&worker).then(|| round(worker))).collect();
     }
 
-    /// Runs the jobs below to their end. Asserts that each ends because a hub is lost, so that its sessions
+    /// Runs the jobs below to their end. Asserts that each job ends because a hub is lost, so that the job's sessions
     /// wait.
     pub fn end(&mut self) {
         let are_below =
@@ -106,7 +105,7 @@ impl Tree {
         }
         let end = self.job.nodes[0].control.failure().map(|(_, end)| end);
         assert_eq!(end, Some(End::HubLost), "the hub above: {:?}", self.job.nodes[0].control.failed);
-        // If the last worker of a hub is gone, the hub may end for that reason instead.
+        // If the last worker of a hub is gone, the hub may end because of that, instead of the loss of a hub.
         for hub in below.into_iter().filter(|hub| have_workers.contains(hub)) {
             let control = &self.job.nodes[hub].control;
             let end = control.failure().map(|(_, end)| end);
@@ -160,7 +159,8 @@ impl Tree {
         };
         let lost = furthest.map_or(0, |furthest| furthest.0.saturating_sub(first.0));
         for (hub, node) in self.job.nodes.iter().enumerate() {
-            // If machines that step alone begin from zero, each machine knows only its own rounds.
+            // If machines step alone, only hub 0 is checked: if the job then begins from zero, each machine knows only
+            // its own lost rounds.
             if hub == 0 || !steps_alone {
                 assert_eq!(node.control.heard().lost, lost, "rounds are lost, hub {hub} says");
             }

@@ -1,5 +1,5 @@
-//! The disks of a job's hubs. Each hub writes its part of each snapshot, or fails. A job continues from the
-//! last round with all parts.
+//! The disks of a job's hubs. Each hub writes its part of each snapshot, or fails to write it. A job continues from the
+//! last round of which all hubs have written their parts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
@@ -21,7 +21,7 @@ use super::life::Life;
 /// The reason why a file is not written.
 const FULL: &str = "the disk is full";
 
-/// The occasion of a failed job's last state, as a number that no other snapshot has.
+/// The occasion of the last state of a failed job. Its number is one that no other snapshot has.
 const LAST: Occasion = Occasion::Asked(u64::MAX, Selection::All);
 
 /// The weights of chunks before a round.
@@ -36,10 +36,10 @@ pub struct Disks {
     chunks: BTreeMap<u32, Vec<ChunkId>>,
     /// The files of each hub that owns chunks, by round.
     files: BTreeMap<u32, BTreeMap<Round, Part>>,
-    /// The parts of snapshots that were collected, by hub.
+    /// The collected parts of snapshots that are not written yet, by hub and snapshot.
     collected: HashMap<(u32, Occasion), Part>,
-    /// The sum of squares of the last round, by collected snapshot. `of_files` has such sums by the round of a
-    /// file. Only a job with one hub has such sums.
+    /// The sum of squares of the round before each collected snapshot. `of_files` has these sums for files, by the
+    /// round of the file. Only a job with one hub has such sums.
     squares: HashMap<Occasion, ExactSum>,
     of_files: HashMap<Round, ExactSum>,
     /// The optimizer's hyperparameters in each file.
@@ -130,7 +130,8 @@ impl Disks {
         self.write((hub, LAST), of, whole, dice).map(drop)
     }
 
-    /// Checks that an incomplete checkpoint names a hub whose disk has failed, if a disk is to blame.
+    /// Checks the reason `why` for an incomplete checkpoint: if it says that a disk was full, it must name a hub whose
+    /// disk has failed.
     pub fn check_blamed(&self, before: Round, why: &str) {
         if let Some(hub) = why.strip_suffix(FULL) {
             let is_named =
@@ -153,8 +154,8 @@ impl Disks {
         rounds.any(|round| *round >= since && self.files.values().all(|files| files.contains_key(round)))
     }
 
-    /// Returns the state from which the coordinator continues, the files that are left, and whether a file
-    /// was damaged. Loses the files that were not written yet, and the files of rounds after this state.
+    /// Returns the state from which the coordinator continues, the files that are left, and whether a file was damaged.
+    /// Drops the parts that were not written yet, and the files of rounds after this state.
     pub fn restore(&mut self, dice: &mut Dice) -> (Option<Restored>, Files, bool) {
         self.collected.clear();
         self.squares.clear();
@@ -168,7 +169,8 @@ impl Disks {
             Ok::<_, Infallible>(hubs)
         };
         let Ok(last) = files.go_on(&mut damaged);
-        // If no round is complete, an operator moves the files away, and the job begins from zero.
+        // If no round is complete, no file is kept, as if an operator had moved the files away. The job then begins
+        // from zero.
         self.files.values_mut().for_each(|files| files.retain(|&round, _| Some(round) <= last));
         let left = Files::new(self.files.iter().map(|(&hub, files)| (hub, rounds(files))));
         let Some(before) = last else { return (None, left, is_damaged) };
@@ -193,7 +195,7 @@ impl Disks {
 }
 
 impl Life {
-    /// Writes the files that are due. The disks differ in speed.
+    /// Writes files that are due. Each disk has its own speed, `writes_one_in`.
     pub fn write_files(&mut self) {
         let Life { job, disks, dice, .. } = self;
         for (hub, control) in (0..).zip(&mut job.hubs.hubs) {

@@ -44,8 +44,8 @@ impl Life {
         count("jobs failed", 1);
     }
 
-    /// Lets much time pass if a hub waits for a decision about the last state, and nothing is under way. Something has then
-    /// failed.
+    /// Lets much time pass if a hub waits for a decision about the last state, and no message or command is in flight.
+    /// In this case a hub, a disk or a request must have failed.
     fn waits_for_last_state(&mut self) {
         if self.job.hubs.only_waits() && self.job.hubs.hubs.iter().any(Control::saves_last) {
             assert!(
@@ -75,8 +75,8 @@ impl Life {
         );
     }
 
-    /// Lets workers that know of the failure at one hub act as their state machines say. They give up; or
-    /// they notify the hubs that a hub is lost, and join again.
+    /// Lets some workers notice that the job has failed at one hub. Each acts as its state machine says: it gives up,
+    /// or it notifies the hubs that a hub is lost and waits to join again.
     fn tell_hubs(&mut self) {
         let failed = self.job.hubs.hubs.iter().find_map(|hub| hub.failure());
         let Some((reason, end)) = failed.map(|(reason, end)| (reason.to_owned(), end)) else { return };
@@ -126,8 +126,8 @@ impl Life {
         }
     }
 
-    /// Brings the hubs back from the last round that is on all disks. Brings back the living workers, with
-    /// the rounds that they have reached.
+    /// Restarts the hubs from the last round that is on all disks. The living workers join again, with the rounds that
+    /// they have reached, and the dead workers as new workers.
     pub fn come_back(&mut self) {
         self.floor = self.floor.max(self.job.hubs.lead().files.whole);
         let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
@@ -147,7 +147,7 @@ impl Life {
         let reached = |rank: u32| {
             let worker = &self.job.workers[rank as usize];
             match self.stages[rank as usize] {
-                // The worker has made no step since it last came back.
+                // The worker has got no weights since it last came back, so its former value still counts.
                 Stage::HubLost if self.came_back.contains(&rank) => self.reached[rank as usize],
                 Stage::HubLost => self.keys().map(|key| worker.round(key)).min(),
                 _ => None,
@@ -157,13 +157,13 @@ impl Life {
         self.reached.clone_from(&reached);
         self.came_back.clear();
         self.compared.fill(0);
-        // Workers that step alone (SSP, ASP) begin with the lead that they had.
+        // Workers that step alone (SSP, ASP) keep the lead over the slowest worker that they had.
         let are_apart = matches!(self.ledger, Ledger::Alone(_)) && from.is_some();
         let known = || reached.iter().flatten();
         let furthest = if are_apart { known().min() } else { known().max() };
         let furthest = furthest.map_or(0, |reached| reached.0);
-        // If workers step alone, the lowest round of all workers counts. A dead worker's round is unknown and
-        // may be the lowest, so nothing is checked then.
+        // If workers step alone, the lowest round of all workers counts. The round of a dead worker is unknown and may
+        // be the lowest. So nothing is checked if a worker is dead.
         let is_all_saved = is_all_saved && (!are_apart || reached.iter().all(Option::is_some));
         assert!(!is_all_saved || furthest <= first.0, "the stop lost rounds {} to {furthest}", first.0);
         count("jobs gone on from a checkpoint", usize::from(restored.is_some()));

@@ -1,4 +1,4 @@
-//! A life of a job: the events of workers and hubs, and the weights that are expected meanwhile.
+//! A life of a job: events that happen to workers and hubs, and the weights that are expected after them.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -29,7 +29,8 @@ const AHEAD: u32 = 3;
 /// The longest time that a session waits for a hub.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The number of steps within which living workers push and their pushes arrive.
+/// The number of steps that is enough for living workers to push, and for the pushes to arrive. If nothing has changed
+/// for longer, the job stands still.
 const STANDS: u32 = 60;
 
 /// A time that no life reaches.
@@ -73,7 +74,8 @@ pub struct Life {
     pub job: Simulated,
     pub ledger: Ledger,
     pub disks: Disks,
-    /// The slowness of each hub's disk. In each step, the disk writes a file with a chance of one in this number.
+    /// The slowness of each hub's disk: in each step, the disk writes a waiting file with a chance of one in this
+    /// number.
     pub writes_one_in: Vec<u64>,
     /// The latest state that all hubs have reported as written, or from which the job has continued.
     pub floor: Option<Round>,
@@ -89,7 +91,8 @@ pub struct Life {
     pub came_back: Vec<u32>,
     /// The round that each worker had reached when it lost a hub, by rank.
     pub reached: Vec<Option<Round>>,
-    /// The last round before which each worker has compared its weights with those of other workers, by rank.
+    /// The round of each worker's last comparison, by rank: its weights before this round were compared with the
+    /// weights of the other workers.
     pub compared: Vec<u32>,
     /// The last check of the cores, the workers' stages at that time, and the step since which both have not changed.
     looked: Option<(Look, Vec<Stage>, u32)>,
@@ -98,7 +101,7 @@ pub struct Life {
     silent: u32,
     /// The number of notices that were read.
     pub read: usize,
-    /// Whether the last state of the job before this one is saved at all hubs.
+    /// Whether all hubs have saved the last state of the job that failed last.
     pub is_last_saved: bool,
 }
 
@@ -222,7 +225,7 @@ impl Life {
         }
     }
 
-    /// Makes events at random, as long as the job has not failed.
+    /// Makes events at random for `STEPS` steps, or until the job has failed.
     fn happen(&mut self) {
         let silence = Some(3 + self.dice.below(30)).filter(|_| self.plot == Plot::Silence);
         self.job.hubs.post.gives_up_one_in = silence;
@@ -252,8 +255,8 @@ impl Life {
         }
     }
 
-    /// Asks for the state. The state goes to its file or, as a copy of one hub's part, to a client. A hub
-    /// without chunks has no part.
+    /// Asks for the state: as files of all hubs, or as a copy of one hub's part for a client. A hub without chunks has
+    /// no part.
     fn wants(&mut self) {
         let furthest = self.rounds().max().unwrap();
         let Life { job, dice, .. } = self;
@@ -274,8 +277,8 @@ impl Life {
         }
     }
 
-    /// Makes an event for a worker. Unless the job may end, at least one other worker takes part, because without
-    /// workers the job would end.
+    /// Makes an event for a worker. A worker leaves, or dies in a job that must not end, only if another worker takes
+    /// part, because a job without workers ends.
     fn happens(&mut self, rank: u32) {
         let takes_part = |&other: &u32| other != rank && self.stages[other as usize] == Stage::TakesPart;
         let is_last = !(0..WORKERS).any(|other| takes_part(&other));
@@ -330,7 +333,7 @@ impl Life {
         }
     }
 
-    /// Makes living members silent for a time that is not too long. A member that hangs is then lost.
+    /// Makes living members silent for less than the limit. A member that hangs is lost meanwhile.
     fn is_silent(&mut self) {
         // Many silences one after another would make a cut (a pause of the job) longer than its limit.
         if self.steps - self.silent < STANDS / 2 {
@@ -375,7 +378,7 @@ impl Life {
         let former = self.looked.take().filter(|(of, stages, _)| *of == look && *stages == self.stages);
         let since = former.map_or(self.steps, |(.., since)| since);
         self.looked = Some((look.clone(), self.stages.clone(), since));
-        // Waits while pushes are in flight, also pushes that a worker repeats over new links.
+        // The job stands still only if no pushes are in flight. Pushes that a worker repeats over new links count, too.
         let stands = self.steps - since > STANDS && !look.is_moving;
         if stands && are_late && !look.workers.is_empty() {
             let lives = |rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs);
@@ -402,8 +405,8 @@ impl Life {
         }
     }
 
-    /// Updates the state of a worker: it takes part, or it is lost. If hubs do not reach each other, one of
-    /// them may have given the worker up.
+    /// Updates the state of a worker that begins to take part, or that a hub has lost. If hubs do not reach each other,
+    /// a hub may lose a living worker.
     fn hear(&mut self, rank: u32) {
         let stage = &mut self.stages[rank as usize];
         if *stage == Stage::Joined && self.job.takes_part(rank) {
@@ -443,7 +446,7 @@ impl Life {
         }
     }
 
-    /// Checks that a worker's weights are those of its round.
+    /// Checks that a worker's weights have the expected values of its round.
     fn check(&mut self, rank: u32) {
         let Life { job, stages, ledger, .. } = self;
         let has_links = |stage| matches!(stage, Stage::TakesPart | Stage::Unlinked);
@@ -455,7 +458,7 @@ impl Life {
         }
     }
 
-    /// Compares the digest of a worker's weights with those of the other workers, every fourth round.
+    /// Compares the digest of a worker's weights with the digests of the other workers, every fourth round.
     fn compare(&mut self, rank: u32) {
         let worker = &self.job.workers[rank as usize];
         let Round(round) = worker.round(KeyId(0));
@@ -502,7 +505,7 @@ impl Life {
     fn finish(&mut self) {
         self.job.hubs.post.gives_up_one_in = None;
         let come_back = |life: &mut Life| {
-            // A hub may still wait for a hub that it does not reach.
+            // A hub may still wait for another hub that it does not reach, so time must pass.
             match life.dice.below(200) {
                 0 if life.plot == Plot::Silence => life.time_passes(),
                 1..4 if life.stages.contains(&Stage::Hangs) => life.is_silent(),

@@ -37,7 +37,8 @@ impl Life {
         self.job.hubs.hubs.iter().any(|hub| hub.stopping.state == Stopping::Saves)
     }
 
-    /// Disturbs a stop. Stops any hub at once or cleanly, kills a hub, or lets the disk take too long.
+    /// Disturbs a stop: stops any hub, at once or cleanly, kills a hub, or lets the saving take longer than a stop may
+    /// take.
     pub fn breaks_stop(&mut self) {
         count("stops broken", 1);
         match self.dice.below(5) {

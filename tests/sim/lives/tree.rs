@@ -2,8 +2,9 @@
 //! at any moment, also before they take part again. The hubs at the top take snapshots, and may also be
 //! [lost](super::above).
 //!
-//! All workers push the same number, as in [`Life`](super::life::Life). A hub sends up a sum with its count, so the
-//! mean is that number for any set of workers. Machines that step alone (SSP, ASP) push ones in their own elements.
+//! All workers push the same number, as in [`Life`](super::life::Life). A hub sends a sum up together with the number
+//! of its gradients, so the mean is the pushed number for any set of workers. Machines that step alone (SSP, ASP) push
+//! ones in their own elements.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ const STEPS: u32 = 300;
 /// Codecs that keep the pushed numbers and their sums exactly.
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
 /// A part of the error of a hub that has sent a round up and has no worker left who could push the round.
-pub const ABANDONED: &str = "was the last that could push";
+pub const ABANDONED: &str = "was the last worker that could push";
 /// A time that no life reaches.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 /// The largest difference between the rounds of a worker's keys.
@@ -146,7 +147,8 @@ impl Tree {
         };
         let levels = vec![level(job.level), level(LevelTerms::default()), level(LevelTerms::default())];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
-        // The network must keep the order: a core sends its part of the norm before its answers.
+        // In a job with norms the network must keep the order of messages, because a core sends its part of the norm
+        // before its answers.
         let reorder = dice.below(2) == 0 && !job.finds_norms();
         let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
         let ledger = Ledger::new(&layout, &job);
@@ -194,8 +196,8 @@ impl Tree {
         }
     }
 
-    /// Runs until all workers take part and have weights. The hubs at the top may be lost again before that.
-    /// Returns whether the hubs at the top are alive.
+    /// Runs until all workers take part and have weights, or until the hubs at the top are lost again. Returns whether
+    /// the hubs at the top are alive.
     fn begin(&mut self) -> bool {
         let are_lost_again = self.may_fall && self.dice.below(3) == 0;
         let falls = |tree: &mut Tree| {
@@ -269,7 +271,7 @@ impl Tree {
         count("orders of keys", usize::from(!self.job.workers[worker].exchange.priorities().is_empty()));
     }
 
-    /// Lets a hub take no more jobs. Its own job continues.
+    /// Lets a hub refuse new jobs. The job that it has continues.
     fn drains(&mut self) {
         let hub = self.dice.below(self.job.nodes.len() as u64) as usize;
         if self.job.is_hub_alive(hub) {
@@ -408,7 +410,7 @@ impl Tree {
         }
     }
 
-    /// Ends the links of all hubs at once. Then no hub gets a part of the norm that another hub has passed on.
+    /// Ends the links of all hubs at once, so that the parts of the norm that hubs have passed on are lost.
     fn loses_network(&mut self) {
         let linked = (1..self.job.nodes.len()).filter(|&hub| self.is_linked_above(hub));
         linked.collect::<Vec<_>>().into_iter().for_each(|hub| self.loses_links(hub));

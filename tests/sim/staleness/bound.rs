@@ -1,6 +1,6 @@
-//! SSP and ASP over the simulated network: the number of rounds that a worker makes alone, and the result of
-//! one push too many. The tests in `lives` also check the bound, and that each push counts once. A failure prints
-//! its seed.
+//! SSP and ASP over the simulated network: the number of rounds that a worker can make alone, and the result of a push
+//! beyond that number. The tests in `lives` also check the bound, and that each push counts once. A failure prints its
+//! seed.
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ const TREES: u64 = 10_000;
 /// The number of steps without work after which a run is over: more than the longest delay.
 const PATIENCE: u32 = 200;
 
-/// A number of steps that no run needs.
+/// More steps than any run needs. A run with so many steps fails.
 const MANY: u32 = 20_000;
 
 /// Codecs that keep the pushed numbers, and their differences, exactly.
@@ -27,8 +27,8 @@ const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
 struct Tree {
     dice: Dice,
     trouble: Trouble,
-    /// The number of all rounds: the broadcast, the rounds with gradients, and a round of zeros that shows
-    /// the final weights.
+    /// The number of all rounds: the broadcast, the rounds with gradients, and a round of zeros whose answers show the
+    /// final weights.
     rounds: u32,
     race: Race<Levels>,
 }
@@ -87,7 +87,7 @@ impl Tree {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.waiting_keys());
-            // From here on there are no new faults, so that the living workers can finish.
+            // Faults occur only in the first tenth of `MANY` steps, so that the living workers can finish.
             if step < MANY / 10 {
                 let begun = !self.race.lacks_answers(1);
                 match self.race.job.strike(self.trouble, &mut self.dice, begun) {

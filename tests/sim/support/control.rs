@@ -61,9 +61,9 @@ pub use stop::{StopHere, Stopping};
 const SECRET: Secret = Secret([7; 16]);
 /// The time that passes in each step.
 const TICK: Duration = Duration::from_millis(1);
-/// The number of steps from one check of the time to the next.
+/// The number of steps between two checks for silent members.
 const SWEPT_EVERY: u32 = 16;
-/// The longest time that members and hubs may be silent.
+/// The longest time for which members and hubs may be silent.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The control of a job at a hub.
@@ -87,7 +87,8 @@ pub struct Control {
     begun: Vec<(u32, Round)>,
     /// The requests and messages to other hubs.
     pub letters: Vec<Letter>,
-    /// The cut of hub 0 that each cut of this hub follows, and whether hub 0 has released it. Empty at hub 0.
+    /// The cuts of this hub, each with the cut of hub 0 that it follows, and whether hub 0 has released it. Empty at
+    /// hub 0.
     follows: HashMap<CutId, (CutId, bool)>,
     /// The snapshots and checkpoint files.
     pub files: FilesHere,
@@ -99,15 +100,16 @@ pub struct Control {
     pub saves: bool,
     /// The bytes that have crossed the links of members.
     crossed: CrossedHere,
-    /// The cut that lets the members begin, while this cut waits for the hubs above.
+    /// The cut after which the members begin, while it waits for the hubs above.
     waits_above: Option<CutId>,
     /// The number of cores whose links to the hubs above are lost; `None` if no links are lost.
     unlinked_above: Option<usize>,
     pub failed: Option<String>,
-    /// Whether cores forget a failed job, as the cores of a real hub do. Otherwise the caller can look at the failed job's
-    /// state on the cores.
+    /// Whether cores forget a failed job, as the cores of a real hub do. If not, the caller can look at the failed
+    /// job's state on the cores.
     pub forgets: bool,
-    /// Whether the hub checks the time now and then, as a real hub does. Otherwise only the caller starts such a check.
+    /// Whether the hub checks from time to time for silent members, as a real hub does. If not, only the caller starts
+    /// such a check.
     pub is_swept: bool,
     is_dead: bool,
     now: Instant,
@@ -129,8 +131,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Creates the control of a job that gathers its members, at the hub of this share, on this many cores.
-    /// Each of the job's hubs has this many shards that own chunks.
+    /// Creates the control of a job that gathers its members, at the hub of this share, on `cores` cores. `owners` has
+    /// the number of shards that own chunks, by hub.
     pub fn with_owners(
         named: (JobId, String),
         terms: &Arc<JobTerms>,
@@ -205,7 +207,7 @@ impl Control {
         self.join_as(rank, 1 + self.given.len() as u64);
     }
 
-    /// Lets a worker join that has this number at all hubs.
+    /// Lets a worker join. The worker has the number `worker` at all hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
         assert!(self.job().members.get(rank).is_none(), "rank {rank} is taken");
         tell!(self, "{} joins", self.job().spec.spoken(rank));
@@ -228,7 +230,7 @@ impl Control {
         self.connect(rank, token);
     }
 
-    /// Returns the request to join of a worker that has this number at all hubs.
+    /// Returns a worker's request to join. The worker has the number `worker` at all hubs.
     fn join_of(&self, rank: u32, worker: u64, token: Token) -> Join {
         let job = self.job();
         let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (*job.spec.terms).clone()) };
@@ -264,12 +266,12 @@ impl Control {
         self.unlinked_above == Some(0)
     }
 
-    /// Whether all members are here, and only the hubs above do not yet let this hub take part.
+    /// Whether all members have joined, and this hub only waits until the hubs above let it take part.
     pub fn waits_above(&self) -> bool {
         self.waits_above.is_some()
     }
 
-    /// Notes that the hubs above let this hub take part from a round on. `reached` is the round that a worker
+    /// Notes that the hubs above let this hub take part from a round on. `reached` is the furthest round that a worker
     /// of any machine had reached when it lost a hub.
     pub fn begins_above(&mut self, first: Round, reached: Option<Round>) {
         if let Some(round) = reached {
@@ -279,7 +281,7 @@ impl Control {
         self.reports.push_back(Event::Cut(cut, Stepped::Above(Ok(Some(first)))));
     }
 
-    /// Notes that all members of a hub below have joined, and the round that one of them had reached when it lost a
+    /// Notes that all members of a hub below have joined, and the furthest round that they had reached when they lost a
     /// hub. Returns the round from which the hub takes part, if it takes part.
     pub fn ready(&mut self, rank: u32, reached: Option<Round>) -> Option<Round> {
         let ready = Ready { member: self.member(rank), reached };
@@ -323,7 +325,7 @@ impl Control {
 
     /// Connects a member that has asked for links, if all cores have dropped the old links.
     pub fn relink(&mut self, rank: u32) -> bool {
-        // An answer may be lost, and then the same request comes again.
+        // Sometimes the answer is lost, and the member repeats the request.
         let asks = if self.given.len().is_multiple_of(3) { 2 } else { 1 };
         let tokens = Vec::from_iter((0..asks).map(|_| self.token(rank)));
         for &token in &tokens {
@@ -339,7 +341,7 @@ impl Control {
         true
     }
 
-    /// Whether all cores have dropped the links of a worker that has asked for new ones.
+    /// Whether all cores have dropped the links of a worker that has asked for new links.
     pub fn has_dropped(&self, rank: u32) -> bool {
         self.job().members.get(rank).is_some_and(|member| member.standing.has_dropped())
     }
@@ -355,7 +357,7 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Begins a cut of the job for hub 0, which gives the cut's number.
+    /// Begins a cut of the job at the request of hub 0. `cut` is the number that hub 0 gave the cut.
     pub fn follow(&mut self, of_lead: CutId, cut: u64) {
         let (cut, effects) = self.ask(HeldByLead { job: self.id, cut }).expect("the job goes on");
         self.follows.insert(cut, (of_lead, false));
@@ -411,12 +413,12 @@ impl Control {
         }
     }
 
-    /// Notes an event. The job takes it in after the earlier ones.
+    /// Queues an event. The job takes it in after the earlier events.
     pub fn report(&mut self, event: Event) {
         self.reports.push_back(event);
     }
 
-    /// Takes in the next report. Returns whether there was one.
+    /// Takes in the next report. Returns whether there was a report.
     pub fn work(&mut self) -> bool {
         self.now += TICK;
         self.ticks += 1;
@@ -435,8 +437,7 @@ impl Control {
         true
     }
 
-    /// Publishes the news, if there are any. A new version shows members that the news have changed. Notes who
-    /// has begun to take part.
+    /// Publishes the news, if their version has changed. Notes which members have begun to take part.
     fn publish(&mut self) {
         let news = self.job().news.now();
         if news.version == self.heard.version {
@@ -576,7 +577,7 @@ impl Control {
                 Some(member) => {
                     let waits =
                         member.standing.waits_for_cut(self.commands.len()) && !self.job().life.gathers();
-                    // A worker that joins has possibly not joined all hubs yet.
+                    // With several hubs, a worker that joins may wait because it has not joined all hubs yet.
                     let waits = waits && self.job().hubs.share.is_whole();
                     // Nobody begins to take part in a job that ends.
                     let waits = waits && !self.is_closed();

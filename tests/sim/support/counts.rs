@@ -11,7 +11,7 @@ pub fn count(what: &'static str, times: usize) {
     COUNTS.with_borrow_mut(|counts| *counts.entry(what).or_default() += times);
 }
 
-/// Returns the counts of this thread, and begins again.
+/// Returns the counts of this thread, and sets them to zero.
 pub fn take() -> BTreeMap<&'static str, usize> {
     COUNTS.take()
 }

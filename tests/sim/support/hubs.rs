@@ -35,7 +35,7 @@ pub enum Letter {
     Failed(String, Blame),
     /// The job has failed at a hub, which asks whether the other hub still has the job.
     Failing(FailedRequest),
-    /// The answer for the hub of this number: whether the other hub still has the job, and the job's rounds.
+    /// The answer to the hub with this number: whether the sender still has the job, and the job's rounds.
     Holds(usize, Result<FailedReply, String>),
     /// Hub 0 asks these hubs to write their parts of the last state.
     Save(Vec<u32>, LastRequest),
@@ -43,7 +43,7 @@ pub enum Letter {
     Saved(Result<LastReply, String>),
     /// A hub stops, and asks hub 0 to end the job at a cut. The round in flight may take this time.
     End(usize, Duration),
-    /// The job has ended at a cut for this hub. The flag says whether the job is saved.
+    /// The answer to the hub that stops: the job has ended at a cut. The flag says whether the job is saved.
     Ended(usize, bool),
     /// Hub 0 asks this hub for its part of the checkpoint before a round, and sends the rounds of complete checkpoints.
     HasPart(FollowId, u32, Round, WholeRounds),
@@ -78,8 +78,8 @@ pub struct Hubs {
 }
 
 impl Hubs {
-    /// Creates the hubs of a job that gathers its members, each with this many cores. `owners` gives the
-    /// numbers of shards that own chunks.
+    /// Creates the hubs of a job that gathers its members, each with `cores` cores. `owners` has the number of shards
+    /// that own chunks, by hub.
     pub fn new(terms: &Arc<JobTerms>, cores: usize, owners: &[usize]) -> Self {
         let hub = |hub| {
             let (job, share) = ((JOB, "the job".to_owned()), Share::of_hub(terms, hub));
@@ -139,7 +139,8 @@ impl Hubs {
         self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }
 
-    /// Whether no letter, report, command or write is under way, so that nothing happens before time passes.
+    /// Whether no letter, report or command is in flight and no write is due, so that nothing happens until time
+    /// passes.
     pub fn only_waits(&self) -> bool {
         self.post.is_empty() && self.hubs.iter().all(|hub| !hub.has_work() && hub.last_due().is_none())
     }
@@ -149,8 +150,8 @@ impl Hubs {
         self.post.has_disturbed_last || self.hubs.iter().any(|hub| hub.last.has_trouble)
     }
 
-    /// Lets every control take in its next report, and delivers every letter. With dice, only some reports and
-    /// letters are handled.
+    /// Lets every control take in its next report, and delivers every letter. With dice, handles only some reports and
+    /// letters.
     pub fn work(&mut self, mut dice: Option<&mut Dice>) {
         let mut is_due = |one_in: u64| dice.as_deref_mut().is_none_or(|dice| dice.below(one_in) == 0);
         for hub in &mut self.hubs {

@@ -1,5 +1,5 @@
-//! The members of a simulated job, each with the state machine that a session has. Their requests are lost,
-//! late, and repeated.
+//! The members of a simulated job, each with the state machine that a session has. Requests may be lost, late or
+//! repeated.
 //!
 //! ```text
 //!   a link is cut -> state machine -> ask hub k -- request: late, lost or twice --> job of hub k
@@ -29,7 +29,7 @@ pub struct Seen {
     pub lost: u32,
     /// The number of requests that were repeated.
     pub again: u32,
-    /// The number of requests that came after the member had continued.
+    /// The number of requests that arrived at a hub after the member no longer waited for the answer.
     pub stale: u32,
     /// The number of failed tries to make links.
     pub tries: u32,
@@ -66,7 +66,7 @@ struct Simulation {
 pub struct Members {
     members: Vec<Simulation>,
     messages: Vec<Message>,
-    /// The requests that wait at a hub until its cores have dropped the links.
+    /// The requests whose hubs answer as soon as their cores have dropped the links.
     waiting: Vec<Message>,
     dice: Dice,
     now: Instant,
@@ -76,7 +76,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// Creates the members of a job. Each takes part at this number of hubs.
+    /// Creates the members of a job with `hubs` hubs. Each member takes part at all hubs.
     pub fn new(seed: u64, workers: u32, hubs: usize) -> Self {
         let limits = Limits { hubs, links: LIMIT, hub: LIMIT };
         let member =
@@ -201,8 +201,8 @@ impl Members {
                     job.drop_links(rank);
                     Event::Dropped { came, is_awaited }
                 }
-                // The try fails: no path is open, or a late request made a hub drop links that it had
-                // granted.
+                // The try fails, because no path is open (as the dice decide), or because a late request made a hub
+                // drop the links that it had granted.
                 Step::MakeLinks if self.dice.below(4) == 0 || !job.relink(rank).expect("links are made") => {
                     self.seen.tries += 1;
                     Event::Failed(Failure::ForNow)

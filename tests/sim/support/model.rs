@@ -17,10 +17,11 @@ pub struct Model {
     answer: Codec,
     seed: u64,
     workers: u32,
-    /// The number of gradients in a round: one for each worker, or the number in the sums that workers push.
+    /// The number of gradients in a round: one for each worker. If workers push sums, the number of gradients in all
+    /// sums.
     pub gradients: u32,
     optimizer: Optimizer,
-    /// The bound on the norm of a round's mean, if steps wait for it.
+    /// The bound on the norm of a round's mean, if steps wait for this norm.
     pub clip_norm: Option<f32>,
     /// The bound on the norm of the previous round, if that norm scales steps.
     pub clip_norm_last: Option<f32>,
@@ -30,7 +31,7 @@ pub struct Model {
     pub skip_spikes: Option<f32>,
     /// The norms of the rounds that were not skipped, if the job looks for spikes.
     norms: Vec<f32>,
-    /// The norm of the last round's mean, in a job whose steps wait for it.
+    /// The norm of the last round's mean, in a job that computes norms.
     pub norm: Option<f32>,
     /// The norm of the last mean that was not 0.
     former: f32,
@@ -40,7 +41,8 @@ pub struct Model {
 }
 
 struct Chunk {
-    /// The hub's weights. If the optimizer keeps no weights, the field has the part of the mean that the last answer left out.
+    /// The hub's weights. If the optimizer keeps no weights, the field has the values that the codec left out of the
+    /// last answer.
     weights: Vec<f32>,
     /// The number of steps that the hub has made.
     steps: u32,
@@ -133,12 +135,12 @@ impl Model {
         self.restart();
     }
 
-    /// Makes one round at this learning rate in which each rank pushes `value`.
+    /// Makes one round at this learning rate. Each rank pushes `value`.
     pub fn advance(&mut self, learning_rate: f32, value: impl Fn(u32, KeyId, usize) -> f32) {
         self.advance_by(&Numbers::new(self.optimizer.with_learning_rate(learning_rate)), value);
     }
 
-    /// Makes one round with these hyperparameters in which each rank pushes `value`.
+    /// Makes one round with these hyperparameters. Each rank pushes `value`.
     pub fn advance_by(&mut self, numbers: &Numbers, value: impl Fn(u32, KeyId, usize) -> f32) {
         self.advance_as(numbers, |_, _| Content::Gradient, value);
     }
@@ -231,8 +233,8 @@ impl Model {
         (optimizer, Step::new(optimizer, self.gradients, number, rate, lr_mult, wd_mult))
     }
 
-    /// Steps a chunk with these hyperparameters: by a sum, by a mean with a scale, or by a mean whose key has
-    /// a quotient.
+    /// Steps a chunk with these hyperparameters. `sum` is a sum, or already a mean: if there is a scale, or if the
+    /// chunk's key has a quotient.
     fn step_by(
         &mut self,
         numbers: &Numbers,

@@ -34,14 +34,14 @@ impl Plan {
         Plan { seed: 0, plain: true, alike: true, broadcasts: true }
     }
 
-    /// Returns the plan in which, if `alike`, all workers push the same content.
+    /// Returns the plan with `alike` set: whether all workers push the same content.
     #[must_use]
     pub fn alike(self, alike: bool) -> Self {
         Plan { alike, ..self }
     }
 
-    /// Returns the content of a worker's push. In the broadcast, most ranks other than the lowest push
-    /// no weights.
+    /// Returns the content of a worker's push. In the broadcast, rank 0 pushes weights, and most other ranks push
+    /// nothing.
     pub fn content(&self, worker: u32, round: Round, key: KeyId) -> Content {
         self.content_at_hub(worker, worker, round, key)
     }
@@ -63,7 +63,7 @@ impl Plan {
         }
     }
 
-    /// Returns the content of a key in a round of `workers` workers. It is a step by the pushed gradients,
+    /// Returns what the pushes of all `workers` workers mean for a key in a round: a step by the pushed gradients,
     /// nothing, or new weights.
     pub fn together(&self, workers: u32, round: Round, key: KeyId) -> Content {
         let has = |content| (0..workers).any(|worker| self.content(worker, round, key) == content);
@@ -82,7 +82,8 @@ impl Plan {
 pub struct Drafts(BTreeMap<KeyId, bool>);
 
 impl Drafts {
-    /// Sends a key's gradient ahead, if the dice say so. `write` then writes the gradient, or other values.
+    /// Sends a key's gradient ahead, if the dice say so. `write` writes it, with a number that is added: 0, or another
+    /// number for values that must be written again.
     pub fn perhaps<P: Port>(
         &mut self,
         dice: &mut Dice,

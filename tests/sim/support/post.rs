@@ -1,5 +1,5 @@
-//! The letters between the hubs of a job. A letter is a request or an answer. Letters are late and arrive
-//! in any order. A test can also lose them or give them up.
+//! The letters between the hubs of a job. A letter is a request or an answer. Letters are late and arrive in any order.
+//! A test can also lose letters, or make their sender give up.
 //!
 //! ```text
 //!   ask --letter--> other hub --answer--> ask      each hub answers once; later answers are ignored
@@ -7,9 +7,8 @@
 //!    +--- given up: the ask has no answer of this hub ---
 //! ```
 //!
-//! A hub makes each request once, over a new connection, and waits for the answer for a limited time. The
-//! other hub may still carry out a request that was given up. It may also get this request after the next
-//! request.
+//! A hub makes each request once, over a new connection, and waits for the answer for a limited time. If it gives up,
+//! the other hub may still carry out the request. The request may even arrive after the next request.
 
 use coordinator::{CutId, Event, FollowId, LastStepped, Stepped};
 use pbox_core::Round;
@@ -67,7 +66,7 @@ impl Said {
 }
 
 type Answer = Result<Said, String>;
-/// The number of a hub and the thing that the hub gets, if there is one.
+/// Something for a hub, with the number of the hub, if there is something.
 type OfHub<T> = Option<(usize, T)>;
 
 /// A letter on its way.
@@ -76,7 +75,7 @@ struct Sent {
     from: usize,
     to: usize,
     letter: Letter,
-    /// Whether the sender has given the letter up. The letter then comes much later.
+    /// Whether the sender has given up waiting for the answer to the letter. The letter then arrives much later.
     is_late: bool,
 }
 
@@ -93,7 +92,7 @@ struct Ask {
 pub struct Post {
     sent: Vec<Sent>,
     asks: Vec<Ask>,
-    /// The average number of steps from one given-up request to the next.
+    /// The average number of steps between two requests that are given up.
     pub gives_up_one_in: Option<u64>,
     /// The average number of steps between two losses of a question about a part of a checkpoint, or of its
     /// answer.
@@ -113,7 +112,7 @@ impl Post {
         self.sent.is_empty()
     }
 
-    /// Takes a letter of a hub, and addresses it to the hubs that must get it.
+    /// Takes a letter from a hub, and sends it to the hubs that must get it.
     pub fn take(&mut self, from: usize, letter: Letter, hubs: usize) {
         let to = match &letter {
             Letter::Hold(..) | Letter::Release(..) => Vec::from_iter(1..hubs),
@@ -170,8 +169,8 @@ impl Post {
         })
     }
 
-    /// Loses a question for a part of a checkpoint, or its answer, if the dice say so. Returns the question
-    /// without an answer.
+    /// Loses a question about a part of a checkpoint, or its answer, if the dice say so. Returns the question, which
+    /// now gets no answer.
     pub fn loses_part(&mut self, dice: &mut Dice) -> Option<(FollowId, u32)> {
         let one_in = self.loses_parts_one_in?;
         let of_part = |sent: &Sent| match sent.letter {
@@ -183,8 +182,8 @@ impl Post {
         of_part(&self.sent.remove(place))
     }
 
-    /// Gives up a request, if the dice say so. The request may be lost or arrive later. Returns the event for the
-    /// hub that asks, or the hub and the letter for it.
+    /// Makes the sender of a request give up, if the dice say so. The request is lost or arrives later. Returns the
+    /// event for the sender, or the sender with its letter.
     pub fn trouble(&mut self, dice: &mut Dice) -> (OfHub<Event>, OfHub<Letter>) {
         if self.gives_up_one_in.is_none_or(|one_in| dice.below(one_in) > 0) {
             return (None, None);

@@ -5,8 +5,8 @@
 //! of its round there, and the other ranks push zero. At a learning rate of 1, the weight after the pushes of
 //! rounds 1 to `k` is `-(1 + 2 + ... + k)`. This number is exact in f32, and no other set of rounds gives it.
 //!
-//! Below other hubs the machines step, each by the mean of its workers. There a "rank" is the number of a
-//! machine. All workers of a machine push the same, so the mean does not depend on who takes part.
+//! In a tree, the hub at the top steps for each machine, by the mean of the machine's workers. There a "rank" is the
+//! number of a machine. All workers of a machine push the same number, so the mean does not depend on who takes part.
 
 use std::sync::Arc;
 
@@ -20,14 +20,15 @@ pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.
 /// The number of steps without work after which a job is stuck.
 const PATIENCE: u32 = 2000;
 
-/// A simulated job in which members of its hub step alone.
+/// A simulated job in which the members of the top hub step alone.
 pub trait Job {
     fn exchange(&mut self, worker: usize) -> &mut Exchange<sim::Port>;
     fn weights(&self, worker: usize, key: KeyId) -> &[f32];
     fn is_alive(&self, worker: usize) -> bool;
     /// Lets every core and every living worker work once. Returns true if anything happened.
     fn step(&mut self) -> Result<bool, ExchangeError>;
-    /// Returns the member of the hub that steps for each worker: the worker itself, or its machine.
+    /// Returns, for each worker, the member of the top hub whose pushes contain the worker's pushes: the worker itself,
+    /// or its machine.
     fn members(&self) -> Vec<usize>;
 }
 
@@ -78,13 +79,12 @@ impl Job for Levels {
 /// A race of workers that push at random times.
 pub struct Race<J = Simulated> {
     layout: Arc<Layout>,
-    /// The number of rounds with gradients. Workers push zeros in later rounds, whose answers show the final
-    /// weights.
+    /// The number of rounds with gradients. In later rounds workers push zeros, and the answers show the final weights.
     rounds: u32,
     pub job: J,
     consistency: Consistency,
     dice: u64,
-    /// The member of the hub that each worker belongs to, by worker.
+    /// The member of the top hub that each worker belongs to, by worker.
     member: Vec<usize>,
     /// Whether the member's pushes carry the numbers of their rounds, by member. A member that returned
     /// pushes zeros.
@@ -101,8 +101,8 @@ impl Race {
         Self::of(seed, Simulated::new(net, layout, terms).unwrap(), consistency, layout, rounds)
     }
 
-    /// Pushes a key in the worker's next round, unless a push of the key is in flight. The push leaves in the
-    /// worker's next turn. If the key has a group, the push leaves with the pushes of the group's other keys.
+    /// Pushes a key in the worker's next round, unless a push of the key is in flight. The push is sent in the worker's
+    /// next turn. If the key has a group, the push is sent together with the pushes of the group's other keys.
     pub fn push(&mut self, rank: usize, key: KeyId) -> bool {
         self.try_push(rank, key).unwrap()
     }
@@ -127,7 +127,8 @@ impl Race {
         }
     }
 
-    /// Lets all workers push at random speeds, until each has made `rounds` rounds and has their answers.
+    /// Lets all workers push at random speeds, until each has made `rounds` rounds and has got the answers of these
+    /// rounds.
     pub fn run(&mut self, rounds: u32) {
         let speeds: Vec<u64> = (0..self.telling.len()).map(|_| 1 + self.draw(40)).collect();
         let mut idle = 0;
@@ -144,7 +145,7 @@ impl Race {
         }
     }
 
-    /// Makes steps until nothing can happen any more.
+    /// Makes so many steps that everything in flight has arrived.
     pub fn settle(&mut self) {
         (0..PATIENCE / 4).for_each(|_| self.step());
     }
@@ -176,8 +177,8 @@ impl<J: Job> Race<J> {
         (0..self.member.len()).filter(|&worker| self.job.is_alive(worker)).collect()
     }
 
-    /// Returns the number of rounds that a member may have made of a key, or `None` if the member has no
-    /// living worker.
+    /// Returns the number of rounds of a key that all living workers of a member have pushed, or `None` if the member
+    /// has no living worker.
     fn pushed_by(&self, member: usize, key: usize) -> Option<u32> {
         let of_member = self.living().into_iter().filter(|&worker| self.member[worker] == member);
         of_member.map(|worker| self.pushed[worker][key]).min()
@@ -187,8 +188,8 @@ impl<J: Job> Race<J> {
         self.layout.chunk_bytes() / size_of::<f32>()
     }
 
-    /// Returns the number of rounds of each rank that a chunk's weights contain, or `None` if the chunk has
-    /// no element of the rank.
+    /// Returns, for each rank, the number of rounds that a chunk's weights contain, or `None` if the chunk has no
+    /// element of the rank.
     pub fn contained(&self, weights: &[f32], first: usize) -> Vec<Option<u32>> {
         let of_rank = |rank: usize| {
             let of_rank = (first..).zip(weights).filter(|(e, _)| e % self.telling.len() == rank);
@@ -295,7 +296,7 @@ impl<J: Job> Race<J> {
         self.living().into_iter().any(behind)
     }
 
-    /// Asserts that the weights of every living worker contain every push of the living members once.
+    /// Asserts that the weights of every living worker contain each push of the living members exactly once.
     pub fn check_all_pushes(&self) {
         for (worker, key) in
             self.living().iter().flat_map(|&worker| self.keys().map(move |key| (worker, key)))
@@ -313,7 +314,7 @@ impl<J: Job> Race<J> {
         }
     }
 
-    /// Lets a worker that came back continue with the round from which it takes part.
+    /// Lets a worker that has come back continue with the round from which it takes part.
     fn goes_on(&mut self, worker: usize, from: u32) {
         self.pushed[worker].fill(from);
         self.answered[worker].fill(from - 1);

@@ -29,15 +29,15 @@ pub struct Terms {
     pub job: JobTerms,
     /// The number of cores of each hub. A cut of several hubs is a cut of all their cores.
     pub cores: usize,
-    /// The number of shards of each core. The keys of the job are dealt to the shards.
+    /// The number of shards of each core. The keys of a core's chunks are divided among the core's shards.
     pub shards: usize,
     /// The number of keys that rank 0 pulls in a batch, from the last key on. Each rank pulls one key more than
     /// the previous rank.
     pub batch_keys: Option<usize>,
     /// The credit of each link at a worker, in bytes. The terms of the job set the credit at the hub.
     pub worker_credit: Option<usize>,
-    /// Whether the network keeps the order of posts, and loses and repeats none, as real transports do. In such a
-    /// network, gradients may be sent ahead, and both ends of a link check arrivals.
+    /// Whether the network keeps the order of posts, and neither loses nor repeats posts, like real transports. In such
+    /// a network, gradients may be sent ahead, and both ends of a link check arrivals.
     pub is_orderly: bool,
     /// The seed of delays: cores carry out the control's commands late, and the control takes in reports
     /// late. Without a seed, both happen at once.
@@ -48,7 +48,7 @@ pub struct Terms {
     pub again: Option<Again>,
 }
 
-/// A job that continues from a state after its hubs have ended.
+/// The earlier life of a job that continues after its hubs have ended.
 #[derive(Clone, Debug)]
 pub struct Again {
     /// The state of all hubs, if there is one.
@@ -81,7 +81,7 @@ impl Terms {
         }
     }
 
-    /// Returns the same cluster with other terms of the job.
+    /// Returns these terms with changed terms of the job.
     pub fn with(mut self, change: impl FnOnce(&mut JobTerms)) -> Self {
         change(&mut self.job);
         self
@@ -118,13 +118,13 @@ pub struct Simulated {
     pub hubs: Hubs,
     /// The workers that take part at hub 0 and not yet at all hubs, each with its first round.
     begins: Vec<(u32, Round)>,
-    /// The number of wake-ups when the worker began to wait, by rank.
+    /// The hubs' count of wake-ups at the time when the worker began to wait, by rank.
     waits: Vec<Option<u64>>,
     dice: Dice,
 }
 
-/// Returns a core's chunks, divided among its shards. The chunks of a key stay together, because schedules by
-/// layer answer them together. The chunks of a group stay together for the same reason.
+/// Returns a core's chunks, divided among its shards. The chunks of a key stay in one shard, because schedules by layer
+/// answer them together. So do the chunks of a group, which are also answered together.
 fn dealt(layout: &Layout, chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>> {
     let shard = |&chunk: &ChunkId| {
         let group = layout.groups().iter().find(|group| group.contains(&chunk.0));
@@ -283,7 +283,7 @@ impl Simulated {
         self.hubs.hubs[hub].unlink(rank);
     }
 
-    /// Whether all cores of a hub have dropped the links of a worker that has asked for new ones.
+    /// Whether all cores of a hub have dropped the links of a worker that has asked for new links.
     pub fn has_dropped_links(&mut self, rank: u32, hub: usize) -> bool {
         self.hubs.hubs[hub].has_dropped(rank)
     }
@@ -425,15 +425,15 @@ impl Simulated {
         self.ends_for(rank, Harm::Killed);
     }
 
-    /// Ends a worker for this reason, so that its links and its heartbeat end without a message.
+    /// Ends a worker's links and heartbeat without a message. `why` is the harm that the test has done to the worker.
     pub fn ends_for(&mut self, rank: u32, why: Harm) {
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
         self.hubs.hubs.iter_mut().for_each(|hub| hub.hangs_up(rank, why.clone()));
     }
 
-    /// Brings back a killed worker without weights. Returns the round from which it takes part. The hub may
-    /// notice only now that the worker was gone.
+    /// Lets a killed worker join again without weights, and waits until it takes part. Returns its first round. The hub
+    /// first loses the former worker, if it has not noticed its death yet.
     pub fn rejoin(&mut self, rank: u32) -> Result<Round> {
         self.hubs.lead().lose(rank, "it comes back");
         self.wait_until(|hubs| hubs.is_free(rank))?;
@@ -442,7 +442,7 @@ impl Simulated {
         Ok(self.hubs.lead().first_round(rank).expect("it takes part"))
     }
 
-    /// Lets a killed worker join again without weights if its rank is free at all hubs. Returns whether it
+    /// Lets a killed worker join again without weights if its rank is free at all hubs. Returns whether the worker
     /// joins. The worker takes part some steps later.
     pub fn come_back(&mut self, rank: u32) -> Result<bool> {
         if !self.is_woken(rank, |hubs| hubs.is_free(rank)) {
@@ -456,8 +456,8 @@ impl Simulated {
         Ok(true)
     }
 
-    /// Asks the hubs for something for which the worker may have to wait. The worker asks again only when a
-    /// hub wakes the waiting members.
+    /// Calls `ask`, and returns its result. If `ask` returned false, the worker waits: later calls ask again only after
+    /// a hub has woken the waiting members.
     fn is_woken(&mut self, rank: u32, ask: impl FnOnce(&mut Hubs) -> bool) -> bool {
         let (woken, waits) = (self.hubs.wakes(), self.waits[rank as usize]);
         let is_there = waits != Some(woken) && ask(&mut self.hubs);
@@ -480,7 +480,7 @@ impl Simulated {
         self.hubs.is_busy()
     }
 
-    /// Makes turns until the control has reached a result.
+    /// Makes turns until `is_there` returns true for the hubs.
     fn wait_until(&mut self, is_there: impl Fn(&mut Hubs) -> bool) -> Result<()> {
         self.control()?;
         while !is_there(&mut self.hubs) {
@@ -492,7 +492,7 @@ impl Simulated {
     }
 
     /// Inverts a byte of the significant set's signature in a worker's next push of a chunk, with Slim-DP. A push of
-    /// the whole chunk has no such set, so the hub can read the push in spite of the byte.
+    /// the whole chunk has no such set, so the hub can still read that push.
     pub fn corrupt_signature(&self, rank: u32, chunk: ChunkId) {
         let end = self.ends[rank as usize][self.placement.owner(chunk)];
         self.net.flip_next(end, self.wire.weights_span(chunk).offset + HEADER_BYTES);
@@ -549,8 +549,8 @@ impl Simulated {
         Ok(worked)
     }
 
-    /// Makes steps until no push is in flight. If the network has lost a post, that never happens. Then the
-    /// error names the first key that waits, after `limit` steps without work.
+    /// Makes steps until no push is in flight. If nothing moves for `limit` steps, because the network has lost a post,
+    /// returns an error that names the first key that waits.
     pub fn settle(&mut self, limit: u32) -> Result<()> {
         let mut idle = 0;
         while let Some((rank, key)) = self.first_under_way() {

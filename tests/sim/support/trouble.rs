@@ -57,7 +57,7 @@ pub enum Trouble {
     None,
     /// Posts that vanish or arrive twice, which the contract does not allow.
     Posts,
-    /// The death of a worker, with which the job stops.
+    /// The death of a worker, which ends the job.
     Death,
     /// Deaths and returns of workers, while the job continues.
     ComingAndGoing,
@@ -102,8 +102,8 @@ impl Trouble {
             Trouble::Death => (alive == workers && dice.below(40) == 0).then_some(Strike::Kill(victim)),
             Trouble::ComingAndGoing if dice.below(15) > 0 => None,
             Trouble::ComingAndGoing if !job.is_alive(victim) => Some(Strike::Rejoin(victim)),
-            // Before all workers have the weights, the loss of any worker would end the job. Later, the loss of the
-            // last worker would end it.
+            // Before all workers have the weights, the loss of any worker would end the job. Later, only the loss of
+            // the last worker would.
             Trouble::ComingAndGoing => (alive > 1 && begun).then_some(Strike::Kill(victim)),
         }
     }

@@ -11,11 +11,11 @@ use worker_shim::State;
 /// The value of `rank` that stands for the first weights.
 const BROADCAST: u32 = u32::MAX;
 
-/// A gradient that is so large that the norm of its round is a spike. All types can hold it.
+/// A gradient that is so large that the norm of its round is a spike. All element types can represent it.
 pub const SPIKE: f32 = 8192.0;
 
-/// Returns a number from -4 to 4. Such numbers lie in several binades, so that their sum depends on the order
-/// of summation.
+/// Returns a number from -4 to 4. The numbers differ much in size (binades), so that the rounded sum depends on the
+/// order of summation.
 fn value(seed: u64, rank: u32, round: u32, key: usize, element: usize) -> f32 {
     let place = (u64::from(rank) << 32 | u64::from(round)) ^ (key as u64) << 56 ^ (element as u64) << 8;
     let bits = mix(seed ^ mix(place));
@@ -90,7 +90,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Creates a server. If the optimizer keeps weights, the server has had the broadcast.
+    /// Creates a server. If the optimizer keeps weights, the broadcast has already been made.
     pub fn new(seed: u64, workers: u32, optimizer: Optimizer, keys: &[Key]) -> Self {
         let zeros: Vec<Vec<f32>> = keys.iter().map(|key| vec![0.0; elements(key)]).collect();
         let state = keys.iter().map(|key| vec![[0.0; 3]; elements(key)]).collect();
@@ -124,14 +124,14 @@ impl Reference {
         }
     }
 
-    /// Returns the server of workers on machines that each sum their own workers' gradients first. `machines`
-    /// has each machine's number of workers.
+    /// Returns the server with its workers on several machines. Each machine first sums its own workers' gradients.
+    /// `machines` has each machine's number of workers.
     pub fn on_machines(self, machines: Vec<u32>) -> Self {
         assert_eq!(machines.iter().sum::<u32>(), self.workers);
         Reference { machines, ..self }
     }
 
-    /// Returns the server with this state, which it had earlier.
+    /// Returns the server, set back to a state that it had earlier.
     pub fn with(mut self, state: &Saved) -> Self {
         let [master, first, second] = state.tensors(&self.keys);
         (self.master, self.round) = (master, state.before.0 - 1);
@@ -185,7 +185,7 @@ impl Reference {
         self.advance_by(&Numbers::new(self.optimizer.with_learning_rate(learning_rate)));
     }
 
-    /// Returns the server that clips the mean of each round to a norm, if one is given.
+    /// Returns the server with clipping: it clips the mean of each round to the norm `clip_norm`, if one is given.
     pub fn clipped(self, clip_norm: Option<f32>) -> Self {
         Reference { clip_norm, ..self }
     }
@@ -250,7 +250,8 @@ impl Reference {
         (0..self.master[key].len()).map(sum).collect()
     }
 
-    /// Returns the quotient of the norms of a key before its step by this mean.
+    /// Returns the quotient of a key's two norms: of its weights, and of the gradient or update from `mean`, before the
+    /// step.
     fn quotient(&self, key: usize, optimizer: &Optimizer, step: &Step, mean: &[f32]) -> f32 {
         let (weights, states) = (&self.master[key], &self.state[key]);
         let of = |i: usize| oracle::measured(optimizer, step, mean[i], weights[i], &states[i]);
@@ -277,7 +278,7 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Asserts that a key's weights are these, bit for bit.
+/// Asserts that `seen` and `expected` are equal, bit for bit.
 #[track_caller]
 pub fn same_bits(what: impl std::fmt::Display, seen: &[f32], expected: &[f32]) {
     assert_eq!(seen.len(), expected.len(), "{what}: length");

@@ -19,7 +19,7 @@ from run import Failed, attend, started  # noqa: E402
 BATCHINGS = ["ibatch", "greedy", "layer", "all"]
 # The measured cluster. Its computing and its pulls take about the same time, so that the choice of batches matters.
 MODEL, SHRINK, TIME, MBIT, START_UP_MS = "vgg19-22k", 48, 1.6, 300, 8
-# The time of a message without bytes, with the wake-up of its receiver: fitted once, to pulls layer by layer on two machines.
+# The time of an empty message and of the wake-up of its receiver. The value was fitted to pulls layer by layer on two machines.
 LATENCY_MS = 2
 # The paper's figure 3: GoogLeNet on six machines. The setting is model, shrink and time.
 FIGURE_3 = {"machines": 6, "setting": ("googlenet", 8, 2)}

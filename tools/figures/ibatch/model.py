@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Simulates iBatch's cluster of up to 72 nodes, writes ibatch-model.csv and prints the numbers of the paper's figures.
 
-The paper does not give the speed of a node and the start-up time of a pull. They are computed from speedups in its text, for
-VGG19-22K. The speed of a node follows from the default PS, with which 72 nodes are 26 times as fast as one. The start-up time
-follows from 30 nodes: they are 21 times as fast layer by layer, and 22 times with the default PS. All other
-values are the paper's. Eight blades with 10 Gb/s have all nodes. Each node is a worker and a server. Tensors
-are spread evenly over all servers.
+The paper does not give the speed of a node and the start-up time of a pull. This program computes these two values from
+speedups of VGG19-22K in the paper's text. The speed of a node follows from the default PS, with which 72 nodes are 26 times as
+fast as one node. The start-up time follows from 30 nodes. They are 21 times as fast as one node layer by layer, and 22 times
+with the default PS. All other values are the paper's. The nodes are on eight blades with 10 Gb/s each. Each node is a worker
+and a server. Tensors are spread evenly over all servers.
 """
 
 import argparse

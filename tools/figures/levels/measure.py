@@ -59,7 +59,7 @@ def volume(model_bytes, machines):
 
 
 def wire(machines):
-    """Returns the bytes that each machine has sent until now, and those that it has received, with the headers of frames."""
+    """Returns the bytes that each machine has sent until now, and the bytes that it has received, with the headers of frames."""
     def counter(machine, name):
         path = f"/sys/class/net/eth0/statistics/{name}_bytes"
         return int(subprocess.run(machines.inside(machine, ["cat", path]), capture_output=True, check=True).stdout)

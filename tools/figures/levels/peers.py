@@ -11,10 +11,10 @@ from run import LIMIT_S, Failed
 HERE = os.path.dirname(os.path.abspath(__file__))
 PEERS = os.path.join(HERE, "..", "..", "..", "benches", "peers")
 GLOO, MPI = os.path.join(PEERS, "gloo_allreduce.sh"), os.path.join(PEERS, "mpi_allreduce.sh")
-# The program that Open MPI starts instead of ssh. It starts a process in the namespace that has an address.
+# The program that Open MPI starts instead of ssh. This program starts a process in the namespace that has the given address.
 ENTER = os.path.join(HERE, "enter.sh")
-# The options of each shape. Without options, there is one call for all elements. `--piece` cuts them into pieces, as large as
-# DistributedDataParallel's buckets of 25 MiB. `--ring` uses the algorithm that sends the fewest bytes.
+# The options of each shape. Without options, one call reduces all elements. `--piece` cuts the elements into pieces, as large
+# as DistributedDataParallel's buckets of 25 MiB. `--ring` uses the algorithm that sends the fewest bytes.
 OPTIONS = {
     "gloo": [],
     "gloo-buckets": ["--piece", 6553600],
@@ -71,7 +71,7 @@ def run(program, machines, commands):
         except subprocess.TimeoutExpired:
             raise Failed(f"{os.path.basename(program)}: no result after {LIMIT_S} s") from None
     if any(process.returncode for process in processes):
-        raise Failed(f"{os.path.basename(program)}: a rank failed; its words are above")
+        raise Failed(f"{os.path.basename(program)}: a rank failed; its output is above")
     return json.loads(said[0])["median_round_seconds"]
 
 

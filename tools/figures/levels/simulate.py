@@ -143,7 +143,8 @@ def main():
     parser.add_argument("--model", choices=list(MODELS), default="googlenet")
     parser.add_argument("--piece-bytes", type=int, default=32768)
     parser.add_argument("--network", default="CM02", help="SimGrid's model of links: CM02, or LV08 with factors for TCP")
-    parser.add_argument("--crosstraffic", default="no", choices=["yes", "no"], help="whether a flow takes 5% of the way back")
+    parser.add_argument("--crosstraffic", default="no", choices=["yes", "no"],
+                        help="whether a flow also takes 5%% of the opposite direction, for acknowledgements")
     args = parser.parse_args()
     engine = simgrid.Engine(["simulate", f"--cfg=network/model:{args.network}",
                              f"--cfg=network/crosstraffic:{args.crosstraffic}", "--log=root.thres:warning"])

@@ -47,6 +47,6 @@ def summary(values):
 
 
 def jain(rates):
-    """Returns Jain's index of fairness: 1 if all have the same rate, 1 / n if one has all."""
+    """Returns Jain's index of fairness: 1 if all n jobs have the same rate, 1 / n if one job has the whole rate."""
     rates = list(rates)
     return sum(rates) ** 2 / (len(rates) * sum(rate * rate for rate in rates)) if any(rates) else 0.0

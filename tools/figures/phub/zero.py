@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures a hub whose workers compute nothing, for docs/figures/phub.md. It varies the way to divide work,
+"""Measures a hub whose workers compute nothing, for docs/figures/phub.md. This program varies the way to divide work,
 the size of chunks, the number of jobs, and the number of workers up to saturation. Writes phub.csv.
 Needs no root. A run that was interrupted continues."""
 

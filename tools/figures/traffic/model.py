@@ -13,8 +13,8 @@ import random
 CHUNK_BYTES = 32 << 10
 # The values that a step reads and writes in addition to the slots: weights and momentum (Nesterov).
 STATE = ["weights", "momentum"]
-# When a core sums the slots (workers' gradients) of a chunk: all slots when the last one has arrived; each slot when the slots of
-# all workers before it have arrived; each slot when it arrives.
+# When a core sums the slots (workers' gradients) of a chunk. Last: all slots when the last slot has arrived. In order: each
+# slot when the slots of all lower ranks have arrived. Any order: each slot when it arrives.
 WAYS = ["last", "in order", "any order"]
 # The numbers of chunks by which the last worker is behind the first.
 LAGS = [0, 16, 64, 256, 512, 1024, 2048, 4096]

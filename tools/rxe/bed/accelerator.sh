@@ -1,6 +1,7 @@
 #!/bin/bash
-# Prints the accelerator that guests use on this machine, `kvm` or `tcg`: `accelerator.sh DIRECTORY`. In a virtual machine,
-# /dev/kvm may exist but not work. So this script boots a guest with KVM once, and keeps the result in DIRECTORY/accelerator.
+# Prints the accelerator with which QEMU runs guests (virtual machines) here, `kvm` or `tcg`: `accelerator.sh DIRECTORY`. If this
+# machine is itself virtual, /dev/kvm may exist but not work. So this script boots a guest with KVM one time, and keeps the result
+# in DIRECTORY/accelerator.
 set -eu -o pipefail
 rxe_dir=$1
 if ! [ -s "$rxe_dir/accelerator" ]; then

@@ -1,25 +1,25 @@
 #!/bin/bash
-# Boots one guest with soft-RoCE, runs a command in it, and ends with the command's exit status:
+# Boots a guest (a virtual machine) with soft-RoCE, runs a command in the guest, and ends with the command's exit status:
 #
 #     tools/rxe/bed/guest.sh [OPTIONS] -- COMMAND [ARGUMENT...]
 #
 #     --cpus N           processors (2; 8 with --numa)
 #     --memory MB        memory (2048), half of it on each node
 #     --nics N           NICs (1): NIC i is nic<i>, with the address 10.77.<i>.1 and the RDMA device rxe<i>
-#     --numa             a PBox: two sockets, each with its memory and half of the NICs
-#     --join             NICs 0 and 1 are on one wire, 2 and 3 on the next ...
+#     --numa             the guest is like a PBox: two sockets, each with half of the memory and of the NICs
+#     --join             NICs 0 and 1 are on one wire, NICs 2 and 3 on the next wire, and so on
 #     --wires DIR        NIC i is on wire i, a socket in DIR; the guest at the other end has another --side
-#     --side 1|2         which end of the wires (1), and the last number of the addresses
+#     --side 1|2         the guest's end of the wires (1), which is also the last number of its addresses
 #     --timeout S        the guest is killed after S seconds (120)
 #     --kill-when TEXT   the guest is killed, as by a power failure, when it writes a line with TEXT
 #     --log FILE         a copy of the output (target/rxe/logs/guest.log)
-#     --name NAME        its name in messages (guest)
+#     --name NAME        the guest's name in messages (guest)
 #
-# The guest's root is the host's root, read-only, with writes kept in the guest's memory. Programs that were built on the host run
-# in the guest, in the same folder, with the caller's variables PHUB_* and RUST_*. The command may write results to the folder
-# $PHUB_RXE_OUT. They are kept if the caller has set this variable to a folder. The command also has PHUB_RXE_ADDRESS and
-# PHUB_RXE_PEER (the addresses of this and the other end of wire 0), PHUB_RXE_NICS, PHUB_RXE_SIDE, and PHUB_TEST_DEVICE (all
-# devices).
+# The guest's root is the host's root, read-only, with writes kept in the guest's memory. Programs that were built on the host
+# run in the guest, in the same folder, with the caller's variables PHUB_* and RUST_*. The command may write results to the
+# folder $PHUB_RXE_OUT. The results are kept if the caller has set PHUB_RXE_OUT to a folder. The command also has
+# PHUB_RXE_ADDRESS and PHUB_RXE_PEER (the addresses of this and the other end of wire 0), PHUB_RXE_NICS, PHUB_RXE_SIDE, and
+# PHUB_TEST_DEVICE (all devices).
 #
 # Exit status: that of the command; 124 after the timeout; 125 if the guest crashed; 137 if --kill-when killed the guest.
 set -eu -o pipefail
@@ -56,7 +56,7 @@ mkdir -p "$rxe_dir/runs"
 for old in "$rxe_dir"/runs/*; do
     if [ -s "$old/owner" ] && ! kill -0 "$(cat "$old/owner")" 2>/dev/null; then rm -rf "$old"; fi
 done
-# The folder that guest and host share. It has the command, and gets its results.
+# The folder that guest and host share. The host writes the command there, and the guest writes the results.
 run=$(mktemp -d "$rxe_dir/runs/$name.XXXXXX")
 echo $$ >"$run/owner"
 qemu=""
@@ -111,7 +111,7 @@ show() {
 mkdir -p "$(dirname "$log")"
 mkfifo "$run/pipe"
 begun=$SECONDS ended=0
-# live SECONDS: boots the guest and waits for its end, at most for this time.
+# live SECONDS: boots the guest and waits for its end, for at most SECONDS.
 live() {
     local shown
     show &
@@ -126,9 +126,9 @@ live() {
     : <>"$run/pipe"
     wait "$shown" || true
 }
-# On a busy host, an emulated processor can lose its timer while the guest's kernel measures the processor's speed. The guest then
-# hangs. With eight processors this happens in one of a few dozen boots. A guest that has not begun its command after 60 s is
-# taken to hang.
+# On a busy host, an emulated processor can lose its timer while the guest's kernel measures the processor's speed. The guest
+# then hangs. With eight processors this happens in one of a few dozen boots. If a guest has not begun its command after 60 s,
+# this script assumes that the guest hangs.
 boot_limit=60
 watch_boot() {
     local seconds

@@ -26,7 +26,7 @@ bring_up() {
         esac
     done
     for ((nic = 0; nic < PHUB_RXE_NICS; nic++)); do
-        # Room for 4096 bytes and RoCE's headers: the largest MTU that RDMA knows.
+        # The MTU has room for the largest RDMA packet, 4096 bytes, and RoCE's headers.
         ip link set "nic$nic" up mtu 4200 || fail "there is no nic$nic"
         ip address add "10.77.$nic.$PHUB_RXE_SIDE/24" dev "nic$nic"
         rdma link add "rxe$nic" type rxe netdev "nic$nic" || fail "no RDMA device on nic$nic"
@@ -34,8 +34,8 @@ bring_up() {
     done
 }
 
-# Two devices of one guest have local addresses, so the kernel would not send their packets over a wire. It does so with a route
-# for each source, without the filter of reverse paths, and with fixed neighbours.
+# Two devices of one guest have local addresses, so the kernel would not send their packets over a wire. The kernel uses the
+# wire if each source address has a route, the reverse-path filter is off, and neighbours are fixed.
 # `towards NIC OTHER`: makes packets of NIC to the address of OTHER use the wire.
 towards() {
     local nic=$1 other=$2

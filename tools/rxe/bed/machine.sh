@@ -20,8 +20,9 @@ machine_arguments() {
     # The wires are the only network: -nic none removes QEMU's default NIC.
     machine+=(-M q35 -m "${memory}M" -nic none -display none -vga none -no-reboot -monitor none)
     machine+=(-kernel "$rxe_dir/kernel/boot/vmlinuz-$(cat "$rxe_dir/kernel/version")" -initrd "$rxe_dir/initramfs")
-    # A panic ends the guest at once, without a verdict. With no_timer_check the kernel does not check its timer at the boot: it
-    # would panic unless ten ticks come within some milliseconds, which an emulated processor on a busy host does not get.
+    # After a panic the guest ends at once, without a result. With no_timer_check the kernel does not check its timer at the
+    # boot. The check would panic unless the timer ticks ten times within some milliseconds, which fails for an emulated
+    # processor on a busy host.
     machine+=(-append "console=ttyS0 loglevel=6 panic=-1 net.ifnames=0 no_timer_check" -serial "file:$run/console")
     machine+=(-fsdev "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap")
     machine+=(-device "virtio-9p-pci,fsdev=root,mount_tag=root")
@@ -45,7 +46,7 @@ two_sockets() {
 }
 
 # The first half of the NICs is on node 0. With --wires NIC i is on wire i, and with --join on a wire inside the guest. Without
-# both it is connected to nothing.
+# these two options the NIC is connected to nothing.
 add_nic() {
     local nic=$1 bus="" end other=$((3 - side))
     end="hubport,id=wire$nic,hubid=$((joined[nic]))"

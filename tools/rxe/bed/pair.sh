@@ -1,20 +1,20 @@
 #!/bin/bash
-# Boots two guests, NIC i of one joined to NIC i of the other by wire i, and runs a command in each:
+# Boots two guests (virtual machines), and runs a command in each guest. Wire i joins NIC i of the two guests:
 #
 #     tools/rxe/bed/pair.sh [OPTIONS] -- HUB_COMMAND... -- WORKER_COMMAND...
 #
 #     --nics N                   wires (2)
 #     --timeout S                both guests are killed after S seconds (180)
 #     --cpus N, --memory MB      and other options of guest.sh that have a value
-#     --kill-hub-when TEXT       the guest is killed when it writes a line with TEXT, and has then passed; it fails if it
-#     --kill-worker-when TEXT    ends before
+#     --kill-hub-when TEXT,      this side's guest is killed when it writes a line with TEXT, and has then passed; if it
+#     --kill-worker-when TEXT    ends without such a line, it has failed
 #
-# The hub is side 1 (10.77.<i>.1), the worker side 2 (10.77.<i>.2). PHUB_RXE_PEER is the address of the other side on wire 0. TCP
-# runs on the wires, too. `within 60 listens HOST PORT` of steps.sh waits for a program of the other side. `ip link set nic0 down`
-# in either guest cuts a wire. Each line of output begins with its side. The output is also in hub.log and worker.log in
-# target/rxe/logs (or PHUB_RXE_LOGS).
+# The hub is side 1 (10.77.<i>.1), the worker side 2 (10.77.<i>.2). PHUB_RXE_PEER is the address of the other side on wire 0.
+# TCP runs on the wires, too. `within 60 listens HOST PORT` of steps.sh waits for a program of the other side. `ip link set nic0
+# down` in either guest cuts a wire. Each line of output begins with the name of its side. The output is also in hub.log and
+# worker.log in target/rxe/logs (or PHUB_RXE_LOGS).
 #
-# Exit status: 0 if both sides passed, otherwise that of the first side that failed. The other side is then ended.
+# Exit status: 0 if both sides passed, else the exit status of the first side that failed. The other side is then ended.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 options=(--nics 2 --timeout 180) kill_hub_when="" kill_worker_when=""

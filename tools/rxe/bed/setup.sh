@@ -1,7 +1,7 @@
 #!/bin/bash
-# Installs the packages and files that guests with soft-RoCE need: `tools/rxe/bed/setup.sh`. It installs packages by apt-get. It
-# puts Debian's plain kernel, and an initramfs with the guests' modules, under target/rxe (or PHUB_RXE_DIR). It tests whether KVM
-# works on this machine. A second run finds everything and does nothing.
+# Installs the packages and files that guests (virtual machines) with soft-RoCE need: `tools/rxe/bed/setup.sh`. The script
+# installs packages by apt-get, and puts Debian's plain kernel, and an initramfs with the guests' modules, under target/rxe (or
+# PHUB_RXE_DIR). It tests whether KVM works on this machine. A second run finds everything and does nothing.
 set -eu -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 rxe_dir=${PHUB_RXE_DIR:-$here/../../../target/rxe}
@@ -34,7 +34,8 @@ install_packages() {
     sh "$here/../../install.sh" "rxe setup" $missing || exit 1
 }
 
-# The plain kernel, because Debian's cloud kernel has no rxe. Debian's package linux-image-amd64 depends on the newest one.
+# Gets the plain kernel, because Debian's cloud kernel has no rxe. Debian's package linux-image-amd64 depends on the newest
+# plain kernel.
 get_kernel() {
     local package
     [ -e "$rxe_dir/kernel/version" ] && return
@@ -54,7 +55,7 @@ get_kernel() {
     echo "${package#linux-image-}" >"$rxe_dir/kernel/version"
 }
 
-# A lock, so that of two guests that start at once only one sets up.
+# A lock: if two guests start at the same time, only one of their scripts installs, and the other waits.
 exec 9>"$rxe_dir/lock"
 flock 9
 install_packages

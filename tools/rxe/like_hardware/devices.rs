@@ -51,8 +51,8 @@ pub fn name_of(context: *mut ibv_context) -> CString {
     device_name(unsafe { (*context)._device })
 }
 
-/// Returns a device's name by the real function. The exported function would count as a call, and this library
-/// may be handling another call.
+/// Returns a device's name by the real function. This library may be handling another call now, and a call of the
+/// exported function would count, too.
 pub fn device_name(device: *mut ibv_device) -> CString {
     type Function = unsafe extern "C" fn(*mut ibv_device) -> *const c_char;
     // SAFETY: the function of this name has this type.
@@ -67,7 +67,7 @@ pub fn query_device(go_on: impl Fn() -> c_int, (_, attr): (*mut ibv_context, *mu
     let attr = unsafe { &mut *attr };
     if let Some(kind) = kind() {
         // The device must not report deeper completion queues than soft-RoCE can make. Otherwise a test would fail by
-        // soft-RoCE's limit, and not by this kind's.
+        // soft-RoCE's limit, and not by the limit of the imitated kind.
         (attr.max_qp_wr, attr.max_cqe) = (kind.max_qp_wr as c_int, kind.max_cqe.min(attr.max_cqe));
     }
     answer

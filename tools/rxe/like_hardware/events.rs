@@ -11,7 +11,8 @@ use crate::devices::name_of;
 use crate::ffi::*;
 use crate::log;
 
-/// Contexts that get their events from a pipe: the descriptors of the real events, and of the pipe.
+/// The contexts that get their events from a pipe. Each entry has the context, the descriptor of its real events, and
+/// the descriptor of the pipe.
 pub static EVENTS: Mutex<Vec<(usize, c_int, c_int)>> = Mutex::new(Vec::new());
 
 /// Contexts with a failed device.
@@ -29,7 +30,7 @@ pub fn events_of(context: *mut ibv_context) -> Option<(c_int, c_int)> {
     events.iter().find(|(of, ..)| *of == context as usize).map(|&(_, real, pipe)| (real, pipe))
 }
 
-/// Makes an object, such as a queue, while the context has the descriptor of the real events.
+/// Makes an object, such as a queue. Meanwhile the context has the descriptor of its real events, not of the pipe.
 pub fn with_real_events<T>(context: *mut ibv_context, make: impl Fn() -> T) -> T {
     let Some((real, pipe)) = events_of(context) else { return make() };
     // SAFETY: the caller's context is open. Other threads read its events by `get_async_event`.

@@ -27,7 +27,8 @@ pub fn infiniband() -> Vec<Infiniband> {
     text.lines().map(|line| port(line).unwrap_or_else(|| panic!("LIKE_INFINIBAND has {line:?}"))).collect()
 }
 
-/// Returns the path of RoCE that imitates this path of InfiniBand. Returns any other path unchanged.
+/// Returns the RoCE path that imitates this InfiniBand path. Returns a path that `LIKE_INFINIBAND` does not name
+/// unchanged.
 pub fn really(qp: *mut ibv_qp, said: &ibv_ah_attr, dgid: Ipv6Addr) -> ibv_ah_attr {
     let copy = || ibv_ah_attr {
         grh: ibv_global_route { dgid: ibv_gid { raw: said.grh.dgid.raw }, ..said.grh },

@@ -40,5 +40,5 @@ const KINDS: [Kind; 3] = [
 pub fn kind() -> Option<&'static Kind> {
     let name = std::env::var("LIKE_AS").ok()?;
     let found = KINDS.iter().find(|kind| kind.name == name);
-    Some(found.unwrap_or_else(|| panic!("LIKE_AS is {name:?}, and no kind of NIC that is known here")))
+    Some(found.unwrap_or_else(|| panic!("LIKE_AS is {name:?}; expected mlx5, mlx4 or bnxt_re")))
 }

@@ -1,5 +1,5 @@
-//! A libibverbs in front of the real one, for tests on soft-RoCE. It imitates hardware: it has limits, calls fail or are
-//! slow, and it logs the settings of queue pairs. All other calls go to the real library unchanged.
+//! A libibverbs in front of the real library, for tests on soft-RoCE. It imitates hardware: it has limits, calls fail
+//! or are slow, and it logs the settings of queue pairs. All other calls go to the real library unchanged.
 //!
 //! On the `unsafe` list. `binary.sh` builds it as `libibverbs.so.1`; a check puts its folder into
 //! LD_LIBRARY_PATH. Any thread may call it.
@@ -50,7 +50,7 @@ unsafe extern "C" {
 /// Returns the number in an environment variable, if it is set.
 fn setting(name: &str) -> Option<i64> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, which is no number")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}; expected a number")))
 }
 
 /// Writes a line into the log by one write, because several processes share the file.
@@ -61,7 +61,7 @@ fn log(line: String) {
         .expect("LIKE_LOG can be written");
 }
 
-/// Returns the result of a failing call that should make something.
+/// Sets errno, and returns the null pointer with which a call fails that should make an object.
 fn fail<T>(errno: c_int) -> *mut T {
     // SAFETY: the thread's own errno.
     unsafe { *__errno_location() = errno };

@@ -59,8 +59,8 @@ pub fn reg_mr_iova2(
 /// The regions in dma-bufs. Each entry has the region, and the address and size of the mapping of its dma-buf.
 pub static DMA_BUFS: Mutex<Vec<(usize, usize, usize)>> = Mutex::new(Vec::new());
 
-/// Registers a dma-buf as Linux's `ib_uverbs` and mlx5 do, by a mapping of the whole dma-buf. Some exporters of dma-bufs map
-/// them from the start only.
+/// Registers a dma-buf as Linux's `ib_uverbs` and mlx5 do, by a mapping of the whole dma-buf. Some exporters of
+/// dma-bufs can map a dma-buf only from its start.
 pub fn reg_dmabuf_mr(
     _: impl Fn() -> *mut ibv_mr,
     (pd, offset, bytes, iova, fd, access): (*mut ibv_pd, u64, usize, u64, c_int, c_int),

@@ -1,4 +1,4 @@
-//! Newtype numbers of the machine's parts, so that a cpu number is never used as a node number.
+//! A type for the numbers of each kind of part of the machine, so that a cpu number is never used as a node number.
 //!
 //! This module must not depend on what the parts are made of.
 

@@ -49,7 +49,7 @@ pub struct Host {
     pub caches: Vec<Cache>,
     /// NICs, in the natural order of their names (`eth2` before `eth10`); [`NicId`] is the index.
     pub nics: Vec<Nic>,
-    /// Sentences about what the reader did not find or had to guess, with the reasons.
+    /// Sentences about facts that the reader of the machine did not find or had to guess, with the reasons.
     pub notes: Vec<String>,
 }
 

@@ -1,7 +1,7 @@
 //! A network interface as placement sees it: its locality, its speed, its names.
 //!
-//! One [`Nic`] is one device, not one port. An RDMA device and its net devices are one NIC with all their
-//! names. This module must not depend on how a NIC was found, and has no addresses and peers.
+//! One [`Nic`] is one device, not one port. An RDMA device and its net devices are one NIC with all their names. This
+//! module must not depend on how a NIC was found, and knows no network addresses or peers.
 
 use super::ids::{NodeId, SocketId};
 use super::pci::PciAddress;
@@ -19,7 +19,7 @@ pub struct Nic {
     pub node: Option<NodeId>,
     /// The socket of the NIC; `None` if unknown.
     pub socket: Option<SocketId>,
-    /// The PCI function. For soft-RoCE, it is the function of the net device below.
+    /// The PCI function of the NIC. For soft-RoCE, the PCI function of the net device below it.
     pub pci: Option<PciAddress>,
     /// The speed, if known.
     pub speed: Option<Speed>,

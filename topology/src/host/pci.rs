@@ -24,7 +24,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// The error of a text that has not the form `dddd:bb:dd.f`.
+/// The error for a text that does not have the form `dddd:bb:dd.f`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{seen}\" is not a PCI address: expected domain:bus:device.function in hexadecimal, such as 0000:3b:00.1"

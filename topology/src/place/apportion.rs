@@ -7,8 +7,8 @@
 
 use std::cmp::Ordering;
 
-/// Returns the claimant that gets the next seat, of equals the one with the lowest index. Returns `None` if
-/// no claimant is open.
+/// Returns the claimant that gets the next seat. If the claims of several are equal, returns the claimant with the
+/// lowest index. Returns `None` if no claimant is open.
 pub fn next_seat(weights: &[u64], seats: &[u64], open: impl Fn(usize) -> bool) -> Option<usize> {
     let mut best: Option<usize> = None;
     for at in (0..weights.len()).filter(|&at| open(at)) {
@@ -19,7 +19,8 @@ pub fn next_seat(weights: &[u64], seats: &[u64], open: impl Fn(usize) -> bool) -
     best
 }
 
-/// Returns how many of `total` seats each claimant gets, in addition to the `seats` that it has.
+/// Deals `total` more seats to claimants that already have `seats`. Returns how many of the new seats each claimant
+/// gets.
 pub fn deal_seats(weights: &[u64], seats: &[u64], total: usize) -> Vec<u64> {
     let mut held = seats.to_vec();
     for _ in 0..total {

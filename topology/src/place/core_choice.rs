@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
-/// The number of cores of the fastest NIC. With two cores, one core can post sends while the other core runs
+/// The number of cores that the fastest NIC may have. With two cores, one core can post sends while the other core runs
 /// the optimizer. With more than four cores, the queue pairs of many workers crowd the NIC's cache.
 const CORES_OF_A_NIC: RangeInclusive<u64> = 2..=4;
 
@@ -54,13 +54,16 @@ pub fn choose(
     }
     let shared = chosen.len() - chosen.iter().map(|cpu| cpu.core).collect::<BTreeSet<_>>().len();
     if shared > 0 {
-        reasons.push(format!("{shared} of the {} owners share a physical core with another.", chosen.len()));
+        reasons.push(format!(
+            "{shared} of the {} owners share a physical core with another owner.",
+            chosen.len()
+        ));
     }
     Ok(chosen)
 }
 
-/// Removes cores of less capacity, unless the request names them. All cores have equal bytes, so each round
-/// would wait for the slow ones.
+/// Removes cores of less capacity, unless the request names them. All cores have equal bytes, so each round would wait
+/// for the slow cores.
 fn leave_slow_cores_out(choice: &CoreChoice, cpus: &mut Vec<&Cpu>, reasons: &mut Vec<String>) {
     let fast = cpus.iter().filter(|cpu| !cpu.slow).count();
     let wanted = match choice {
@@ -79,9 +82,9 @@ fn leave_slow_cores_out(choice: &CoreChoice, cpus: &mut Vec<&Cpu>, reasons: &mut
     }
 }
 
-/// Orders the cpus of each node so that neighbours in the order have different last-level caches. The link
-/// between one cache and the memory has only a part of the memory's speed. Returns the number of caches, or 0
-/// if no node has several.
+/// Orders the cpus of each node so that neighbours in the order have different last-level caches. So the chosen cpus
+/// use many caches: the link between one cache and the memory has only a part of the memory's speed. Returns the number
+/// of caches, or 0 if no node has several.
 fn in_turn_over_caches(host: &Host, cpus: &mut [&Cpu]) -> usize {
     let mut cores: BTreeMap<(NodeId, Option<usize>), BTreeSet<CoreId>> = BTreeMap::new();
     let group = |cpu: &Cpu| (cpu.node, last_cache(host, cpu.id));
@@ -98,7 +101,7 @@ fn in_turn_over_caches(host: &Host, cpus: &mut [&Cpu]) -> usize {
     if has_several { shared.len() } else { 0 }
 }
 
-/// Returns the index of the cache between a cpu and the memory.
+/// Returns the index of the cpu's last-level cache, which is next to the memory.
 fn last_cache(host: &Host, cpu: CpuId) -> Option<usize> {
     let of_cpu = host.caches.iter().enumerate().filter(|(_, cache)| cache.cpus.binary_search(&cpu).is_ok());
     of_cpu.max_by_key(|(_, cache)| cache.level).map(|(index, _)| index)
@@ -109,8 +112,8 @@ fn every_core(allowed: &[&Cpu]) -> Vec<Cpu> {
     allowed.iter().filter(|cpu| seen.insert(cpu.core)).map(|&cpu| cpu.clone()).collect()
 }
 
-/// Chooses as many of these cpus as keep the loads of NICs with RDMA even. All cores have equal bytes, so a
-/// NIC's share of the bytes is the share of its cores.
+/// Chooses a subset of these cpus that makes the loads of NICs with RDMA even. All cores have equal bytes, so a NIC's
+/// share of the bytes is the share of its cores.
 fn even_over_nics(mut cpus: Vec<Cpu>, nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Cpu> {
     if !nics.iter().any(|nic| nic.has_rdma) {
         return cpus;
@@ -147,8 +150,8 @@ fn seats(nics: &[UsedNic], fastest: u64) -> Vec<u64> {
     nics.iter().map(|nic| of(nic).max(1) as u64).collect()
 }
 
-/// Compares the bytes that all NICs carry together with the numbers of cores `a` and with the numbers `b`.
-/// All cores have equal bytes, so the NIC with the least speed per core is the limit.
+/// Compares two choices of each NIC's number of cores, `a` and `b`, by the bytes that all NICs together carry. All
+/// cores have equal bytes, so the NIC with the least speed per core is the limit.
 fn compare_carried(nics: &[UsedNic], a: &[u64], b: &[u64]) -> Ordering {
     let carried = |seats: &[u64]| {
         let of = nics.iter().zip(seats).map(|(nic, &seats)| (u128::from(nic.weight), u128::from(seats)));
@@ -226,7 +229,7 @@ fn spread(allowed: &[&Cpu], count: usize, nics: &[UsedNic], reasons: &mut Vec<St
                 taken[at] += 1;
                 chosen.extend(pools[at].free.pop_front().cloned());
             }
-            // Every physical core has an owner, so the next thread of each core becomes free.
+            // No free cpu is left: every physical core has an owner. So the next thread of each core becomes free.
             None => match ranks.next() {
                 Some(rank) => pools.iter_mut().for_each(|pool| {
                     pool.free.extend(rank.iter().filter(|cpu| cpu.node == pool.node));

@@ -5,12 +5,12 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Returns the bin of each item: the heaviest item first, each to the least-loaded bin.
+/// Returns the bin of each item. Items are assigned one by one, the heaviest item first, each to the least-loaded bin.
 ///
-/// The result is the same on every machine: of equal weights the lower index comes first, and of equally
-/// loaded bins the lowest is taken. No load is more than 4/3 - 1/(3 * bins) of the best possible maximum
-/// (Graham 1969). [`place`](crate::place::place) uses this rule. So both ends of a link can compute the owner
-/// table from the weights and the number of bins.
+/// The result is the same on every machine: of two items with equal weights, the item with the lower index is first,
+/// and of equally loaded bins the lowest is taken. No load is more than 4/3 - 1/(3 * bins) times the best possible
+/// maximum load (Graham 1969). [`place`](crate::place::place) uses this rule. So both ends of a link can compute the
+/// owner table from the weights and the number of bins.
 ///
 /// The cost is O(n log n): a million items take about a tenth of a second.
 ///
@@ -38,8 +38,8 @@ pub fn lpt_by_share(weights: &[u64], shares: &[u64]) -> Vec<u32> {
     for item in order {
         let weight = u128::from(weights[item]);
         let best = if classes.len() == 1 { 0 } else { soonest_class(&classes, weight) };
-        // The weight of this item must be added. PHub's published code added the weight of another item, and
-        // then the fullest bin held 1.874 times the mean.
+        // The weight added must be that of this item. PHub's published code added the weight of another item, and its
+        // fullest bin held 1.874 times the mean.
         if let Some(mut top) = classes[best].bins.peek_mut() {
             bin_of[item] = top.0.bin;
             top.0.load += weight;
@@ -72,8 +72,8 @@ fn classes(shares: &[u64]) -> Vec<Class> {
     distinct.into_iter().map(|share| Class { share: u128::from(share), bins: bins_of(share) }).collect()
 }
 
-/// Returns the class with the bin that would finish an item of this weight first. If several would, returns
-/// the class with the lowest bin.
+/// Returns the class with the bin that would finish an item of this weight first. If several bins would finish it at
+/// the same time, the lowest bin counts.
 fn soonest_class(classes: &[Class], weight: u128) -> usize {
     let mut best: Option<(usize, u128, u128, u32)> = None;
     for (at, class) in classes.iter().enumerate() {
@@ -105,7 +105,7 @@ mod tests {
         loads
     }
 
-    /// Computes the owners by the rule, in ten lines. It is the oracle of the tests.
+    /// Computes the owners in ten lines, straight from the rule. It is the oracle of the tests.
     fn naive(weights: &[u64], shares: &[u64]) -> Vec<u32> {
         let mut order: Vec<usize> = (0..weights.len()).collect();
         order.sort_by_key(|&item| Reverse(weights[item]));

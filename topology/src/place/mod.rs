@@ -49,17 +49,17 @@ pub enum CoreChoice {
     /// out if there are faster ones.
     #[default]
     EveryCore,
-    /// Every core, as in [`EveryCore`](Self::EveryCore), if no NIC has RDMA. With RDMA, the fastest NIC gets
-    /// two to four cores of its node. Each other NIC gets a number of cores as near as possible to its share
-    /// by speed. If there are too few cores for that, every core is used.
+    /// Every core, as in [`EveryCore`](Self::EveryCore), if no NIC has RDMA. With RDMA, the fastest NIC gets two to
+    /// four cores of its node. Each other NIC gets as many cores as fit its speed, compared with the fastest NIC. If
+    /// there are too few cores for that, every core is used.
     EvenOverNics,
     /// Half of the cores of [`EveryCore`](Self::EveryCore), at least one; the rest is for workers on the same
     /// host. The cores are spread like the cores of [`Count`](Self::Count). If NICs have RDMA, only as many
     /// cores are used as [`EvenOverNics`](Self::EvenOverNics) would choose.
     HalfOfTheCores,
-    /// This number of cpus, spread over the nodes in proportion to the speed of their NICs. Each node with
-    /// NICs gets its first cpu before any node gets a second. One cpu of each physical core comes first, and
-    /// then its siblings. Slow cpus are used only if all faster cpus are used.
+    /// This number of cpus, spread over the nodes in proportion to the speed of their NICs. Each node with NICs gets
+    /// its first cpu before any node gets a second cpu. One cpu of each physical core is used before a second cpu of
+    /// any core. Slow cpus are used only if all faster cpus are used.
     Count(usize),
     /// Exactly these cpus, in this order. The first is slot 0.
     Cpus(Vec<CpuId>),
@@ -68,9 +68,9 @@ pub enum CoreChoice {
 /// The NICs that may be used, by any of their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicChoice {
-    /// The names of the only NICs to use, in any state. If it is `None`, every fit NIC is used. A fit NIC has
-    /// a link, and at least an eighth of the fastest speed. It has RDMA if any NIC has. A slower NIC, such as
-    /// a management port next to ports of 100 Gb/s, would slow down all other NICs.
+    /// The names of the only NICs to use, even if they are not fit. If `None`, every fit NIC is used. A fit NIC has a
+    /// link, and at least an eighth of the fastest NIC's speed. If any NIC has RDMA, only NICs with RDMA are fit. A
+    /// slower NIC, such as a management port next to ports of 100 Gb/s, would slow down all other NICs.
     pub only: Option<Vec<String>>,
     /// NICs that must not be used.
     pub except: Vec<String>,
@@ -147,16 +147,17 @@ pub enum PlaceError {
 ///
 /// The rules follow PHub's:
 /// - items go to cores by LPT ([`lpt`]), so that loads are even, unless the request names their owners;
-/// - a core uses NICs of its own NUMA node; if there are none, NICs of its own socket; otherwise any NIC;
+/// - a core uses NICs of its own NUMA node; if the node has none, NICs of its own socket; if the socket has none, any
+///   NIC;
 /// - every NIC in use has a core, and its number of cores is in proportion to its speed;
 /// - if a node has more NICs than cores, a core has several NICs, and its items are spread over them in
 ///   proportion to their speeds.
 ///
-/// [`Plan::reasons`] lists how the plan departs from the ideal, with the reasons.
+/// [`Plan::reasons`] lists how the plan departs from these rules, with the reasons.
 ///
 /// # Panics
 ///
-/// Panics if the request's owners are not as many as its items, or if an owner is none of the cores.
+/// Panics if the request has owners, but not one for each item, or if an owner is none of the cores.
 pub fn place(host: &Host, request: &Request<'_>) -> Result<Plan, PlaceError> {
     let items = request.weights.len();
     let total = request.weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));

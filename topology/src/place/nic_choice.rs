@@ -16,7 +16,7 @@ pub struct UsedNic {
     pub name: String,
     pub node: Option<NodeId>,
     pub socket: Option<SocketId>,
-    /// The speed in bits per second, or a substitute if the speed is unknown; never 0.
+    /// The speed in bits per second; never 0. If the speed is unknown, the lowest known speed of the NICs, or 1.
     pub weight: u64,
     pub has_rdma: bool,
 }
@@ -56,7 +56,7 @@ pub fn choose(
         reasons
             .push(format!("The speed of {names} is unknown: counted as {slowest}, the slowest known speed."));
     } else if unknown.len() > 1 {
-        reasons.push("No NIC's speed is known: all NICs count the same.".into());
+        reasons.push("No NIC's speed is known: all NICs count as equally fast.".into());
     }
     let used = |(id, nic): (NicId, &Nic)| UsedNic {
         id,

@@ -7,7 +7,7 @@ use super::nic_choice::UsedNic;
 use crate::host::{CoreId, Cpu, CpuId, Host, NicId, NodeId, SocketId};
 use std::fmt;
 
-/// The number of an owner: from 0 to the number of owning cores minus 1, without gaps.
+/// The number of a core among the owning cores: 0, 1, 2, ..., without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CoreSlot(pub u32);
 
@@ -37,8 +37,8 @@ pub struct PlacedCore {
     pub socket: SocketId,
     /// The NUMA node on which the core's memory should be.
     pub node: NodeId,
-    /// The NICs that the core uses, ascending. Empty if the plan uses no NIC. Several if there are more NICs
-    /// than cores.
+    /// The NICs that the core uses, ascending. Empty if the plan uses no NIC. A core has several NICs if its node has
+    /// more NICs than cores.
     pub nics: Vec<NicId>,
     /// The number of items that the core owns.
     pub items: usize,
@@ -66,7 +66,7 @@ pub struct PlacedNic {
     pub items: usize,
     /// The number of bytes that pass through the NIC.
     pub load_bytes: u64,
-    /// The speed in bits per second, or a substitute if the speed is unknown.
+    /// The speed in bits per second. If the speed is unknown, the lowest known speed of the NICs, or 1.
     pub weight: u64,
 }
 
@@ -131,7 +131,7 @@ impl Plan {
         (!self.nics.is_empty()).then(|| balance(self.nics.iter().map(|nic| (nic.load_bytes, nic.weight))))
     }
 
-    /// Returns sentences that say how the plan departs from the ideal, and why.
+    /// Returns sentences that say how the plan departs from the rules of [`place`](super::place), and why.
     pub fn reasons(&self) -> &[String] {
         &self.reasons
     }
@@ -153,7 +153,7 @@ fn balance(loads: impl Iterator<Item = (u64, u64)> + Clone) -> Balance {
     }
 }
 
-/// The decisions of the steps of [`place`](super::place).
+/// The decisions that [`place`](super::place) has made, from which it makes the plan.
 pub(super) struct PlanParts<'a> {
     pub host: &'a Host,
     pub weights: &'a [u64],
@@ -165,7 +165,7 @@ pub(super) struct PlanParts<'a> {
     pub reasons: Vec<String>,
 }
 
-/// The imbalance of NICs above which the plan has a remark on it.
+/// The largest imbalance of the NICs' loads (max/mean) without a remark in the plan.
 const NIC_BALANCE_LIMIT: f64 = 1.05;
 
 impl PlanParts<'_> {

@@ -21,7 +21,7 @@ pub struct NodeCores {
     pub cores: usize,
 }
 
-/// Returns the group that serves each NIC. Returns an empty list if there are no groups.
+/// Returns the group (the owners of one node) that serves each NIC. Returns an empty list if there are no groups.
 pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
     if groups.is_empty() {
         return Vec::new();
@@ -40,7 +40,8 @@ pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
         let near = |group: usize| nics[at].socket == Some(groups[group].socket);
         let any_near = (0..groups.len()).any(near);
         let open = (0..groups.len()).filter(|&group| near(group) || !any_near);
-        // The speed per core after adding the NIC is compared, by cross-multiplication. `min_by` keeps the first of equals.
+        // Compares the NIC speed per core that the groups would have with the added NIC, by cross-multiplication.
+        // `min_by` keeps the first of equal groups.
         let speed = |group: usize| load[group] + u128::from(nics[at].weight);
         let per_core = |a: &usize, b: &usize| {
             (speed(*a) * groups[*b].cores as u128).cmp(&(speed(*b) * groups[*a].cores as u128))

@@ -7,7 +7,8 @@
 use crate::cpulist;
 use std::path::Path;
 
-/// Returns the cpus of the affinity mask. Returns `None` and adds a note if there is no such file or line.
+/// Returns the cpus of the affinity mask. Returns `None` and adds a note if the file `status` or its line for the mask
+/// cannot be read.
 pub(crate) fn allowed_cpus(status: &Path, notes: &mut Vec<String>) -> Option<Vec<u32>> {
     let text = match std::fs::read_to_string(status) {
         Ok(text) => text,

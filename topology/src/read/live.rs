@@ -1,7 +1,7 @@
 //! The machine this process runs on, from hwloc and sysfs together.
 //!
-//! hwloc is better for the tree and for PCI locality, and sysfs for net devices, port speeds and soft-RoCE.
-//! This module must not depend on how either reader works.
+//! hwloc is better for the tree and for PCI locality, and sysfs for net devices, port speeds and soft-RoCE. This module
+//! must not depend on how these two readers work.
 
 use super::survey::Survey;
 use super::{HostError, affinity, sysfs};
@@ -36,9 +36,9 @@ fn survey(allowed: Option<&[u32]>, notes: &mut Vec<String>) -> Result<Survey, Ho
     survey.nics = match sysfs::read_nics(Path::new(SYS), &mut survey.notes) {
         Ok(by_sysfs) => merge(by_sysfs, &by_hwloc),
         Err(error) => {
-            survey
-                .notes
-                .push(format!("The only facts about NICs are hwloc's, because sysfs failed: {error}"));
+            survey.notes.push(format!(
+                "The NICs are described by hwloc alone, because sysfs could not be read: {error}"
+            ));
             by_hwloc
         }
     };

@@ -1,8 +1,8 @@
 //! The raw findings of a reader before they become a [`Host`]: unsorted, with gaps.
 //!
-//! Every reader needs the same steps: sorting, core numbers without gaps, and the socket of each node.
-//! Another step gives a cpu its node if the source names no node for the cpu. This module must not depend on
-//! which reader made the findings.
+//! The findings of every reader need the same steps: sorting, core numbers without gaps, and the socket of each node.
+//! Also, a cpu for which the source names no node gets a node. This module must not depend on which reader made the
+//! findings.
 
 use crate::host::{
     Cache, CoreId, Cpu, CpuId, Host, Nic, Node, NodeId, Socket, SocketId, Source, natural_order,
@@ -139,8 +139,7 @@ impl Survey {
 }
 
 fn dense_cores(found: &[FoundCpu], slow: &[u32]) -> Vec<Cpu> {
-    // Cores are numbered by socket, and then by their first cpu, so that the order of cores follows that of
-    // cpus.
+    // Cores are numbered by socket, and then by their first cpu, so that cores are in the same order as their cpus.
     let mut first_cpu: BTreeMap<(SocketId, u64), CpuId> = BTreeMap::new();
     for cpu in found {
         first_cpu.entry((cpu.socket, cpu.core)).or_insert(cpu.id);

@@ -11,8 +11,8 @@ use std::fmt::Write;
 
 const BAR_CHARS: usize = 20;
 
-/// Returns the machine as an indented tree, and then the plan core by core. `noun` is the caller's word for
-/// an item; its plural has an s.
+/// Returns the machine as an indented tree, and then the plan core by core. `noun` is the caller's word for an item;
+/// the plural is made with an s.
 pub fn text(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -193,7 +193,7 @@ fn balance(balance: &Balance) -> String {
     )
 }
 
-/// Returns a bar relative to the largest load, and the percentage of the total.
+/// Returns a bar whose length shows `part` relative to the largest load, and the percentage of the total.
 fn share_bar(part: u64, fullest: u64, total: u64) -> String {
     let ratio = |of: u64| if of == 0 { 0.0 } else { part as f64 / of as f64 };
     let full = (ratio(fullest) * BAR_CHARS as f64).round() as usize;

@@ -62,7 +62,7 @@ pub unsafe extern "C" fn phub_config_new(
     })
 }
 
-/// Adds a key, in the order of the forward pass. Its number is the number of keys that were added before. `lr_mult` and `wd_mult`
+/// Adds a key, in the order of the forward pass. Its number counts the keys that were added before it. `lr_mult` and `wd_mult`
 /// multiply learning rate and weight decay.
 ///
 /// # Safety
@@ -91,7 +91,10 @@ pub unsafe extern "C" fn phub_config_add_key(
         };
         let shape = match dims {
             0 => Vec::new(),
-            _ if shape.is_null() => return Err(Failure::invalid(format!("key {name:?}: its shape is null"))),
+            _ if shape.is_null() => {
+                let words = format!("key {name:?}: its shape is null; expected {dims} sizes");
+                return Err(Failure::invalid(words));
+            }
             // SAFETY: not null, and the caller's promise.
             _ => unsafe { std::slice::from_raw_parts(shape, dims) }.to_vec(),
         };
@@ -118,7 +121,7 @@ pub unsafe extern "C" fn phub_config_add_layer(
         // SAFETY: the caller's promise.
         let PhubConfig { layers, .. } = unsafe { changeable(config) }?;
         if count == 0 || keys.is_null() {
-            let words = format!("layer {}: it has no keys; expected the keys of the layer", layers.len());
+            let words = format!("layer {}: it has no keys; expected at least one key", layers.len());
             return Err(Failure::invalid(words));
         }
         // SAFETY: not null, and the caller's promise.
@@ -132,7 +135,7 @@ pub unsafe extern "C" fn phub_config_add_layer(
 /// and none removes a value.
 ///
 /// - "chunk_bytes", "slice_bytes": sizes in bytes.
-/// - "clip_norm", "clip_norm_last", "skip_spikes": a number, or none. "ema": a decay, or none.
+/// - "clip_norm", "clip_norm_last", "skip_spikes": a number, or none. "ema": the decay of averages of the weights, or none.
 /// - "skip_nonfinite", "maximize", "answers_ahead": true or false. With "clip_norm", "skip_nonfinite" and "skip_spikes", all keys
 ///   of a round must be pushed before the first phub_wait.
 /// - "schedule": kvstore, layerwise, sliced or p3.
@@ -140,10 +143,10 @@ pub unsafe extern "C" fn phub_config_add_layer(
 /// - "consistency": bsp, ssp:S or asp.
 /// - "on_loss": stop or continue.
 /// - "weights": shared or private.
-/// - "compression": a codec with its settings, such as qsgd:8:512, or none. "seed": the seed of its randomness.
+/// - "compression": a codec with its settings, such as qsgd:8:512, or none. "seed": the seed of the codec's random numbers.
 /// - "transport": shm, verbs or tcp.
 /// - "checksum": true or false, for everything that is sent over TCP.
-/// - "tcp_congestion": auto, system, or a name of the kernel's.
+/// - "tcp_congestion": auto, system, or the name of a congestion control that the kernel has.
 /// - "nics": a list of NICs. "rails": pairs OWN-NIC=HUB-NIC, with commas between them.
 /// - "cores": the number of each hub's cores that the job gets.
 /// - "compare_every": the number of rounds between comparisons of all workers' weights.

@@ -13,7 +13,7 @@ pub(crate) fn enter(call: impl FnOnce() -> Result<(), Failure>) -> PhubStatus {
         Err(panic) => {
             let words = panic.downcast_ref::<&str>().map(ToString::to_string);
             let words = words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            let words = format!("a defect of libphub, please report it: {words}");
+            let words = format!("a defect of libphub; report it with this text: {words}");
             keep(Failure { status: PhubStatus::Internal, words })
         }
     }

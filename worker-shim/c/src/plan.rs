@@ -14,7 +14,7 @@ use crate::status::{Failure, PhubStatus};
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PhubPullPlan {
-    /// The number of batches; 0 without a plan: nothing is pulled in batches, or the layers' times are not measured yet.
+    /// The number of batches. 0 if there is no plan: nothing is pulled in batches, or the layers' times are not measured yet.
     pub batches: usize,
     /// The part of a pull's time that does not depend on its bytes, as measured; NaN if the batches depend on no measurement.
     pub start_up: f64,

@@ -15,7 +15,7 @@ pub struct PhubSession {
     on_wait: OnWait,
 }
 
-/// A callback that returns whether the call that waits must end: any value except 0 ends it.
+/// A callback that returns whether the call that waits must end: any value except 0 ends the call.
 pub type PhubInterrupted = Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>;
 
 /// The callback of a caller, and its argument.
@@ -136,9 +136,9 @@ pub unsafe extern "C" fn phub_join(
     })
 }
 
-/// Writes the address of a key's gradient, and its length in bytes. Returns an error with the setting "dma_buf". Write the
-/// gradient only while the key is not in flight: from its phub_wait to its next phub_push. The memory is the same for the
-/// whole session.
+/// Writes the address of a key's gradient, and its length in bytes. Fails if the setting "dma_buf" was set, because the memory
+/// then has no address in this process. Write the gradient only while the key is not in flight: from its phub_wait to its next
+/// phub_push. The memory is the same for the whole session.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
@@ -244,8 +244,8 @@ pub unsafe extern "C" fn phub_is_ready(
     unsafe { enter_session(session, call) }
 }
 
-/// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it. Returns
-/// an error with the optimizers "average" and "sum".
+/// Changes the learning rate from the next round on, for all workers. Call it between rounds; every worker may call it. Fails
+/// if the job's optimizer is "average" or "sum".
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed.

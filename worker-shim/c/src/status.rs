@@ -26,7 +26,7 @@ pub enum PhubStatus {
     Others = 5,
     /// The job failed, or its hub is lost: the session is over. For a reader: the hub was away for too long.
     Lost = 6,
-    /// The callback that phub_join or phub_subscribe got ended the wait.
+    /// The wait was ended by the callback that the caller gave to phub_join or phub_subscribe.
     Interrupted = 7,
     /// Memory, threads or descriptors ran out.
     Exhausted = 8,
@@ -60,7 +60,8 @@ impl Failure {
 /// Stores the text of a failure for this thread. Returns the status for the caller.
 pub(crate) fn keep(failure: Failure) -> PhubStatus {
     let words = CString::new(failure.words.replace('\0', " ")).unwrap_or_default();
-    // A destructor of the thread's other data may call after this data is gone: it gets the status alone.
+    // When a thread ends, a destructor may make a call after `LAST` is destroyed. This call returns only its
+    // status.
     let _ = LAST.try_with(|last| last.replace(words));
     failure.status
 }

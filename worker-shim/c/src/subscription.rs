@@ -119,12 +119,12 @@ impl Settings {
         })
     }
 
-    /// Checks that there is no setting that only a hub takes.
+    /// Checks that there is no setting that is only for subscriptions to hubs.
     fn check_for_directory(&self) -> Result<(), Failure> {
         let of_hubs = self.dtype.is_some() || self.ema || self.token.is_some() || self.hub_wait.is_some();
         if of_hubs || self.fetch_deltas || self.names != Names::default() {
-            let words = "settings: a directory has the job, names and type of its publisher; expected \"every\", \"each\" and \
-                         \"timeout\" alone";
+            let words = "settings: a directory has the job, names and type that its publisher chose; expected only \"every\", \
+                         \"each\" and \"timeout\"";
             return Err(Failure::invalid(words));
         }
         Ok(())
@@ -160,8 +160,8 @@ unsafe fn subscribe(
 }
 
 /// Subscribes to the weights of a job, as a reader that no worker waits for. `hub` is the control port of the job's hub, or of all
-/// its hubs with commas between them. The hubs are asked at the first phub_next_version. `settings` may be null, or is JSON such
-/// as {"dtype": "bf16", "each": 100}:
+/// its hubs with commas between them. The first phub_next_version sends the first request to the hubs. `settings` may be null, or
+/// is JSON such as {"dtype": "bf16", "each": 100}:
 ///
 /// - "dtype": f32, bf16 or f16, each weight rounded to the nearest number. "ema": true for the averages of the weights.
 /// - "names": other names for keys, {"the job's key": "the name of the tensor"}. A name may have its own type, {"the job's key":

@@ -44,7 +44,7 @@ fn a_panic_does_not_cross_the_frames_of_c() {
     // SAFETY: two elements of four bytes, and a function that reads none of them.
     unsafe { qsort(two.as_mut_ptr().cast(), 2, 4, compare) };
     assert_eq!(COMPARED.load(Ordering::Relaxed), 1);
-    assert_eq!(words(), "a defect of libphub, please report it: on purpose, number 0");
+    assert_eq!(words(), "a defect of libphub; report it with this text: on purpose, number 0");
 }
 
 /// Panics on the session's own thread.

@@ -92,7 +92,7 @@ static void wrong_pulls(const char *hub) {
     phub_config_free(config);
 }
 
-/* A layer of two keys and a layer of one: there is a plan after six rounds. */
+/* A layer of two keys and a layer of one key: there is a plan after six rounds. */
 static void pulls(const char *hub) {
     enum { KEYS = 3, ROUNDS = 8 };
     PhubSession *session;
@@ -171,7 +171,7 @@ static void wrong_joins(const char *hub) {
     phub_config_free(config);
 }
 
-/* Norms that are no bound, and terms that exclude each other. */
+/* Values that cannot be a bound of the norm, and settings that exclude each other. */
 static void wrong_norms(const char *hub) {
     const char *const wrong[] = {"0", "-1", "nan", "inf"};
     PhubSession *session;
@@ -216,7 +216,7 @@ static void waits_for_a_norm(const char *hub) {
     phub_session_free(session);
 }
 
-/* Runs after the thread's own data is gone, also the text of its last error. */
+/* Runs after the thread's own data is gone, including the text of its last error. */
 static void at_the_end_of_a_thread(void *session) {
     uint32_t round = 0;
     if (phub_push(session, 99) != PHUB_STATUS_INVALID || phub_next_round(session, &round) != PHUB_STATUS_OK || round != 1) {

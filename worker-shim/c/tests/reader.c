@@ -201,7 +201,7 @@ static void wrong_settings(const char *hub, const char *directory) {
     EXPECT(phub_subscribe(&s, hub, "c", "{\"token\": \"x y\"}", NULL, NULL), INVALID, "the setting `token`");
     EXPECT(phub_subscribe_directory(NULL, directory, NULL, NULL, NULL), INVALID, "subscription is null");
     EXPECT(phub_subscribe_directory(&s, NULL, NULL, NULL, NULL), INVALID, "directory is null");
-    EXPECT(phub_subscribe_directory(&s, directory, "{\"ema\": true}", NULL, NULL), INVALID, "of its publisher");
+    EXPECT(phub_subscribe_directory(&s, directory, "{\"ema\": true}", NULL, NULL), INVALID, "that its publisher chose");
     phub_subscription_close(NULL);
     phub_version_free(NULL);
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Measures steps with the hub, and with DDP over gloo, on links of a limited rate. Four workers have 1 Gbit/s each, and the
-# hub has four times that rate. All are network namespaces of this machine. Needs root, a release build of phub-server and
-# `make python`.
+# Measures steps with the hub, and with DDP over gloo, on links of a limited rate. Four workers have 1 Gbit/s each, and the hub
+# has four times that rate. The hub and each worker are network namespaces of this machine. Needs root, a release build of
+# phub-server and `make python`.
 #
 #     sudo worker-shim/python/benches/links.sh [options of steps.py]
 #

@@ -4,8 +4,8 @@ in the same run.
     torchrun --standalone --nproc_per_node 2 worker-shim/python/benches/parameters.py [--layers 500] [--legs 8]
 
 The model has layers of 8 x 8, so that next to nothing is computed. For each part of the step, the result is the
-processor time of the calling thread, less the same time of the model without communication. Legs alternate, so
-that a change of the machine's load affects all of them.
+processor time of the calling thread, minus the same time for the model without communication. Legs alternate, so that a change
+of the machine's load affects all of them.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""Samples a second with phub.torch and with DistributedDataParallel over gloo, on the same work in the same run. For both,
-also the share of communication that compute hides, and the time of the hooks in a step.
+"""Measures samples a second with phub.torch and with DistributedDataParallel over gloo, on the same work in the same run. For
+both, also measures the share of communication that compute hides, and the time of the hooks in a step.
 
     torchrun --standalone --nproc_per_node 4 worker-shim/python/benches/steps.py [--model vgg|resnet|transformer] [--legs 8]
 

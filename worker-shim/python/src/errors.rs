@@ -1,6 +1,6 @@
 //! Exceptions: a class for each cause. The message has the whole chain of reasons.
 //!
-//! Depends on every error of sessions and hubs, but not on their calls.
+//! This file depends on every error of sessions and hubs, but not on their calls.
 
 use std::error::Error as Cause;
 
@@ -41,7 +41,7 @@ exceptions! {
     StalledError: "All workers are alive, but some worker does not push the key.",
     OrderError: "A call in the wrong order, such as a second push before the wait.",
     LeftError: "The session has left its job.",
-    ForkError: "The session belongs to the process that forked this one.",
+    ForkError: "The session belongs to the process that forked this process.",
     HubStartError: "A hub could not be started.",
     ResourceError: "The system gave no thread, descriptor or other resource.",
 }

@@ -17,7 +17,8 @@ mod window;
 
 use pyo3::prelude::*;
 
-/// Runs `phub-server` with these arguments; the first is its name. Returns its exit status.
+/// Runs `phub-server` with these arguments. The first argument is the program's name. Returns its exit
+/// status.
 #[pyfunction]
 fn run_server(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> u8 {
     py.detach(|| phub_cli::status(arguments))

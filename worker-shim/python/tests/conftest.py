@@ -61,7 +61,7 @@ def mesh(hubs, machine):
 
 
 def end_gloo():
-    """Ends the default process group, which is one of gloo's, and never frees the group's memory.
+    """Ends the default process group, which is a group of gloo, and never frees the group's memory.
 
     When torch 1.13 frees a group of gloo, it joins a thread while it holds the GIL, and that thread may wait for the GIL. Two
     runs of 100 and 200 trainings both hung.

@@ -41,7 +41,7 @@ def test_no_hub_is_named(monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "2")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    with pytest.raises(phub.SettingsError, match="no hub: say hub=.*PHUB_HUB"):
+    with pytest.raises(phub.SettingsError, match="no hub is known: give hub=.*PHUB_HUB"):
         join(None)
 
 
@@ -117,8 +117,8 @@ def test_workers_whose_models_differ(hub):
 
     first = threading.Thread(target=lambda: pytest.raises(phub.MissingWorkersError, join, hub, 0, 2, join_limit=1.5))
     first.start()
-    # The other worker joins after the first worker has created the job, and before that worker's limit. If the other worker came
-    # first, it would create the job with its own terms.
+    # The other worker joins after the first worker has created the job, and before that worker's limit. If the other worker
+    # joined first, it would create the job with its own terms.
     while not _has_job(hub):
         pass
     other()
@@ -141,7 +141,7 @@ def test_calls_out_of_order(hub):
         session.push()
     assert error.value.code is None
     session.broadcast()
-    with pytest.raises(phub.OrderError, match="'added' is not one of this job's 2; keys are fixed at the join"):
+    with pytest.raises(phub.OrderError, match="'added' is not one of this job's 2 keys, which are fixed at the join"):
         session.push("added")
     with pytest.raises(phub.OrderError, match=r"key \['bias', 'weight'\] is not one of this job's 2"):
         session.push(["bias", "weight"])
@@ -331,7 +331,7 @@ def test_gradients_that_cannot_lie_in_a_dma_buf(tmp_path):
     (tmp_path / "file").write_bytes(bytes(4096))
     with open(tmp_path / "file", "rb") as file:
         for settings, words in (
-            ({"dma_buf": (file.fileno(), 64)}, "the descriptor is of no dma-buf"),
+            ({"dma_buf": (file.fileno(), 64)}, "the descriptor does not belong to a dma-buf"),
             ({"dma_buf": file.fileno(), "transport": "tcp"}, "by RDMA alone"),
             ({"dma_buf": file.fileno(), "compression": phub.TopK(0.1)}, "reads gradients from host memory"),
             ({"dma_buf": 1_000_000}, "this process has no descriptor 1000000"),

@@ -214,7 +214,7 @@ def test_a_reader_that_is_slow_or_waits_holds_up_nobody(hub):
         newest = next(versions)
         check(newest)
         assert newest.round > before + 200, "the newest comes next"
-    # A wait releases the GIL, so this thread runs while the other waits.
+    # A wait releases the GIL, so this thread runs while the other thread waits.
     waits = threading.Thread(target=lambda: list(versions))
     waits.start()
     time.sleep(1)  # the reader gets the newest version, and waits for the next

@@ -114,7 +114,7 @@ from phub._launch import wait_for_hub
             (0, 1, None, "127.0.0.1:0"),
         ),
         ({"PHUB_RANK": "0", "PHUB_WORLD_SIZE": "1", "SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, (0, 1, None, "127.0.0.1:0")),
-        # The only worker starts a hub on the given port, although the launcher does not tell its local rank.
+        # The only worker starts a hub on the given port, although the launcher does not give its local rank.
         ({"RANK": "0", "WORLD_SIZE": "1", "PHUB_PORT": "7100"}, (0, 1, None, "127.0.0.1:7100")),
         ({"PMI_RANK": "0", "PMI_SIZE": "1", "PHUB_PORT": "7100"}, (0, 1, None, "127.0.0.1:7100")),
         ({"PHUB_RANK": "0", "PHUB_WORLD_SIZE": "1", "PHUB_PORT": "7100"}, (0, 1, None, "127.0.0.1:7100")),
@@ -280,7 +280,7 @@ def test_a_restart_under_torchrun_is_another_job():
         ({"PMIX_RANK": "1"}, "PMIX_RANK is set, .*start the script by torchrun, mpiexec or srun, or set PHUB_RANK"),
         ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
         ({"PMI_RANK": "1"}, "PMI_RANK is set and PMI_SIZE is not"),
-        # Of the package's own variables a launcher's variables replace neither.
+        # If one of the package's own two variables is missing, a launcher's variable does not replace it.
         ({**TORCHRUN, "PHUB_WORLD_SIZE": "8"}, "PHUB_WORLD_SIZE is '8' and PHUB_RANK is not set, .*: set both, or none"),
         ({**TORCHRUN, "PHUB_RANK": "1", "PHUB_WORLD_SIZE": ""}, "PHUB_RANK is '1' and PHUB_WORLD_SIZE is not set, so the number of workers"),
         ({"SLURM_PROCID": "1", "SLURM_STEP_ID": "0"}, "SLURM_PROCID is 1 and neither SLURM_STEP_NUM_TASKS nor SLURM_NTASKS is set"),
@@ -310,7 +310,7 @@ def test_an_environment_that_makes_no_sense():
         phub.worker({"RANK": "x", "WORLD_SIZE": "2"})
     with pytest.raises(phub.SettingsError, match="WORLD_SIZE is '99999999999'; expected a number"):
         phub.worker({"RANK": "0", "WORLD_SIZE": "99999999999"})
-    # Every rank checks the port. If only rank 0 did, the other ranks would fail only after a minute.
+    # Every rank checks the port. If only rank 0 checked the port, the other ranks would fail only after a minute.
     with pytest.raises(phub.SettingsError, match="PHUB_PORT is '70770'; expected a port, at most 65535"):
         phub.worker({**TORCHRUN, "PHUB_PORT": "70770"})
     with pytest.raises(phub.SettingsError, match="PHUB_LEVELS is 'two'; expected auto, flat or machine"):

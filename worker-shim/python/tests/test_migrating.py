@@ -1,4 +1,4 @@
-"""Scripts that come from Horovod, torchft's DiLoCo and MXNet's KVStore train as docs/migrating.md says."""
+"""Scripts for Horovod, torchft's DiLoCo and MXNet's KVStore, changed as docs/migrating.md says, train with the hub."""
 
 import os
 
@@ -143,5 +143,6 @@ def asynchronous(rank, hub):
 
 
 def test_dist_async_is_asp(hub):
-    """Each push is a step. One worker makes three steps, and the other six. The worker that ends last gets weights after nine."""
+    """Each push is a step. One worker makes three steps, and the other worker makes six steps. The worker that ends last gets the
+    weights after nine steps."""
     assert max(in_processes(2, asynchronous, hub.address)) == 9

@@ -266,7 +266,7 @@ class Words(_board.Board):
 
 def test_words_of_an_earlier_run_are_not_taken_for_those_of_a_worker():
     board = Words({"ask/1": "old"})
-    # The second run comes after a whole run, whose texts stay on the board.
+    # The second run begins after a whole run, whose texts stay on the board.
     for texts in ["zero", "one"], ["zero again", "one again"]:
         said, old = {}, f"seen/{board.texts['ask/1']}"
         former = board.texts.get(old)

@@ -54,7 +54,7 @@ def test_rounds_step_the_weights_in_the_window(hub):
         np.testing.assert_array_equal(session.weights("bias"), -np.arange(7, dtype=np.float32))
         assert session.next_round == 2
     assert first.members() == [0, 1]
-    # A script that gave new weights here once trained on with the old ones.
+    # Formerly a script that broadcast new weights here continued with the old weights, without an error.
     with pytest.raises(phub.OrderError, match="a broadcast before round 2 would change nothing"):
         first.broadcast({"bias": np.zeros(7)})
     first.leave()

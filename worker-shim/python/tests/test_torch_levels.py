@@ -1,5 +1,5 @@
-"""PyTorch below another hub and in a mesh: a script that gives its ranks has the numbers of one hub. Machines may have different
-numbers of workers."""
+"""PyTorch below another hub and in a mesh: a script that itself gives its ranks gets the same numbers as with one hub. Machines
+may have different numbers of workers."""
 
 import concurrent.futures
 
@@ -15,7 +15,7 @@ import phub.torch  # noqa: E402
 
 @pytest.fixture(params=["below", "mesh"])
 def machines(request, hubs):
-    """Returns a function: it returns the places of all workers, for the number of workers of each machine."""
+    """Returns a function that returns the place of each worker. Its argument is a list: the number of workers of each machine."""
     if request.param == "mesh":
         yield lambda workers: [
             {"hub": hub.address, "rank": rank, "world_size": of, "mesh": mesh(hubs, number)}

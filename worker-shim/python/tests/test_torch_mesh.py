@@ -1,5 +1,5 @@
-"""PyTorch in a mesh of two machines with one worker each. A script has the numbers of two workers of one hub, although each worker
-is rank 0 of 1 on its machine."""
+"""PyTorch in a mesh of two machines with one worker each. A script gets the same numbers as with two workers of one hub, although
+each worker is rank 0 of 1 on its machine."""
 
 import concurrent.futures
 
@@ -98,7 +98,7 @@ def test_scalers_of_two_machines_have_one_scale(hubs, scales, is_error):
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         for error in threads.map(worker, range(2)):
             assert (error is not None) == is_error, error
-            assert error is None or "workers on different machines have different scales, in the mean 1040" in error
+            assert error is None or "workers on different machines have different scales, whose mean is 1040" in error
 
 
 def test_observers_of_machines_need_their_ranks_among_all(hubs):

@@ -223,8 +223,8 @@ def survives(rank, hub, file):
 def test_training_goes_on_without_the_hub(tmp_path):
     first, second = in_processes(2, survives, None, tmp_path / "store")
     for words, records, _ in (first, second):
-        assert words.startswith("nobody is observed any more: ")
-        assert sum("nobody is observed any more, and training continues" in each for each in records) == 1
+        assert words.startswith("the observation has ended: ")
+        assert sum("the observation has ended, and training continues" in each for each in records) == 1
     assert first[-1] == second[-1]
 
 
@@ -243,7 +243,7 @@ def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
         models[0](torch.ones(1, 2)).backward()
     assert str(observers[0]) == "no verdict yet: 0 of 5 steps"
     models[0](torch.ones(1, 2)).backward()
-    assert str(observers[0]).startswith("nobody is observed any more: the hub has not answered for 1000 steps")
+    assert str(observers[0]).startswith("the observation has ended: the hub has not answered for 1000 steps")
     models[0](torch.ones(1, 2)).backward()
     observers[0].leave()
     observers[1].leave()  # it may not know yet that rank 0 has left

@@ -69,7 +69,7 @@ def through_a_file(what):
     file = io.BytesIO()
     torch.save(what, file)
     file.seek(0)
-    # The file is the test's own, so it may have any objects. From torch 2.6 on, a flag must say so.
+    # The file is the test's own, so it may have any objects. From torch 2.6 on, a flag must allow that.
     return torch.load(file, **({"weights_only": False} if torch.__version__ >= "2" else {}))
 
 

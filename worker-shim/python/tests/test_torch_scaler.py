@@ -151,7 +151,7 @@ def of_means(rank, hub, unscales, clip_value):
 @pytest.mark.parametrize("unscales, clip_value", [(True, None), (False, None), (True, 1e-3)])
 def test_means_of_differently_scaled_gradients_are_an_error_with_both_scales(hub, unscales, clip_value):
     words = (
-        r"^test_torch_scaler.py:\d+: the GradScaler of rank 0 has the scale 4096, and that of rank 1 64: .*"
+        r"^test_torch_scaler.py:\d+: the GradScaler of rank 0 has the scale 4096, and the GradScaler of rank 1 has the scale 64: .*"
         r"same init_scale.*skip_nonfinite=True"
     )
     for number, error in in_processes(2, of_means, hub.address, unscales, clip_value):

@@ -40,7 +40,7 @@ def through_a_file(what):
 
 @pytest.fixture(scope="module")
 def saved():
-    """The results of a hub that is gone, by optimizer: model and state after five steps, and the model after ten steps."""
+    """The results with a hub that has ended, by optimizer: model and state after five steps, and the model after ten steps."""
     results = {}
     for name in KEEPING:
         with phub.serve(cores=1) as hub:
@@ -295,8 +295,8 @@ def changed(state, change):
     "name, change, words",
     [
         ("nesterov", lambda state: state[0].update(momentum_buffer=torch.zeros(3)), r"'first.weight': its momentum_buffer is of shape \(3,\)"),
-        ("nesterov", lambda state: state[0].update(exp_avg=torch.zeros(8, 6)), "keeps exp_avg, momentum_buffer of it, and Nesterov"),
-        ("adam", lambda state: state[0].pop("exp_avg"), "keeps exp_avg_sq of it, and Adam keeps exp_avg, exp_avg_sq"),
+        ("nesterov", lambda state: state[0].update(exp_avg=torch.zeros(8, 6)), "has the state exp_avg, momentum_buffer, and the hub's Nesterov"),
+        ("adam", lambda state: state[0].pop("exp_avg"), "has the state exp_avg_sq, and the hub's Adam keeps exp_avg, exp_avg_sq"),
         ("adam", lambda state: state[1].update(step=torch.tensor(float("inf"))), "inf steps were made; expected a whole number"),
         ("adam", lambda state: state[1].update(step=torch.tensor(2.5)), "2.5 steps were made"),
     ],
@@ -370,7 +370,7 @@ def test_a_state_by_hand(hub):
         phub.Session(hub, optimizer=adam, job="third", state=state, **settings)
     with pytest.raises(phub.SettingsError, match="round 0: expected 1"):
         phub.Session(hub, optimizer=nesterov, job="third", state=phub.State(0, state.tensors), **settings)
-    with pytest.raises(phub.SettingsError, match="this job, with Sgd.*has no 'optimizer/momentum_buffer/a'"):
+    with pytest.raises(phub.SettingsError, match="this job, with Sgd.*has no tensor or key 'optimizer/momentum_buffer/a'"):
         phub.Session(hub, optimizer=phub.Sgd(0.1), job="third", state=state, **settings)
     with phub.Session(hub, optimizer=adam, job="fourth", **settings) as session:
         with pytest.raises(phub.RefusedError, match="no weights yet"):

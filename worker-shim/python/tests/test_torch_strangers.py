@@ -1,4 +1,5 @@
-"""Gradients of parameters that no optimizer at the hub has: each worker has its own, and a script that uses one gets an error."""
+"""Gradients of parameters that no optimizer at the hub has: each worker has its own gradient, and a script that uses such a
+gradient gets an error."""
 
 import copy
 import pickle

@@ -1,5 +1,5 @@
-"""Training with PyTorch has the losses of one process on the whole batch and of DistributedDataParallel over gloo, and equal
-bits in each run. Both the hub's optimizer and DDP's hook are tested."""
+"""Training with PyTorch has the same losses as one process on the whole batch, and as DistributedDataParallel over gloo. All
+runs end with equal bits. Both the hub's optimizer and DDP's hook are tested."""
 
 import os
 import socket

@@ -1,8 +1,8 @@
 //! A session on a thread of its own: the exchange continues while its callers compute.
 //!
 //! The background session is for callers that cannot drive a session themselves, such as Python and C. One thread owns
-//! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push is a note to the session's thread and a
-//! wake-up. A waiting caller sleeps until its key's answer has arrived.
+//! the [`Session`]. A [`Background`] is the handle, and any thread may use it. A push leaves a note for the session's
+//! thread, and wakes the thread. A waiting caller sleeps until its key's answer has arrived.
 //!
 //! ```text
 //!   callers                          session's thread
@@ -33,11 +33,11 @@ use crate::exchange::Windows;
 use crate::session::{Pushed, Session, SessionConfig, SessionError, State, Times};
 use shared::{Ending, Shared};
 
-/// The interval at which a waiting caller checks whether it was interrupted: short enough for a person who
-/// presses Ctrl-C.
+/// The interval at which a waiting caller checks whether it was interrupted. It is so short that a person who presses
+/// Ctrl-C notices no delay.
 const ASK: Duration = Duration::from_millis(100);
 
-/// The time that an interrupted join waits until its thread has left.
+/// The longest time for which an interrupted join waits until its thread has left the job.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// The reason why a call of a background session failed.
@@ -111,18 +111,18 @@ pub struct Background {
     owner: u32,
 }
 
-/// The hub, the job and the rank of a join.
+/// The hub addresses, the job and the rank for which a join asks.
 type Asked = (String, String, u32);
 
-/// The interrupted joins of this process, each with its state while its thread runs.
+/// The interrupted joins of this process. The weak reference is valid while the thread of the join still runs.
 static EARLIER: Mutex<Vec<(Asked, Weak<Shared>)>> = Mutex::new(Vec::new());
 
 fn earlier() -> MutexGuard<'static, Vec<(Asked, Weak<Shared>)>> {
     EARLIER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until interrupted joins of the same rank have given it back, at most for `limit`. Such a join may still wait for its
-/// hub's answer. The hub then holds the rank until the join has got the answer and leaves.
+/// Waits until interrupted joins of the same rank have released the rank, at most for `limit`. The thread of such a
+/// join may still wait for its hub's reply. Until it has got the reply and has left, the hub holds the rank.
 fn wait_for_earlier(
     asked: &Asked,
     limit: Duration,
@@ -168,7 +168,7 @@ impl Background {
         Self::join_with(config, None, interrupted)
     }
 
-    /// Joins like [`join`](Self::join), with a state that rank 0 brings, like [`Session::join_with`].
+    /// Joins like [`join`](Self::join), but rank 0 may bring a state, as in [`Session::join_with`].
     pub fn join_with(
         config: SessionConfig,
         state: Option<State>,
@@ -193,8 +193,8 @@ impl Background {
                 return Err(shared.why_ended());
             }
             Err(NotTold::Interrupted) => {
-                // The thread notices the end soon, and leaves, so that the rank is free for the next join. This call does
-                // not wait for a hub that needs longer for its reply.
+                // The thread notices soon that it must end, and leaves, so that the rank is free for the next join. If
+                // the hub's reply to the join takes longer, this call does not wait for the thread.
                 shared.end(Ending::Drop);
                 let since = Instant::now();
                 let _ = shared.wait_for_end(&mut || since.elapsed() > LEAVE_LIMIT);
@@ -221,8 +221,8 @@ impl Background {
         self.shared()?.push(keys, what)
     }
 
-    /// Sends the gradients of keys before their pushes like [`Session::send_ahead`], and returns at once. If a
-    /// gradient is written again, its push must be [`Pushed::Rewritten`].
+    /// Sends the gradients of keys before their pushes like [`Session::send_ahead`], and returns at once. If a gradient
+    /// is written again after this call, its push must be [`Pushed::Rewritten`].
     pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
         self.shared()?.send_ahead(keys)
     }
@@ -247,19 +247,20 @@ impl Background {
         (0..self.keys().len() as u32).try_for_each(|key| self.settle(KeyId(key), interrupted))
     }
 
-    /// Waits until the key's answer has arrived, like one step of [`wait_all`](Self::wait_all). Meant for a caller that does
-    /// not use the key's weights next.
+    /// Waits until the key's answer has arrived. Like [`wait_all`](Self::wait_all), it does not count as a forward
+    /// pass. Meant for a caller that does not use the key's weights next.
     pub fn settle(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         self.shared()?.settle(key, interrupted)
     }
 
-    /// Whether the key's answer had arrived when the thread last checked. Makes the thread check again.
+    /// Whether the key's answer had arrived when the session's thread last checked. Also makes the thread check again,
+    /// for the next call.
     pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {
         self.shared()?.is_ready(key)
     }
 
-    /// Whether each key's answer has arrived. The planner of pulls does not count this call as a forward pass, and
-    /// the thread does not check again.
+    /// Whether each key's answer had arrived when the session's thread last checked. The planner of pulls does not
+    /// count this call as a forward pass, and the thread does not check again.
     pub fn are_ready(&self, keys: &[KeyId]) -> Result<Vec<bool>, BackgroundError> {
         self.shared()?.are_ready(keys)
     }
@@ -282,8 +283,9 @@ impl Background {
         Ok(self.with(Session::checkpoint, interrupted)??)
     }
 
-    /// Calls `f` with the session, on the session's thread. The exchange stops meanwhile, so calls that wait for answers have
-    /// methods of their own. All other calls of a session use this one, for example [`Session::set_optimizer`].
+    /// Calls `f` with the session, on the session's thread. The exchange stops while `f` runs, so calls that wait for
+    /// answers have methods of their own. All other calls of a session are made through this method, for example
+    /// [`Session::set_optimizer`].
     pub fn with<R: Send + 'static>(
         &self,
         f: impl FnOnce(&mut Session) -> R + Send + 'static,
@@ -348,9 +350,9 @@ impl Background {
         self.shared.next_round()
     }
 
-    /// Returns the callers' times, like [`Session::times`], even after the session is over. A waiting caller
-    /// sleeps. While several callers wait, the time counts once. A push is only a note to the session's
-    /// thread. The work of that thread is in none of the times.
+    /// Returns the callers' times, like [`Session::times`], even after the session is over. Waiting counts as sleeping,
+    /// and while several callers wait, the time counts once. The time of a push is only the time to note it for the
+    /// session's thread. The work of that thread is in none of the times.
     pub fn times(&self) -> Times {
         self.shared.times()
     }

@@ -1,4 +1,4 @@
-//! The callers' actions in order: the keys that callers have pushed, asked for, and received.
+//! The callers' actions in order: which keys callers have pushed, sent ahead, asked for, and received.
 //!
 //! The callers' lock protects the notes until the session's thread takes them. Must not depend on sessions.
 //!
@@ -36,7 +36,8 @@ pub(super) struct Notes {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct SincePush {
-    /// Whether the caller has asked for the key since the key's last push. Also true before the first push.
+    /// Whether a caller has asked for the key since the key's last push. Also true before the first push, because such
+    /// a request is not noted.
     is_asked: bool,
     is_used: bool,
 }
@@ -47,14 +48,15 @@ impl Notes {
         Notes::default()
     }
 
-    /// Creates notes of pushes, and of the times at which callers ask for keys and receive them. There are `keys` keys.
+    /// Creates notes of pushes, and of the times at which callers ask for keys and receive them. The job has `keys`
+    /// keys.
     pub fn of_times(keys: usize) -> Self {
         let done = SincePush { is_asked: true, is_used: true };
         Notes { since_push: vec![done; keys], ..Notes::default() }
     }
 
-    /// Notes that a key's gradient must be sent ahead. The thread sends the contents that the gradient has
-    /// when it takes the note.
+    /// Notes that a key's gradient must be sent ahead. The thread sends the values that the gradient has at the time
+    /// when the thread takes the note.
     pub fn ahead(&mut self, key: KeyId) {
         if self.ahead.insert(key) {
             self.notes.push(Note::Ahead(key));

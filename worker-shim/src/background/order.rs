@@ -1,5 +1,5 @@
-//! The order of pushes that Slim-DP needs, as the session's thread has published it. A push in another order would end the
-//! session, so the callers' pushes are checked first.
+//! The order of pushes that Slim-DP requires, as the session's thread published it last. A push in another order would
+//! end the session, so the callers' pushes are checked first.
 //!
 //! The callers' lock protects the order. Must not depend on sessions.
 
@@ -7,11 +7,11 @@ use pbox_core::{KeyId, Round};
 
 use crate::exchange::ExchangeError;
 
-/// The push of a key that is queued or in flight. For any other key, its next push.
+/// A push of a key: the push that is queued or in flight or, if there is none, the next push.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Push {
     pub round: Round,
-    /// The round for which all keys must be pushed before this push.
+    /// The round that must be pushed for all keys before this push.
     pub awaits: Option<Round>,
 }
 
@@ -28,8 +28,8 @@ impl Order {
         self.0[key.index()] = push;
     }
 
-    /// Checks that the next push of a key does not come before a push that it awaits. `open`: whether each key is queued or in
-    /// flight.
+    /// Checks that all pushes for which the next push of a key must wait are made. `open` says whether each key is
+    /// queued or in flight.
     pub fn check(&self, key: KeyId, open: &[bool], names: &[String]) -> Result<(), ExchangeError> {
         let Push { round, awaits } = self.0[key.index()];
         let Some(awaited) = awaits else { return Ok(()) };

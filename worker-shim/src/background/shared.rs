@@ -1,8 +1,9 @@
 //! The state that callers and the session's thread share: notes, calls to make, and the state of each key.
 //! Callers push, ask, wait and call on any thread.
 //!
-//! There is one lock, held briefly. No thread waits for the network, the hub or a caller while it holds the
-//! lock; waiting callers release it. The number of notes of a key is bounded, and each call has a waiting caller.
+//! There is one lock, held briefly. No thread waits for the network, the hub or a caller while it holds the lock;
+//! waiting callers release it. The memory is bounded: each key has a limited number of notes, and each call has a
+//! caller that waits for it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -61,9 +62,10 @@ struct State {
     stopwatch: Stopwatch,
     has_weights: bool,
     waker: Option<Waker>,
-    /// Whether the thread was woken since it last took orders, so that it need not be woken again.
+    /// Whether the thread was already woken since it last took orders. Then it need not be woken again.
     is_woken: bool,
-    /// The end of the session, once it is over: the error that ended it, if an error did.
+    /// The end of the session; `None` while it runs. The inner value is the error that ended the session, if an error
+    /// did.
     over: Option<Option<Arc<SessionError>>>,
     /// Whether a caller knows that the session has ended without an error.
     is_end_known: bool,
@@ -166,7 +168,8 @@ impl Shared {
         self.publish(session, &Vec::from_iter(session.keys()));
     }
 
-    /// Publishes the states of the `changed` keys. In a model of many keys, the unchanged keys then cost no time.
+    /// Publishes the states of the `changed` keys only. In a model with many keys, this saves the time for the
+    /// unchanged keys.
     pub fn publish(&self, session: &Session, changed: &[KeyId]) {
         let mut state = self.lock();
         let State { open, order, left_alone, notes, next_round, .. } = &mut *state;
@@ -352,7 +355,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the callers' times since the last [`restart`](Self::restart). Callers sleep while they wait.
+    /// Returns the callers' times since the last [`restart`](Self::restart). Callers always sleep while they wait, so
+    /// the whole waiting time counts as sleep.
     pub fn times(&self) -> Times {
         let state = self.lock();
         let times = state.stopwatch.times(state.next_round, state.traffic);
@@ -370,8 +374,8 @@ impl Shared {
         self.lock().next_round
     }
 
-    /// Tells the thread to end. A drop overrides an earlier leave, and a failure overrides a leave and a drop.
-    /// Otherwise the first call decides.
+    /// Tells the thread to end. A drop overrides an earlier leave, and a failure overrides both. In all other cases the
+    /// first call decides.
     pub fn end(&self, ending: Ending) {
         let mut state = self.lock();
         if !matches!(state.ending, Some(Ending::Fail(_))) {
@@ -386,7 +390,8 @@ impl Shared {
         self.lock().over.is_some()
     }
 
-    /// Whether a caller has ended the session by a leave, and no caller knows its result: the call was interrupted.
+    /// Whether a caller has called `leave`, and was interrupted before it knew the result. Then no caller knows whether
+    /// the session has left.
     pub fn is_leaving(&self) -> bool {
         let state = self.lock();
         !state.is_end_known && state.ending == Some(Ending::Leave)
@@ -437,8 +442,8 @@ impl Shared {
         Ok((state, open))
     }
 
-    /// Waits until something has changed. Some time after `asked`, also checks whether the caller was interrupted, even
-    /// if other keys arrive all the time.
+    /// Waits until the shared state has changed. At intervals of `ASK`, also asks whether the caller was interrupted,
+    /// even if other keys arrive all the time. `asked` is the time when it last asked.
     fn sleep<'a>(
         &'a self,
         state: MutexGuard<'a, State>,

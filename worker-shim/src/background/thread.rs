@@ -17,8 +17,8 @@ use super::{Idle, Joined, KeyMemory, Memory};
 use crate::exchange::ExchangeError;
 use crate::session::{Session, SessionConfig, SessionError, State};
 
-/// The time that a dropped session waits for keys in flight. If the missing pushes of other workers arrive in
-/// this time, the session can leave.
+/// The time for which a dropped session waits for keys in flight. If the other workers push the missing gradients in
+/// this time, no key is in flight any more, and the session can leave.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Runs the session from its join to its end, on its own thread.
@@ -35,7 +35,7 @@ pub(super) fn run(
         Box::new(move || shared.is_given_up())
     };
     let joined = Session::join_unless(config, state, given_up);
-    // The caller gets no address of a key in flight, so the thread first waits for all keys.
+    // No address of a key can be read while the key is in flight, so the thread first waits for all keys.
     let mut session = match joined.and_then(|mut session| session.wait_all().map(|()| session)) {
         Ok(session) => session,
         Err(error) => return shared.tell_ended(Some(error)),
@@ -47,7 +47,7 @@ pub(super) fn run(
         let (layout, ways) = (session.layout().clone(), session.ways().to_vec());
         let _ = tell.send((Joined { keys, layout, ways }, session.waker()));
         let turns = || turns(&mut session, shared, Idle::new(idle));
-        // A caller's call may panic. The windows must then stay mapped.
+        // A caller's call may panic. The panic is caught, because the windows must stay mapped.
         catch_unwind(AssertUnwindSafe(turns)).unwrap_or(Err(SessionError::Panicked))
     });
     let left = match &outcome {
@@ -120,8 +120,8 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
     }
 }
 
-/// Carries out the callers' notes in order: if a key is used before a push, the use belongs to the previous
-/// round. Returns the keys that were pushed.
+/// Carries out the callers' notes. Their order matters: a use of a key that is noted before a push belongs to the
+/// previous round. Returns the keys that were pushed.
 fn carry_out(session: &mut Session, notes: &[Note]) -> Result<Vec<KeyId>, SessionError> {
     let mut pushed = Vec::new();
     for &note in notes {

@@ -1,4 +1,4 @@
-//! Bytes ahead. A key's gradient is sent before its push, and the push is then an immediate without bytes.
+//! Bytes ahead: a key's gradient that is sent before its push. The push is then only an immediate, without bytes.
 //!
 //! ```text
 //!   Here --send_ahead--> Queued --link takes the bytes--> Sent --push--> Pushed
@@ -9,12 +9,12 @@
 //!     +----------------------- rewritten ------------------+
 //! ```
 //!
-//! Bytes ahead have no effect until the push, and may be sent again. The hub may answer them ahead
-//! (`JobTerms::answers_ahead`): it may then write the chunk's weights before the push. The weights count
-//! when the answer arrives. Bytes ahead are sent only between the answer of a round and the next push, when
-//! the hub no longer reads the old gradient. On shared memory both windows are the same pages, so sending ahead would
-//! save nothing. Frames with checksums must not be rewritten while they are sent, and a codec encodes only
-//! once per push. In these cases nothing is sent ahead.
+//! Bytes ahead have no effect until the push, and may be sent again. The hub may answer bytes ahead
+//! (`JobTerms::answers_ahead`): it may then write the chunk's weights before the push. These weights are valid only
+//! when the answer to the push arrives. Bytes ahead are sent only between the answer of a round and the next push, when
+//! the hub no longer reads the old gradient. In three cases nothing is sent ahead. On shared memory both windows are
+//! the same pages, so sending ahead would save nothing. Frames with checksums must not be rewritten while they are
+//! sent. A codec encodes only once per push.
 //!
 //! Part of the exchange, on the worker's thread. Does not depend on the transport.
 
@@ -42,7 +42,7 @@ pub(super) struct Ahead {
 enum Left {
     /// Nothing is sent.
     Here,
-    /// Nothing is sent. If this is the first chunk of its slice, the slice is queued as a whole.
+    /// Nothing is sent. In the first chunk of a slice, this state says that the whole slice is queued.
     Queued,
     /// The bytes are sent ahead.
     Sent,
@@ -99,8 +99,8 @@ pub(super) fn post_other(
 }
 
 impl<P: Port> Exchange<P> {
-    /// Allows gradients to be sent before their pushes, over the links to these cores. `are_answered`: the hub may answer
-    /// bytes ahead.
+    /// Allows gradients to be sent before their pushes, over the links to the cores for which `over` is true.
+    /// `are_answered` says whether the hub may answer bytes ahead.
     pub fn let_ahead(&mut self, over: Vec<bool>, are_answered: bool) {
         self.ahead.are_answered = are_answered;
         self.ahead.over = if over.contains(&true) { over } else { Vec::new() };
@@ -112,7 +112,7 @@ impl<P: Port> Exchange<P> {
         !self.ahead.over.is_empty() && is_plain && self.slices.group(key).is_none()
     }
 
-    /// Whether bytes of a key were sent ahead of its next push, or of the push in flight.
+    /// Whether bytes of a key were sent, or queued to be sent, ahead of its next push or of the push in flight.
     pub(crate) fn has_left(&self, key: KeyId) -> bool {
         self.keys.get(key.index()).is_some_and(|state| state.ahead)
     }
@@ -169,8 +169,9 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Queues the slices of a key that was sent ahead, except slices that are queued already. If all bytes of a slice are at
-    /// the hub, the slice's push overtakes all other posts. So its answer can arrive while other bytes are being sent.
+    /// Queues the slices of a key that was sent ahead, except slices that are queued already. If all bytes of a slice
+    /// are at the hub, the slice's push overtakes all other posts. So the slice's answer can arrive while other bytes
+    /// are being sent.
     #[cold]
     pub(super) fn queue_rest(&mut self, key: KeyId) {
         let KeyState { round, content, .. } = self.keys[key.index()];

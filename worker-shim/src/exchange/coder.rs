@@ -34,15 +34,16 @@ pub(crate) struct Coder {
     gradients: Slab,
     /// The frames of the gradient window, by chunk.
     frames: Spans,
-    /// The span to post, by chunk. `None` from the arrival of an answer until the next gradient is encoded.
+    /// The span of each chunk's encoded frame, by chunk. `None` from the arrival of an answer until the next gradient
+    /// is encoded.
     encoded: Vec<Option<Span>>,
     method: Method,
-    /// Room for the values of one chunk in f32, for keys of another type.
+    /// A buffer for the values of one chunk as f32, for keys of another type.
     scratch: Vec<f32>,
     not_finite: u64,
 }
 
-/// The method by which a chunk's values become a payload, and back.
+/// The method that turns a chunk's values into a payload, and a payload into values.
 #[derive(Debug)]
 enum Method {
     Codec {
@@ -110,7 +111,8 @@ impl Coder {
         &mut self.gradients
     }
 
-    /// Sets all gradients to zero in a job with Slim-DP, where callers add to the values that the last push left.
+    /// Sets all gradients to zero in a job with Slim-DP. There callers add each gradient to the values that earlier
+    /// pushes did not send.
     pub fn discard_changes(&mut self) {
         if self.keeps_own_weights() {
             self.gradients.as_mut_slice().fill(0.0);
@@ -127,9 +129,9 @@ impl Coder {
         self.framing.frames(chunk).span
     }
 
-    /// Returns the frame to post for a chunk whose values are at `span` of the model. A chunk is encoded once per push,
-    /// even if a link refuses the first attempts to post it. Encoding twice would be wrong, because the encoder remembers
-    /// the values that a frame leaves out.
+    /// Returns the span of the frame to post for a chunk. The chunk's values are at `span` of the model. A chunk is
+    /// encoded once per push, even if a link refuses the first attempts to post it. Encoding twice would be wrong,
+    /// because the encoder remembers the values that a frame leaves out.
     pub fn encode(&mut self, chunk: ChunkId, (round, content): (Round, Content), span: Span) -> Span {
         if let Some(posted) = self.encoded[chunk.index()] {
             return posted;
@@ -152,7 +154,7 @@ impl Coder {
         posted
     }
 
-    /// Notes that the hub has answered a chunk without a frame. The next push then encodes the gradient again.
+    /// Notes that the hub's answer for a chunk has no frame, so that the next push encodes the gradient again.
     pub fn is_answered(&mut self, chunk: ChunkId) {
         self.encoded[chunk.index()] = None;
     }
@@ -192,7 +194,7 @@ impl Coder {
         pusher.forget_significant(chunk)
     }
 
-    /// Whether the worker writes weights itself, in addition to the hub.
+    /// Whether the worker itself also writes weights, and not only the hub.
     pub fn keeps_own_weights(&self) -> bool {
         matches!(self.method, Method::Slim(_))
     }
@@ -222,7 +224,8 @@ impl Coder {
             Kind::Raw => {
                 let values = frames.raw(bytes)?;
                 weights.copy_from_slice(values);
-                // A worker that joins or returns gets weights that are no answer to a push.
+                // The weights that a worker gets when it joins or returns are no answer to a push, so no gradients were
+                // sent.
                 if self.keeps_own_weights() && round >= self.first {
                     part_mut(&mut self.gradients, span).fill(0); // all values were sent
                 }
@@ -276,7 +279,7 @@ impl Coder {
     }
 }
 
-/// Returns the bytes at a span of values, which have the model's layout.
+/// Returns the bytes at a span of `values`, which has the model's layout.
 pub(super) fn part(values: &Slab, span: Span) -> &[u8] {
     &values.as_slice().as_bytes()[span.offset..span.offset + span.bytes]
 }

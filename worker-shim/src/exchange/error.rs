@@ -80,7 +80,7 @@ pub enum ExchangeError {
         /// The name of a key that was not pushed.
         missing: String,
     },
-    /// An arrival was not the answer that was expected.
+    /// A message arrived from the hub that was not the expected answer.
     #[error(
         "the hub broke the protocol: an answer came for chunk {chunk} and a round whose number ends in {round_bits}, {expected}; run the same version at both ends"
     )]
@@ -128,7 +128,8 @@ pub enum ExchangeError {
 
 impl ExchangeError {
     pub(super) fn closed(core: usize, reason: &CloseReason) -> Self {
-        // If this end closed the link, the hub knows only that the link ended.
+        // The flag matters: if this end closed the link, the hub does not know the reason, and sees only that the link
+        // ended.
         let here = !matches!(reason, CloseReason::PeerGone);
         ExchangeError::Closed { core, reason: reason.to_string(), here }
     }

@@ -31,15 +31,16 @@ const BATCH: usize = 256;
 pub(super) struct KeyState {
     /// The round of the push in flight. If no push is in flight, the round of the next push.
     pub round: Round,
-    /// The number of answers that have not arrived. If the owner of the exchange releases keys to callers, the number is 1
-    /// higher until the key is released.
+    /// The number of answers that have not arrived. If the owner of the exchange releases keys to callers, the release
+    /// counts as one more missing answer.
     pub outstanding: u32,
     /// The content of the push in flight.
     pub content: Content,
-    /// Whether chunks were sent, or queued to be sent, ahead of their push: the push in flight, or the next
-    /// one.
+    /// Whether chunks were sent, or queued to be sent, ahead of the push in flight or, if there is none, of the next
+    /// push.
     pub ahead: bool,
-    /// Whether the weights are unchanged by all answers to the push in flight or, if there is none, to the last push.
+    /// Whether no answer so far has changed the weights: no answer to the push in flight or, if there is none, to the
+    /// last push.
     pub left_alone: bool,
 }
 
@@ -74,7 +75,7 @@ impl Source for Posts<'_> {
     }
 }
 
-/// The next message from the hub for which the worker waits, for a chunk.
+/// The next message from the hub that the worker expects for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Awaited {
     Nothing,
@@ -87,7 +88,7 @@ pub(super) enum Awaited {
     /// the notice before, and has not pulled the slice.
     NoticeAgain,
     /// The hub's repeated notice, after a loss of links, or an answer. The owner of the exchange had pulled the slice
-    /// before the loss. The hub answers if the pull had reached it, and otherwise repeats the notice.
+    /// before the loss. If the pull had reached the hub, the hub answers. If not, it repeats the notice.
     AnswerOrNotice,
 }
 
@@ -119,11 +120,12 @@ pub struct Exchange<P: Port> {
     /// The bytes that were sent over links that no longer exist.
     pub(super) sent_before: u64,
     pub(super) received: u64,
-    /// The parts that hubs have sent of the gradient's norm over all keys.
+    /// The parts of the gradient's norm over all keys that hubs have sent.
     parts: Parts,
     /// The gradient's norm over all keys, in the last round for which all parts have arrived.
     found: Option<Told>,
-    /// The priority of each key, by the order in which keys are needed. Empty if the layout's order counts.
+    /// The priority of each key, if the caller has set the order in which it needs keys. Empty if the layout's order
+    /// counts.
     pub(super) priorities: Vec<u32>,
     /// The keys whose last answer has arrived since the caller took this list; `None` if no caller takes it.
     pub(super) answered: Option<Vec<KeyId>>,
@@ -133,8 +135,8 @@ pub struct Exchange<P: Port> {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Attaches one endpoint for each of the hub's cores, for the core's slices. Call [`begin`](Self::begin) before the first
-    /// push.
+    /// Attaches one endpoint for each of the hub's cores. Each endpoint carries the slices of its core. Call
+    /// [`begin`](Self::begin) before the first push.
     pub fn new(
         mut port: P,
         endpoints: Vec<P::Endpoint>,
@@ -172,11 +174,11 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Handles answers that still arrive over links that are about to close, until one link has closed. Without
-    /// this call, a push that the hub has answered would count as unanswered.
+    /// Handles answers that still arrive over links that are about to close, until one link has closed, or until the
+    /// time `until`. Without this call, a push could count as unanswered although the hub has answered it.
     ///
     /// # Errors
-    /// Returns the end of a link.
+    /// Returns the error of the link that has closed.
     pub(crate) fn take_last(&mut self, until: Instant) -> Result<(), ExchangeError> {
         loop {
             // A closed link is reported only after all its arrivals were handled.
@@ -259,7 +261,7 @@ impl<P: Port> Exchange<P> {
         self.windows.receive(received);
     }
 
-    /// Limits the bytes that each link holds. Further posts wait in this exchange, in the order of the schedule.
+    /// Limits the bytes that each link may hold. Further posts wait in this exchange, in the order of the schedule.
     pub fn set_credit(&mut self, bytes: Option<usize>) {
         self.outboxes.iter().for_each(|outbox| self.port.set_credit(outbox.link, bytes));
     }
@@ -291,7 +293,7 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    /// Pushes a key that cannot be sent in one post with the keys before it.
+    /// Pushes a key that cannot join the incomplete group of the previous keys.
     fn put_apart(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {
@@ -353,7 +355,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Posts what the links take now, and flushes.
+    /// Posts as much as the links accept now, and flushes.
     pub(super) fn post_queued(&mut self) -> Result<(), ExchangeError> {
         loop {
             let posted = self.post()?;
@@ -365,8 +367,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Posts what the links take now. A full link does not stop the other links. Returns whether any link
-    /// took a post.
+    /// Posts as much as the links accept now. A full link does not stop the other links. Returns whether any link
+    /// accepted a post.
     fn post(&mut self) -> Result<bool, ExchangeError> {
         let Exchange { port, outboxes, windows, slices, keys, ahead, .. } = self;
         let mut posts = Posts { windows, keys, ahead };
@@ -380,8 +382,8 @@ impl<P: Port> Exchange<P> {
         Ok(posted)
     }
 
-    /// Returns the reason why a closed link took no post. The port reports the reason after all arrivals were
-    /// taken.
+    /// Returns the reason why a closed link accepted no post. The port reports this reason only after all arrivals were
+    /// handled.
     #[cold]
     fn why_closed(&mut self, error: ExchangeError) -> ExchangeError {
         self.take_arrivals().err().or_else(|| self.closed()).unwrap_or(error)
@@ -423,8 +425,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the end of a link, if a link has ended. If one link fails, the other links end, too, and report only that
-    /// their peer has ended. So any other reason takes precedence.
+    /// Returns the error of a closed link, if a link has closed. If one link fails, the other links close, too, and
+    /// report only that their peer has ended. So any other reason takes precedence.
     fn closed(&mut self) -> Option<ExchangeError> {
         let mut closed = self.port.closed()?;
         while let Some(other) = self.port.closed() {
@@ -452,7 +454,7 @@ impl<P: Port> Exchange<P> {
         self.take_answer(core, key, arrival)
     }
 
-    /// Handles an arrival that is not the answer to a step.
+    /// Handles an arrival for a chunk that awaits an answer, if the arrival is not the plain answer of a step.
     fn take_other(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
         let (core, key) = (self.slices.core_of(arrival.chunk), self.layout.chunk(arrival.chunk).key);
         let KeyState { round, content, .. } = self.keys[key.index()];
@@ -540,8 +542,8 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].outstanding == 0
     }
 
-    /// Whether the weights of a key were left unchanged by its last push, or so far by the push in flight.
-    /// Then no worker had a gradient, and no chunk was answered ahead.
+    /// Whether the weights of a key were left unchanged by its last push, or so far by the push in flight. If so, no
+    /// worker had a gradient, and no chunk was answered ahead.
     pub fn was_left_alone(&self, key: KeyId) -> bool {
         self.keys[key.index()].left_alone
     }
@@ -555,7 +557,7 @@ impl<P: Port> Exchange<P> {
         self.under_way_from(KeyId(0))
     }
 
-    /// Returns the first key that is in flight, from this key on.
+    /// Returns the first key in flight that is not before this key.
     pub fn under_way_from(&self, KeyId(first): KeyId) -> Option<KeyId> {
         let behind = self.keys[first as usize..].iter().position(|key| key.outstanding > 0);
         behind.map(|key| KeyId(first + key as u32))
@@ -587,7 +589,8 @@ impl<P: Port> Exchange<P> {
         &self.layout
     }
 
-    /// Checks that no key is in flight. `doing` names an action that must not happen within a round.
+    /// Checks that no key is in flight. `doing` is the name, for the error, of an action that must not happen within a
+    /// round.
     pub(crate) fn check_quiet(&self, doing: &'static str) -> Result<(), ExchangeError> {
         self.first_under_way().map_or(Ok(()), |key| self.check_idle(key, doing))
     }
@@ -611,7 +614,7 @@ impl<P: Port> Exchange<P> {
     }
 }
 
-/// Attaches an endpoint for each core, for the core's slices.
+/// Attaches an endpoint for each core. Each endpoint carries the slices of its core.
 fn outboxes<P: Port>(port: &mut P, endpoints: Vec<P::Endpoint>, slices: &Slices) -> Vec<Outbox> {
     let slices_of = slices.by_core(endpoints.len());
     let outbox = |(core, (endpoint, slices))| Outbox::new(core, port.attach(endpoint), slices);

@@ -11,12 +11,12 @@ use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 
-/// The groups, and the group whose keys the caller is putting: pushing without a flush.
+/// The groups, and the group of which the caller has put (pushed without a flush) some keys.
 pub(super) struct Groups {
-    /// The groups, by number. With many small keys the tables by key do not fit into a cache, but this table
-    /// does.
+    /// The groups, by number. This table is used for speed: with many small keys it fits into a cache, but the tables
+    /// by key do not.
     of: Vec<Group>,
-    /// The group of which the caller has put some keys: pushed them without a flush.
+    /// The incomplete group: the caller has put some of its keys (pushed them without a flush).
     begun: Begun,
     /// The keys that were put, and wait here for the rest of their group. Empty if no group is incomplete.
     members: Vec<KeyId>,
@@ -77,7 +77,7 @@ impl Groups {
         (self.members.len() == keys.len()).then(|| self.of[*number as usize].slice)
     }
 
-    /// Forgets the incomplete group, whose keys the caller sends one by one.
+    /// Forgets the incomplete group. The caller of this method then sends its keys one by one.
     pub fn leave_apart(&mut self) {
         self.begun = Begun::default();
         self.members.clear();
@@ -112,9 +112,9 @@ impl<P: Port> Exchange<P> {
         members.push(key);
     }
 
-    /// Adds a key to the group of the keys before it. Returns false if the key has another group, round or content. For speed,
-    /// uses only the tables that it changes. If the group is then [whole](Groups::whole), the caller
-    /// [queues](Self::queue_group) it.
+    /// Adds a key to the incomplete group. Returns false if the key has another group, round or content than the keys
+    /// before it. For speed, reads only the tables that it changes. If the group is then [whole](Groups::whole), the
+    /// caller [queues](Self::queue_group) it.
     #[inline]
     pub(super) fn put_beside(&mut self, key: KeyId, content: Content) -> bool {
         let Groups { of, begun, members } = &mut self.groups;
@@ -140,7 +140,8 @@ impl<P: Port> Exchange<P> {
         self.queue(slice);
     }
 
-    /// Handles the answer of a group as the answer of each of its keys. For speed, uses only the tables that it changes.
+    /// Handles the answer of a group as the answer of each of its keys. For speed, reads only the tables that it
+    /// changes.
     pub(super) fn take_group(
         &mut self,
         link: LinkId,
@@ -175,7 +176,7 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Queues the keys of an incomplete group one by one. Returns whether there were any.
+    /// Queues the keys of the incomplete group one by one. Returns whether there were any keys.
     pub(super) fn queue_members(&mut self) -> bool {
         self.groups.begun = Begun::default();
         let mut members = std::mem::take(&mut self.groups.members);

@@ -1,5 +1,5 @@
-//! Keys between pushes: gradients and weights are lent to the caller while their key is idle. This file also
-//! has the first round of a worker, the count of missing answers, and the traffic.
+//! Keys between pushes: gradients and weights are lent to the caller while their key is idle. This file also handles
+//! the first round of a worker, the count of missing answers, and the traffic counts.
 //!
 //! Part of the exchange, on the worker's thread. Reading the weights window is unsafe (docs/unsafe.md).
 //!
@@ -14,8 +14,8 @@ use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 use super::windows::Windows;
 
-/// The bytes of gradients and weights that a worker has sent and received; in a compressed job, bytes of frames. Padding
-/// between small keys in one post counts.
+/// The bytes of gradients and weights that a worker has sent and received; in a compressed job, the bytes of frames.
+/// Padding between small keys in one post counts, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// The bytes that were sent to the hub.
@@ -52,8 +52,8 @@ impl<P: Port> Exchange<P> {
     /// Returns a key's weights, as of its last finished round.
     ///
     /// # Errors
-    /// Returns an error while the key is in flight. If the hub answers bytes ahead, and the weights are no copy,
-    /// also returns an error from [`send_ahead`](Self::send_ahead) on.
+    /// Returns an error while the key is in flight. If the hub answers bytes ahead, and the weights are not read from a
+    /// copy, also returns an error after [`send_ahead`](Self::send_ahead).
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
         self.check_read_as::<E>(key, "reading its weights")?;
         // SAFETY: `check_read_as` saw that all pushes of the key, and all its bytes ahead, are answered.
@@ -83,12 +83,13 @@ impl<P: Port> Exchange<P> {
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
     }
 
-    /// Sets all gradients to zero with Slim-DP, because they hold weights for a broadcast that does not happen.
+    /// Sets all gradients to zero in a job with Slim-DP. The caller had written weights into them for a broadcast that
+    /// does not happen.
     pub fn discard_changes(&mut self) {
         self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
     }
 
-    /// Notes that the hub has stepped a key's push of a round, although the answer never arrived. Newer
+    /// Notes that the hub has stepped a key's push of a round, and that its answer will never arrive, because newer
     /// weights have arrived instead.
     pub fn answered_without(&mut self, key: KeyId, round: Round) {
         let Exchange { windows, layout, .. } = self;
@@ -98,7 +99,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Checks that the key is idle, and that its type is `E`.
+    /// Checks that the key's weights can be read now: the key is idle, its type is `E`, and the hub is not answering
+    /// bytes ahead into the weights.
     fn check_read_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
         self.check_idle_as::<E>(key, doing)?;
         let may_come = self.ahead.are_answered && self.keys[key.index()].ahead;
@@ -118,7 +120,8 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Returns the round for which all keys must be pushed before this key is pushed again. Only Slim-DP has such rounds.
+    /// Returns the round that must be pushed for all keys before this key is pushed again. Only Slim-DP has such
+    /// rounds.
     pub(crate) fn awaited_before(&self, key: KeyId) -> Option<Round> {
         let coder = self.windows.coder()?;
         let former = self.keys[key.index()].round.0.checked_sub(1).map(Round);
@@ -140,8 +143,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Checks that all keys are pushed for the round of a key in flight. Otherwise the key gets no answer in a job whose steps
-    /// wait for the gradients of all keys.
+    /// Checks that all keys are pushed for the round of a key in flight. If a key is not pushed, the key in flight gets
+    /// no answer, in a job whose steps wait for the gradients of all keys.
     pub(crate) fn check_all_pushed_with(&self, key: KeyId) -> Result<(), ExchangeError> {
         let round = self.keys[key.index()].round;
         let is_unpushed =
@@ -154,7 +157,7 @@ impl<P: Port> Exchange<P> {
         Err(ExchangeError::Unpushed { key: name(key.index()), unpushed: name(unpushed), why })
     }
 
-    /// Sends keys in this order from now on, instead of the layout's order. Only the schedule p3 follows it.
+    /// Sends keys in this order from now on, instead of the layout's order. Only the schedule p3 follows this order.
     /// Workers may choose different orders. Keys that are not named come last.
     ///
     /// # Errors
@@ -167,8 +170,8 @@ impl<P: Port> Exchange<P> {
         let mut priorities = vec![order.len() as u32; self.keys.len()];
         (0..).zip(order).for_each(|(place, key)| priorities[key.index()] = place);
         for keys in self.groups.keys() {
-            // A group has the priority of its first key. The group is needed as soon as one of its keys is
-            // needed.
+            // A group is sent with the priority of its first key, but is needed as soon as any of its keys is needed.
+            // So the first key gets the group's best priority.
             let keys = keys.start as usize..keys.end as usize;
             let first = priorities[keys.clone()].iter().min().copied();
             first.into_iter().for_each(|first| priorities[keys.start] = first);
@@ -182,12 +185,12 @@ impl<P: Port> Exchange<P> {
         &self.priorities
     }
 
-    /// Records from now on which keys get their last answer.
+    /// Records from now on which keys get their last missing answer.
     pub(crate) fn note_answered(&mut self) {
         self.answered = Some(Vec::new());
     }
 
-    /// Replaces the contents of `keys` by the keys that have got their last answer since the last call.
+    /// Replaces the contents of `keys` by the keys that have got their last missing answer since the last call.
     pub(crate) fn take_answered(&mut self, keys: &mut Vec<KeyId>) {
         keys.clear();
         self.answered.iter_mut().for_each(|answered| std::mem::swap(answered, keys));
@@ -203,8 +206,8 @@ impl<P: Port> Exchange<P> {
         chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
     }
 
-    /// Returns the event to sleep for, when the caller waits for this key or for all keys. The event is the arrival
-    /// of all answers from the core that owes the most answers.
+    /// Returns the event until which a caller should sleep that waits for this key, or for all keys. The event is the
+    /// arrival of all missing answers from the core with the most missing answers.
     pub fn until(&self, key: Option<KeyId>) -> Until {
         if self.has_unsent() || self.first_awaited == Awaited::Notice {
             return Until::Any; // an answer may make room, and a pull follows a notice

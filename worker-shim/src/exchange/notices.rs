@@ -21,8 +21,9 @@ pub(super) enum Pulls {
 }
 
 impl<P: Port> Exchange<P> {
-    /// Makes the owner of the exchange [pull](Self::pull) keys and [release](Self::hand_out) them to callers from now on.
-    /// [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) tell the owner when it can do so.
+    /// Makes the owner of the exchange [pull](Self::pull) keys and [release](Self::hand_out) them to callers from now
+    /// on. [`take_notices`](Self::take_notices) tells the owner when it can pull, and [`is_whole`](Self::is_whole) when
+    /// it can release.
     ///
     /// # Panics
     /// Panics if the schedule pulls nothing, or while a key is in flight.
@@ -47,7 +48,7 @@ impl<P: Port> Exchange<P> {
         self.hand_outs == 1 && self.keys[key.index()].outstanding == 1
     }
 
-    /// Asks the hub for the weights of these keys. The hub must have given notice of all their slices.
+    /// Asks the hub for the weights of these keys. The hub must have sent a notice for each slice of these keys.
     ///
     /// # Errors
     /// Returns an error if a link is closed.
@@ -144,8 +145,8 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Pulls a slice. After a loss of links, the hub must first send its notice again. The arrival of that notice then pulls
-    /// the slice.
+    /// Pulls a slice. If links were lost after the notice, the hub must first send its notice again, and the slice is
+    /// pulled when that notice arrives.
     fn pull_slice(&mut self, slice: u32) {
         let chunks = self.slices.chunks(slice);
         let first = chunks[0];

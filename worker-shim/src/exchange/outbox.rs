@@ -11,8 +11,8 @@ use super::error::ExchangeError;
 /// The span of a post that is only an immediate.
 pub(super) const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
-/// The posts that wait for the link to one of the hub's cores. A slice that is begun is finished before the
-/// next one begins. Urgent posts overtake all slices. Allocates nothing after [`Outbox::new`].
+/// The posts that wait for the link to one of the hub's cores. A slice that is begun is finished before the next slice
+/// begins. Urgent posts overtake all slices. Allocates nothing after [`Outbox::new`].
 #[derive(Debug)]
 pub(super) struct Outbox {
     core: usize,
@@ -22,7 +22,7 @@ pub(super) struct Outbox {
     queue: SendQueue<u32>,
     /// The slice that is begun, and its chunks that are not posted yet.
     begun: Option<(u32, Range<usize>)>,
-    /// The number of bytes that the link has taken so far.
+    /// The number of bytes that the link has accepted so far.
     pub posted_bytes: u64,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Outbox {
 pub(super) struct Post {
     pub span: Span,
     pub immediate: Immediate,
-    /// Whether the source is notified when the link takes the post.
+    /// Whether the source is notified when the link accepts the post.
     pub is_noted: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) trait Source {
     /// Returns the post of a chunk or group; `None` if there is nothing to post.
     fn post(&mut self, key: KeyId, chunk: ChunkId) -> Option<Post>;
 
-    /// Notes that a link has taken a post, if the post asked for that.
+    /// Notes that a link has accepted a post with `is_noted`.
     fn note(&mut self, immediate: Immediate);
 }
 
@@ -71,7 +71,7 @@ impl Outbox {
         self.begun.is_none() && self.queue.is_empty() && self.urgent.is_empty()
     }
 
-    /// Posts as much as the link takes. Returns whether the link took a post.
+    /// Posts as much as the link accepts. Returns whether the link accepted a post.
     ///
     /// # Errors
     /// Returns an error if the link is closed.
@@ -131,7 +131,7 @@ impl Outbox {
         }
     }
 
-    /// Returns the chunks that are posted next: the rest of the slice that is begun, otherwise the first
+    /// Returns the chunks that are posted next: the rest of the slice that is begun or, if there is none, the first
     /// slice in the queue.
     fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
         let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));

@@ -1,8 +1,8 @@
 //! A worker's windows: gradients that it writes, and weights that it reads. In a compressed job both windows
 //! hold frames. Gradients and weights then lie in private memory, and `coder` translates between the two.
 //!
-//! Unsafe (docs/unsafe.md): reading the weights window, while the protocol forbids the hub to write. Depends on spans, but not on
-//! rounds; `exchange` decides when a key may be touched.
+//! Unsafe (docs/unsafe.md): reading the weights window. It is read only while the protocol forbids the hub to write.
+//! Depends on spans, but not on rounds; `exchange` decides when a key may be touched.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ pub struct Windows {
     /// The window that the hub of each core writes, by core. All cores of a hub have the same window.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
-    /// Spans in the gradient window, into which this worker writes one hub's part of the gradient's norm for
-    /// the other hubs.
+    /// Spans in the gradient window for parts of the gradient's norm. This worker writes each hub's part there, for the
+    /// other hubs.
     lines: Spans,
     wire: Wire,
 }
@@ -90,8 +90,9 @@ impl Windows {
     }
 
     /// Creates the windows of worker `rank`. `gradients` comes from [`gradients`](Self::gradients), and `weights`, by
-    /// core, from the transport. Weights are read from a copy with [`WeightsMode::Private`], with frames, and with
-    /// several windows. There are several windows if one of several hubs is on this machine: that hub shares its own pages.
+    /// core, from the transport. Weights are read from a copy in three cases: with [`WeightsMode::Private`], with
+    /// frames, and with several windows. With several hubs there are several windows if one hub is on this machine,
+    /// because that hub shares its own pages.
     ///
     /// # Panics
     /// Panics if there is no core.
@@ -157,8 +158,8 @@ impl Windows {
     /// the part in the window is of another round.
     ///
     /// # Safety
-    /// The hub must have sent the part. This worker must not have pushed all chunks of the round after the
-    /// next. The hub overwrites the part four rounds later, and only after more pushes of this worker.
+    /// The hub must have sent the part. This worker must not yet have pushed all chunks of the round after the next
+    /// round. The hub overwrites the part only four rounds later, after more pushes of this worker.
     pub(crate) unsafe fn told(&self, hub: usize, round_bits: u8, core: usize) -> Option<Told> {
         let line = self.wire.weights_line(hub, Round(round_bits.into()));
         // SAFETY: the caller's promise.
@@ -187,7 +188,8 @@ impl Windows {
         &self.weights
     }
 
-    /// Replaces the windows of the hubs' cores. The memory stays the same, the links are new.
+    /// Sets the window that each core writes, after new links were made. The windows themselves must be the former
+    /// windows, because the addresses of weights must stay.
     ///
     /// # Panics
     /// Panics if one of the windows is new.
@@ -222,8 +224,8 @@ impl Windows {
     /// Returns a key's weights.
     ///
     /// # Safety
-    /// No push of the key may be unanswered. The hub writes weights only after the push of the last worker,
-    /// and before its answer.
+    /// No push of the key may be unanswered. The hub writes a key's weights only after the last worker's push of the
+    /// key, and before it answers the pushes.
     pub(crate) unsafe fn weights<E: Element>(&self, key: KeyId) -> &[E] {
         // SAFETY: the caller guarantees the conditions of `read`.
         unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
@@ -237,7 +239,7 @@ impl Windows {
         Some(elements_mut(part_mut(copy, self.layout.key_span(key))))
     }
 
-    /// Returns a key's weights, and its gradient to write; no gradient if it lies in a dma-buf.
+    /// Returns a key's weights, and its gradient to write. The gradient is `None` if it lies in a dma-buf.
     ///
     /// # Safety
     /// See [`weights`](Self::weights).
@@ -248,8 +250,8 @@ impl Windows {
         (weights, gradients.of_key(layout, key))
     }
 
-    /// Handles a chunk's answer for a round from this core. If weights are private, copies or decodes them.
-    /// Returns the number of bytes that arrived.
+    /// Handles the answer that a core has sent for a chunk and a round. If weights are private, copies them or decodes
+    /// the frame. Returns the number of bytes that arrived.
     ///
     /// # Errors
     /// Returns an error if the bytes are not a frame of this chunk and round.
@@ -281,7 +283,7 @@ impl Windows {
     }
 }
 
-/// Returns a span of the weights, from the copy if there is one.
+/// Returns a span of the weights: from the private copy if there is one, else from the window.
 ///
 /// # Safety
 /// See [`Windows::weights`], for the chunks of this span.

@@ -20,7 +20,7 @@ pub use super::timeline::{LayerCost, Profile, Timeline};
 /// The rule that divides the layers of a model into batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Batching {
-    /// The batches of the shortest makespan, by dynamic programming.
+    /// The batches with the shortest makespan, by dynamic programming.
     Optimum,
     /// The better of the two greedy algorithms of iBatch's paper.
     Greedy,
@@ -56,7 +56,7 @@ impl Batching {
         matches!(self, Batching::Optimum | Batching::Greedy)
     }
 
-    /// Returns the batches: ranges of layers, one after the other, none of them empty.
+    /// Returns the batches: consecutive ranges of layers, which are not empty.
     pub fn batches(self, profile: &Profile) -> Vec<Range<usize>> {
         let layers = profile.layers.len();
         match self {
@@ -84,10 +84,11 @@ impl FromStr for Batching {
     }
 }
 
-/// The time for which computing stands still, and the first layer of the last batch.
+/// The total time for which computing stands still, and the first layer of the last batch.
 type Idle = (f64, usize);
 
-/// Returns the batches of the shortest makespan; if several are equal, the fewest batches.
+/// Returns the batches with the shortest makespan. If several choices are equal, returns the choice with the fewest
+/// batches.
 ///
 /// Let the first `l` layers have `k` batches, and the last batch begin with layer `j`. Then computing stands
 /// still for
@@ -106,7 +107,7 @@ fn optimum(profile: &Profile) -> Vec<Range<usize>> {
     let (mut best, mut best_k) = (f64::INFINITY, 0);
     for k in 1..=layers {
         let pulls = k as f64 * sums.start_up;
-        // With more batches, the last batch would only begin later.
+        // Even a last batch of one layer would begin too late, and with more batches it would begin even later.
         if pulls + sums.transfer[layers] - sums.forward[layers - 1] >= best {
             break;
         }

@@ -1,8 +1,8 @@
-//! The state of a worker's batches: the batch that is pulled next, and the parts that are missing from each
-//! batch.
+//! The state of a worker's batches: the batch that is pulled next, and the notices and keys that each batch still
+//! needs.
 //!
-//! Owned by the owner of the exchange through which the batches are pulled. Counts notices and complete keys. Has no clock,
-//! and does not decide which batches are good.
+//! Owned by the owner of the exchange that pulls the batches. Counts notices and complete keys. Has no clock, and does
+//! not decide which batches are good.
 //!
 //! ```text
 //!   a batch:  waits --all its slices have notices, the previous batch has arrived--> due --> pulled --> released
@@ -37,7 +37,7 @@ pub struct Batches {
 /// The number of batches since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// The number of batches that could be pulled.
+    /// The number of batches that have become due: all their notices have arrived, and the previous batch has arrived.
     pub due: u64,
     /// The number of batches whose keys were released to callers.
     pub there: u64,
@@ -48,7 +48,7 @@ struct Batch {
     keys: Vec<KeyId>,
     /// The number of slices for which the hub has sent no notice yet.
     unnoticed: usize,
-    /// The number of the batch's keys that have arrived in order, from the first on.
+    /// The number of keys at the batch's beginning that have all arrived.
     whole: usize,
 }
 
@@ -100,7 +100,8 @@ impl Batches {
         keys.iter().map(|key| self.slices[key.index()]).sum()
     }
 
-    /// Handles the exchange's notices. Releases the keys of the batch that is being pulled, once all of them have arrived.
+    /// Handles the exchange's notices. Releases the keys of the batch that is being pulled, if all of them have
+    /// arrived.
     pub fn take_news<P: Port>(&mut self, exchange: &mut Exchange<P>) {
         exchange.take_notices(|key| self.count_notice(key));
         let there = self.take_whole(|key| exchange.is_whole(key));
@@ -113,8 +114,8 @@ impl Batches {
         self.check_due();
     }
 
-    /// Returns the keys of the batch that is being pulled, once all of them have arrived. Then the next batch
-    /// has its turn.
+    /// Returns the keys of the batch that is being pulled, if all of them have arrived. Then continues with the next
+    /// batch.
     fn take_whole(&mut self, is_whole: impl Fn(KeyId) -> bool) -> Option<&[KeyId]> {
         let number = self.at;
         let batch = &mut self.batches[number];

@@ -5,15 +5,15 @@
 //! the paper counts from 1.
 //!
 //! The paper leaves open:
-//! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of the pairs that are left, we take the one
-//!   with the smallest `l2`. Its pull exceeds the computing least, as in the rule of lines 7 to 13. In
-//!   algorithm 2 we take the largest `l(N-2)`; the candidates differ only in layers that take no time. In
-//!   later steps we take the smaller batch.
-//! - *No choice satisfies the constraint*: every pull that is left is shorter than the computing. Then we
-//!   take the choice that is nearest to the constraint. In the first step of algorithm 1 the batches are the
-//!   first layer and all other layers. In the first step of algorithm 2 the batch before the last has one
-//!   layer, which may be any layer except the last. In later steps the batch is all layers that are left
-//!   (algorithm 1), or the one layer before (algorithm 2).
+//! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of the pairs that are left, we take the pair with the
+//!   smallest `l2`. Its pull exceeds the computing by the least, which is the rule of lines 7 to 13. In algorithm 2 we
+//!   take the largest `l(N-2)`; the candidates differ only in layers that take no time. In later steps of both
+//!   algorithms we take the smaller batch.
+//! - *No choice satisfies the constraint*: every pull that is left is shorter than the computing. Then we take the
+//!   choice that is nearest to the constraint. In the first step of algorithm 1 the batches are the first layer and all
+//!   other layers. In the first step of algorithm 2 the batch before the last has one layer, which may be any layer
+//!   except the last. In later steps the batch has all layers that are left (algorithm 1), or only the layer before the
+//!   previous choice (algorithm 2).
 //! - *One layer* is one batch; the algorithms below get at least two layers.
 
 use std::ops::Range;

@@ -12,10 +12,11 @@
 //!            +---- off by DRIFT for some rounds in a row ---------------------------------+
 //! ```
 //!
-//! The *pull* of a batch is the time from `due` to `there`. One pull of all layers takes less time than a pull for each
-//! layer. The *start-up* is that difference, divided by the number of pulls that are saved. So the start-up is known even if
-//! all layers are alike. The *forward* time of a layer goes from the caller's wait for the layer's weights to the wait for
-//! the next layer's weights. The last layer's forward time counts as 0: it hides no pull, so no plan depends on it.
+//! The *pull* of a batch is the time from `due` to `there`. One pull of all layers takes less time than the separate
+//! pulls of the layers together. The *start-up* is this difference, divided by the number of pulls that are saved. So
+//! the start-up is known even if all layers are alike. The *forward* time of a layer is the time from the receipt of
+//! the layer's weights by the caller to its request for the next layer's weights. The last layer's forward time counts
+//! as 0: it hides no pull, so no plan depends on it.
 
 use std::fmt;
 use std::ops::Range;
@@ -26,7 +27,7 @@ use pbox_core::KeyId;
 use super::batch::{Batching, LayerCost, Profile, Timeline};
 
 /// The number of rounds of a profile that pull each layer by itself. As many rounds with one pull for all layers
-/// follow. The median counts, so that one round of each kind may be disturbed.
+/// follow. Of each kind of round the median counts, so that one round of the kind may be disturbed.
 pub const PROFILE_ROUNDS: u32 = 3;
 /// The fraction by which a round's time may differ from its prediction.
 pub const DRIFT: f64 = 0.2;
@@ -168,8 +169,8 @@ impl Planner {
         }
     }
 
-    /// Notes that a key is pushed. If no batch of the current round was due yet, the uses so far belong to
-    /// the previous round, and are dropped.
+    /// Prepares for the push of a key. If no batch of the current round was due yet, all uses of weights so far belong
+    /// to the previous round, and are dropped.
     pub fn forget_what_was_used(&mut self) {
         if self.events.due.is_empty() && self.events.has_used.contains(&true) {
             self.events = Events::new(self.layers, self.layer_of.len());
@@ -206,7 +207,7 @@ impl Planner {
         Some(&self.batches)
     }
 
-    /// Returns the plan, with its prediction and the measured time.
+    /// Returns the last plan, with its prediction and the measured time.
     pub fn plan(&self) -> Option<&PullPlan> {
         self.plan.as_ref()
     }
@@ -285,9 +286,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Returns the start-up of a pull: the part of its time that does not depend on its size. `pulls` are the
-/// pulls of each layer, `at_once` is the pull of all layers. The result is at most the fastest pull; 0 if
-/// there is one layer.
+/// Returns the start-up of a pull: the part of its time that does not depend on its size. `pulls` are the pulls of each
+/// layer, `at_once` is the pull of all layers. The result is at most the time of the fastest pull, and 0 if there is
+/// only one layer.
 fn start_up(pulls: &[f64], at_once: f64) -> f64 {
     let saved = (pulls.len() - 1) as f64;
     let each = (pulls.iter().sum::<f64>() - at_once) / saved.max(1.0);

@@ -1,6 +1,6 @@
 //! The pulls of a session in batches: drives the batches, and reports events to the planner.
 //!
-//! Owned by the session. Reads the clock, because the exchange, the batches and the planner read no clock.
+//! Owned by the session. Reads the clock for the exchange, the batches and the planner, which do not read it.
 
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,8 @@ pub struct Pull {
     /// The layers in the order of the forward pass, each with the keys that are needed together. Each key is
     /// in one layer. Default (empty): a layer for each key, in the order of the manifest.
     pub layers: Vec<Vec<KeyId>>,
-    /// A pause before each pull, for measurements. It imitates a system in which each pull costs this
-    /// start-up. Default 0.
+    /// A pause before each pull, for measurements: it imitates a system in which each pull needs this start-up time.
+    /// Default 0.
     pub start_up: Duration,
 }
 
@@ -104,7 +104,7 @@ impl Pulling {
     }
 
     /// Makes progress on the exchange, reports its events to the planner, and pulls a batch whose start-up is over.
-    /// `asked` is a key whose weights the caller wants. Returns the number of arrivals.
+    /// `asked` is the key whose weights the caller wants next, if any. Returns the number of arrivals.
     pub fn progress<P: Port>(
         &mut self,
         exchange: &mut Exchange<P>,
@@ -116,7 +116,7 @@ impl Pulling {
         let counts = self.batches.counts();
         if counts != self.told {
             let now = Instant::now();
-            // A batch is due only after the previous one has arrived.
+            // The arrivals are reported first, because a batch is due only after the previous batch has arrived.
             (self.told.there..counts.there).for_each(|_| self.planner.there(now));
             (self.told.due..counts.due).for_each(|_| self.planner.due(now));
             self.told = counts;

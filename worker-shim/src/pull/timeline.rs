@@ -1,6 +1,6 @@
 //! The time to pull a model and compute it forward, and the times at which the parts of a plan begin and end.
 //!
-//! Pure arithmetic; any unit of time.
+//! Pure arithmetic, in any unit of time.
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub struct Timeline {
     pub last_begun: f64,
     /// The time from the beginning of the first pull to the end of the last layer.
     pub makespan: f64,
-    /// The part of the makespan in which the model was both pulled and computed.
+    /// The part of the makespan in which layers are pulled while other layers are computed.
     pub overlap: f64,
 }
 
@@ -53,7 +53,8 @@ impl Timeline {
         let forward: f64 = profile.layers.iter().map(|layer| layer.forward).sum();
         timeline.makespan = computed;
         timeline.last_begun = computed - profile.layers.last().map_or(0.0, |layer| layer.forward);
-        // Pulls run without a break from the beginning. Computing after their end overlaps nothing.
+        // Pulls run without a break from the beginning. So only computing before the end of the last pull overlaps
+        // pulling.
         timeline.overlap = f64::max(0.0, there + forward - computed);
         timeline
     }

@@ -2,8 +2,8 @@
 //! session sends a digest of its weights every `compare_every` rounds. If the worker writes weights itself in a round, it also
 //! sends a digest of the written weights.
 //!
-//! Runs on the caller's thread, before a push, or before bytes are sent ahead: until then the key's weights
-//! do not change.
+//! Runs on the caller's thread, before a key is pushed or sent ahead, because until then the key's weights do not
+//! change.
 
 use std::collections::VecDeque;
 
@@ -18,8 +18,8 @@ use super::contents::Pushed;
 use super::error::SessionError;
 use super::session::Session;
 
-/// The most digests that may be incomplete. There are two for a round and two for the next round, because a caller may
-/// push some keys of the next round early. If there are more, the oldest will never be complete.
+/// The most digests that may be incomplete. A round has up to two digests, and two rounds may be open, because a caller
+/// may push some keys of the next round early. If there are more, the oldest digest will never be complete.
 const OPEN: usize = 4;
 
 /// The digests of a session that compares its weights.
@@ -53,7 +53,8 @@ impl Digests {
         round > Round(0) && round.0.is_multiple_of(self.every)
     }
 
-    /// Counts a key, and adds its digest if it has one. Returns the round's digest if this was the last key.
+    /// Counts a key of a round, and adds the key's digest if there is one. Returns the round's digest if this was the
+    /// last key.
     fn take(&mut self, round: Round, written: bool, digest: Option<u64>) -> Option<u64> {
         let at = self.open.iter().position(|open| (open.round, open.written) == (round, written));
         let at = at.unwrap_or_else(|| {
@@ -69,7 +70,7 @@ impl Digests {
         if open.keys < self.keys { None } else { self.open.remove(at)?.digest }
     }
 
-    /// Drops all digests, because the session continues from an earlier round.
+    /// Drops all incomplete digests, because the session continues from an earlier round.
     pub fn forget(&mut self) {
         self.open.clear();
     }
@@ -93,8 +94,8 @@ impl Session {
         whole.map_or(Ok(()), |digest| self.tell_digest(round, digest, true))
     }
 
-    /// Prepares the push of a key, or sending it ahead. Works like [`compare`](Self::compare), but only for
-    /// the weights before the round.
+    /// Prepares for pushing a key, or for sending it ahead. Works like [`compare`](Self::compare), but only for the
+    /// weights before the round.
     pub(super) fn compare_weights(&mut self, key: KeyId) -> Result<(), SessionError> {
         let round = self.exchange.round(key);
         let is_compared = self.digests.as_ref().is_some_and(|digests| digests.has(round));

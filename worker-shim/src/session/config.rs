@@ -18,14 +18,14 @@ use crate::pull::{Pull, PullError};
 const CHECKSUM: &str = "PHUB_CHECKSUM";
 const TCP_CONGESTION: &str = "PHUB_TCP_CONGESTION";
 
-/// The longest time that a setting may have: ten years. A clock perhaps cannot represent a later deadline.
+/// The longest time that a setting may have: ten years. Later deadlines may be too large for the clock's type.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Settings of a [`Session`](crate::Session).
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
-    /// The hub's control port as `host:port`. For a job over several hubs, all of them with commas between
-    /// them. All workers must name the same hubs in the same order.
+    /// The hub's control port as `host:port`. For a job over several hubs, the control ports of all hubs, with commas
+    /// between them. All workers must name the same hubs in the same order.
     pub hub: String,
     /// The mesh of this worker, if each worker pushes to the hub on its own machine. `rank` and the number of
     /// workers then count only the workers of this machine. Default: no mesh.
@@ -49,9 +49,8 @@ pub struct SessionConfig {
     pub transport: Option<Transport>,
     /// The RDMA NICs of this worker, and the hub's NIC that each of them connects to.
     pub nics: NicSettings,
-    /// Whether to put checksums on gradients and weights over TCP, in both directions; TCP's own checksums
-    /// have only 16 bits. The hub can also ask for them. Default: whether `PHUB_CHECKSUM` is on: 1, true, yes
-    /// or on.
+    /// Whether to put checksums on gradients and weights over TCP, in both directions; TCP's own checksums have only 16
+    /// bits. The hub can also request checksums. Default: whether `PHUB_CHECKSUM` is on: 1, true, yes or on.
     pub checksum: bool,
     /// The kernel's congestion control for this worker's connections over TCP. Default: the value of
     /// `PHUB_TCP_CONGESTION`, else by [rule](Congestion::Auto).
@@ -61,19 +60,19 @@ pub struct SessionConfig {
     pub trial: bool,
     /// The memory that weights are read from. Default: shared.
     pub weights: WeightsMode,
-    /// The dma-buf of the gradients, if another party than this process writes them, such as a GPU. NICs read
-    /// the dma-buf. Each key is at its span of the [layout](pbox_core::Layout), and must not change from its
-    /// push to its wait. Needs RDMA, and excludes compression. Default: memory that the session allocates.
+    /// The dma-buf of the gradients, if another party than this process writes them, such as a GPU. NICs read the
+    /// dma-buf. Each key's gradient is at the key's span of the [layout](pbox_core::Layout), and must not change from
+    /// the push to the wait. Needs RDMA, and excludes compression. Default: memory that the session allocates.
     pub dma_buf: Option<DmaBuf>,
-    /// Time limit of the join: for the other workers, and for each reply of the hub. A reply may take 2 s more for each
-    /// gigabyte that the hub reads or makes for the job. Default 60 s.
+    /// Time limit of the join: of the wait for the other workers, and of the wait for each reply of the hub. A reply
+    /// may take 2 s more for each gigabyte that the hub reads or makes for the job. Default 60 s.
     pub join_limit: Duration,
-    /// The time that a join waits for a hub that is not up, and that a session waits for a hub that it has
-    /// lost. The session then continues from the hub's checkpoint, in the same memory;
-    /// [`Session::returns`](crate::Session::returns) has the number of lost rounds.
-    /// 0: a lost hub ends the session. Default 60 s.
+    /// The longest time for which a join waits for a hub that is not up, and a session waits for a lost hub. When the
+    /// hub is back, the session continues from the hub's checkpoint, in the same memory;
+    /// [`Session::returns`](crate::Session::returns) has the number of lost rounds. 0: a lost hub ends the session.
+    /// Default 60 s.
     pub hub_wait: Duration,
-    /// The time limit of a wait for a key, if workers are alive but do not push. Default 30 min.
+    /// The time limit of a wait for a key, if all workers are alive but some do not push. Default 30 min.
     pub wait_limit: Duration,
     /// The file for a timeline of the session's last rounds, for <https://ui.perfetto.dev>. It is written at
     /// the session's end. The rank is added before the extension: `run.json` becomes `run.rank3.json`.
@@ -149,14 +148,14 @@ impl SessionConfig {
         congestion_of_environment().map_or_else(|why| refused(TCP_CONGESTION, why.to_string()), |_| Ok(()))
     }
 
-    /// Changes a setting that has a default, by its name and a text as on a command line. Meant for callers in other
-    /// languages. Time limits are in seconds.
+    /// Changes a setting that has a default. The setting is given by its name, and the value as text, as on a command
+    /// line. Meant for callers in other languages. Time limits are in seconds.
     ///
     /// # Errors
     /// Returns an error if there is no such setting, or if the text is not a valid value.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), InvalidSetting> {
         let changed = self.try_to_set(name, value);
-        // A token with a mistake in it is still secret, so errors do not show it.
+        // Even an invalid token may be nearly right, and so a secret. Errors do not show it.
         let shown = if name == "token" { "..." } else { value };
         changed.map_err(|why| InvalidSetting { name: name.to_owned(), value: shown.to_owned(), why })
     }
@@ -300,7 +299,7 @@ impl SessionConfig {
             hub_wait: Duration::from_secs(60),
             wait_limit: Duration::from_secs(30 * 60),
             trace: std::env::var_os("PHUB_TRACE").filter(|path| !path.is_empty()).map(PathBuf::from),
-            // If a worker spins on a core that the hub or another worker needs, it delays itself.
+            // A worker that spins on a core that the hub or another worker needs delays its own answers.
             idle: if cores > 2 * here as usize { IdlePolicy::DEDICATED } else { IdlePolicy::SHARED },
         }
     }
@@ -354,7 +353,7 @@ mod tests {
         }
     }
 
-    /// An earlier version took a limit of -1 s as a limit of one millisecond.
+    /// A test against a bug: a limit of -1 s was used as a limit of one millisecond.
     #[test]
     fn a_limit_is_a_time_that_passes() {
         for name in ["join_limit", "wait_limit", "hub_wait"] {

@@ -42,10 +42,10 @@ impl Pushed {
 }
 
 impl Session {
-    /// Sends the bytes of these keys' gradients now, if that saves time. The bytes have no effect until the push.
-    /// The next [push](Self::push) of a key then sends no bytes, if the gradient is still the same. May be
-    /// called again. Does nothing on shared memory, with a codec, with checksums, with `kvstore`, and for small keys that are
-    /// sent together with their neighbours.
+    /// Sends the bytes of these keys' gradients now, if that saves time. The bytes have no effect until the push. The
+    /// next [push](Self::push) of a key then sends no bytes. If the gradient has changed, push it as
+    /// [`Pushed::Rewritten`]. May be called again. Does nothing on shared memory, with a codec, with checksums, with
+    /// `kvstore`, and for small keys that are sent together with their neighbours.
     ///
     /// # Errors
     /// Returns an error while a key is in flight.
@@ -76,8 +76,8 @@ impl Session {
         }
     }
 
-    /// Whether the key's weights were left unchanged by its last push, or so far by the push in flight. Then
-    /// no worker had a gradient, or the round was [skipped](Self::skipped).
+    /// Whether the key's weights were left unchanged by its last push, or so far by the push in flight. If so, no
+    /// worker had a gradient, or the round was [skipped](Self::skipped).
     ///
     /// # Errors
     /// Returns an error if there is no such key.

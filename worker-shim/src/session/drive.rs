@@ -1,4 +1,5 @@
-//! Ways to drive a session other than a wait: until a time, or turn by turn for a loop that has other work.
+//! Ways to drive a session without a wait for a key: until a given time, or turn by turn for a loop that has other
+//! work.
 //!
 //! Runs on the caller's thread.
 
@@ -12,12 +13,13 @@ use super::session::{LOOK, Session};
 
 impl Session {
     /// Drives the exchange until `until`. Meant for a caller that has nothing else to do, for example while a GPU
-    /// computes. Posts the pushes that had to wait, handles arrivals, and sleeps in between. Because of the
-    /// kernel's timer slack the call returns some 50 us after `until`, on a busy core later, and never much before.
+    /// computes. Posts the pushes that had to wait, handles arrivals, and sleeps in between. The call returns some 50
+    /// us after `until`, because of the kernel's timer slack. On a busy core it returns later, but never much before
+    /// `until`.
     ///
     /// # Errors
-    /// Returns an error if the job or the hub is lost. If the answer for a key never arrives, only
-    /// [`wait`](Self::wait) returns that error.
+    /// Returns an error if the job or the hub is lost. The error that a key's answer can never arrive is returned only
+    /// by [`wait`](Self::wait).
     pub fn progress(&mut self, until: Instant) -> Result<(), SessionError> {
         loop {
             self.take_in(None)?;
@@ -25,15 +27,15 @@ impl Session {
             if left.is_zero() {
                 return Ok(());
             }
-            // The caller needs no answer before `until`, so one wake-up for most answers is enough.
+            // The caller needs no answer before `until`, so the thread may sleep until most answers have arrived.
             self.nap(left);
             self.check_alive()?;
         }
     }
 
-    /// Makes one turn of a session whose callers are on other threads: handles arrivals. If nothing has
-    /// arrived, idles once, until an awaited key may have arrived or the [`waker`](Self::waker) wakes the
-    /// thread. Returns whether anything arrived.
+    /// Makes one turn of a session whose callers are on other threads. Handles arrivals. If nothing has arrived, idles
+    /// once, until an awaited key may have arrived or the [`waker`](Self::waker) wakes the thread. Returns whether
+    /// anything arrived.
     pub(crate) fn turn(
         &mut self,
         idle: &mut Idle,

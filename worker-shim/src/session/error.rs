@@ -12,8 +12,8 @@ use super::config::InvalidSetting;
 use crate::exchange::ExchangeError;
 use crate::pull::PullError;
 
-/// An error of a session. After an error of `push` or `wait` the session is over, and the caller drops it. An
-/// error about the order of the caller's calls does not end the session.
+/// An error of a session. After an error of `push` or `wait` the session is over, and the caller should drop the
+/// session. Only an error about the order of the caller's calls does not end the session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The job could not be joined, or a hub has ended the session.
@@ -76,7 +76,7 @@ pub enum SessionError {
         /// The key that this worker waits for.
         key: String,
     },
-    /// Some worker is alive, but does not push.
+    /// All workers are alive, but some worker has not pushed within the wait limit.
     #[error(
         "job {job:?}: waited {waited:.0?} for round {round} of key {key:?}: {missing} of {chunks} \
          chunks have no answer yet; {} (raise the wait limit if the round is only slow)",

@@ -18,14 +18,16 @@ use crate::exchange::ExchangeError;
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 impl Session {
-    /// Waits for all keys in flight, and makes the hub write a checkpoint. The checkpoint has the job's weights and optimizer
-    /// state before the highest round that a worker has reached. Returns when the file is on the disk.
+    /// Waits for all keys in flight, and makes the hub write a checkpoint. The checkpoint has the weights and the
+    /// optimizer state before the highest round that any worker of the job has reached. Returns when the file is on the
+    /// disk.
     ///
     /// # Errors
     /// Returns the errors of [`wait_all`](Self::wait_all). Returns an error if the hub has no directory for checkpoints, or if
     /// writing fails.
     pub fn checkpoint(&mut self) -> Result<CheckpointReply, SessionError> {
-        // The hub waits for the end of the round. While this thread waits for the hub, nothing would be sent.
+        // The hub replies only after the end of the round. While this thread waits for the reply, it sends nothing, so
+        // all keys must have their answers before.
         self.wait_all()?;
         // If there are several hubs, hub 0 makes all hubs write.
         self.ask(|session| session.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({})))
@@ -45,8 +47,8 @@ impl Session {
         }
     }
 
-    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues after
-    /// losses. With several hubs, returns the ranks that take part at any of them.
+    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job continues after losses.
+    /// With several hubs, returns the ranks that take part at any hub.
     pub fn members(&self) -> Vec<u32> {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }
@@ -65,9 +67,8 @@ impl Session {
 
     /// Waits for all keys in flight, and leaves the job.
     ///
-    /// Returns the errors of [`wait_all`](Self::wait_all). Returns [`MemberError::CheckpointLost`] if this
-    /// was the last worker, and the hub could not write the last checkpoint. The worker has then left
-    /// nevertheless.
+    /// Returns the errors of [`wait_all`](Self::wait_all). Returns [`MemberError::CheckpointLost`] if this was the last
+    /// worker, and the hub could not write the last checkpoint. Even with this error the worker has left.
     pub fn leave(mut self) -> Result<(), SessionError> {
         self.wait_all()?;
         tracing::info!(job = self.config.job, rank = self.config.rank, "{}", self.times());
@@ -80,7 +81,7 @@ impl Session {
         if let Some(timeline) = self.stopwatch.timeline() {
             timeline.compare(&self.hubs);
         }
-        // The leave is sent to every hub, even if one of them fails.
+        // Every hub gets the request to leave, even if the request to another hub has failed.
         Ok(self.hubs.iter().map(|hub| hub.leave(&at)).fold(Ok(()), Result::and)?)
     }
 
@@ -92,8 +93,8 @@ impl Session {
         self.send_failed(why);
     }
 
-    /// Sends the other workers the reason why this worker fails. The reason must arrive before this worker's links end,
-    /// because the end of links means that the worker died.
+    /// Sends the other workers the reason why this worker fails. The reason must arrive before this worker's links end.
+    /// Otherwise the hubs would report that the worker died.
     pub(crate) fn send_failed(&self, why: &str) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
             if let Err(error) = hub.fail(&reason(why), TELL_LIMIT) {
@@ -136,8 +137,8 @@ impl Session {
     /// Checks that no hub has reported the end of this session.
     pub(super) fn check_alive(&mut self) -> Result<(), SessionError> {
         let Some(end) = self.hubs.iter().find_map(Hub::end) else { return Ok(()) };
-        // News may arrive before this worker notices that its links ended. If a link failed at this end, the
-        // link has the reason.
+        // The news may arrive before this worker notices that its links have ended. So the last arrivals are handled
+        // first: if a link failed at this end, its error has the reason.
         let limit = if end.is_loss_of_hub() && self.waits_alone() { REASON_LIMIT } else { Duration::ZERO };
         match self.exchange.take_last(Instant::now() + limit) {
             Err(error @ ExchangeError::Closed { here: true, .. }) => self.survive(self.explain(error)),
@@ -145,8 +146,8 @@ impl Session {
         }
     }
 
-    /// Returns the cause of a closed link, which is only a symptom. If the link's hub is alive, it reports
-    /// the cause over the control port.
+    /// Returns the cause of a link's end, because the closed link is only a symptom. If the link's hub is alive, it
+    /// reports the cause over the control port.
     pub(super) fn explain(&self, error: ExchangeError) -> SessionError {
         let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
         let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);

@@ -30,9 +30,9 @@ impl Session {
         Self::join_unless(config, None, Box::new(|| false))
     }
 
-    /// Joins like [`join`](Self::join), as rank 0 with a state for all workers. A new job then begins with
-    /// these weights and this optimizer state, and has no broadcast. If the job already has weights, or a
-    /// checkpoint at its hub, the state is ignored; [`next_round`](Self::next_round) shows whether it was.
+    /// Joins like [`join`](Self::join), as rank 0 with a state for all workers. A new job then begins with these
+    /// weights and this optimizer state, and has no broadcast. If the job already has weights, or a checkpoint at its
+    /// hub, the state is ignored; [`next_round`](Self::next_round) shows with which round the job continues.
     pub fn join_with(config: SessionConfig, state: State) -> Result<Self, SessionError> {
         Self::join_unless(config, Some(state), Box::new(|| false))
     }
@@ -65,7 +65,8 @@ impl Session {
                 config.terms = config.terms.beside();
                 wire = let_in[0].wire(Wire::of_terms(&config.terms)?)?;
             }
-            // A job begins when its links are made, and cannot take a state later. So the state is offered first.
+            // A job may begin as soon as its links are made, and then it takes no state. So the state is offered
+            // before.
             let wanted = match &state {
                 Some(state) => state.offer(&let_in)?,
                 None => false,
@@ -73,7 +74,7 @@ impl Session {
             let (window, gradients) = Windows::gradients_in(&wire, config.dma_buf.as_ref())?;
             let receive = receive(&let_in, &config, &wire)?;
             match attach(let_in, &config, &wire, &window, receive, deadline) {
-                // The hub has stopped since it admitted this worker.
+                // The hub was lost after it had admitted this worker.
                 Err(SessionError::Member(lost)) if lost.is_loss_of_hub() && Instant::now() < until => {
                     tracing::warn!("{lost}; waiting for the hub to come back");
                     config.terms = asked.clone();
@@ -135,8 +136,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Allows gradients to be sent ahead over the links to these cores. If a hub answers gradients ahead, and
-    /// this worker has not asked for such answers, nothing is sent ahead.
+    /// Allows gradients to be sent ahead over the links to the cores for which `over` is true. If a hub answers
+    /// gradients ahead, but this worker has not asked for such answers, nothing is sent ahead.
     pub(super) fn let_ahead(&mut self, over: Vec<bool>) {
         let are_answered = self.hubs.iter().any(|hub| hub.answers_ahead);
         let may = self.config.terms.answers_ahead || !are_answered;
@@ -151,8 +152,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until this worker takes part. Returns its first round. Before a worker gives up, it notifies the hubs whose
-    /// job is alive, so that the worker can join again.
+    /// Waits until this worker takes part. Returns its first round. If the worker gives up, it first notifies the hubs
+    /// whose job is alive, so that its rank is free when it joins again.
     fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
         let gathered = self.gather_until(deadline);
         if let Err(error) = &gathered {
@@ -187,15 +188,16 @@ impl Session {
                     workers: self.config.terms.workers,
                 });
             }
-            // If a hub was killed, its links end, and this call returns the error. News also wakes the port.
+            // If a hub was killed, its links end, and this call returns the error. News from a hub also wakes the port,
+            // so the sleep below ends early.
             self.take_in(None)?;
             self.exchange.port().wait(Until::Any, left.min(LOOK));
         }
     }
 }
 
-/// Joins the job at each of its hubs, after waiting until all hubs answer. `reached` is the round that
-/// this worker has reached, if it had joined before.
+/// Waits until all hubs of the job answer, and joins the job at each hub. `reached` is the round that this worker has
+/// reached, if it has joined before.
 pub(super) fn let_in(
     config: &SessionConfig,
     reached: Option<Round>,
@@ -242,8 +244,8 @@ pub(super) fn drafts(endpoints: &[any::Endpoint]) -> Vec<bool> {
     endpoints.iter().map(any::Endpoint::carries_drafts).collect()
 }
 
-/// Returns the window for the posts of each hub. Several hubs post into one window, so that no weights are copied. A hub on
-/// this machine shares its own pages instead.
+/// Returns a function that gives the window for the posts of each hub. Several hubs post into one common window, so
+/// that weights need not be copied. This is impossible if a hub on this machine shares its own pages.
 fn receive(
     hubs: &[LetIn],
     config: &SessionConfig,
@@ -280,7 +282,8 @@ pub(super) fn attach(
     Ok(Attached { port, endpoints, received, slices, hubs, ways, links })
 }
 
-/// Adds to an error the setting that needs RDMA, if the caller has not asked for RDMA itself.
+/// Adds a hint to the error that no transport works: with `dma_buf`, RDMA is needed even if the caller has not asked
+/// for it.
 fn say_why_by_rdma(mut error: MemberError, config: &SessionConfig) -> MemberError {
     if let (MemberError::NoTransport { tried, .. }, Some(dma_buf)) = (&mut error, &config.dma_buf) {
         tried.push(format!(

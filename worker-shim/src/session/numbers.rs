@@ -1,6 +1,6 @@
 //! The hyperparameters of the job's optimizer, which a worker may change between rounds.
 //!
-//! Runs on the caller's thread. The hubs make the change, all cores from the same round on.
+//! Runs on the caller's thread. The hubs make the change, on all cores from the same round on.
 
 use membership::MemberError;
 use pbox_core::control::{LearningRateRequest, OptimizerRequest};
@@ -11,8 +11,8 @@ use super::error::SessionError;
 use super::session::Session;
 
 impl Session {
-    /// Changes the learning rate from the next round on, for all workers. The rules are those of
-    /// [`set_optimizer`](Self::set_optimizer).
+    /// Changes the learning rate from the next round on, for all workers. The rules of
+    /// [`set_optimizer`](Self::set_optimizer) apply.
     ///
     /// # Errors
     /// Returns the errors of [`set_optimizer`](Self::set_optimizer). Returns an error with `average` and `sum`, because the hub
@@ -45,7 +45,7 @@ impl Session {
     /// may have been stepped with the old hyperparameters.
     ///
     /// # Errors
-    /// Returns an error if the optimizer is of another kind, or a number is out of its range. Returns an
+    /// Returns an error if the optimizer is of another kind, or if a hyperparameter is out of its range. Returns an
     /// error if there are multipliers, but not a pair for each key. Returns an error while a key is in flight.
     pub fn set_optimizer(
         &mut self,
@@ -61,9 +61,9 @@ impl Session {
     /// made no step. Their weights do not change.
     ///
     /// # Errors
-    /// Returns the errors of [`set_optimizer`](Self::set_optimizer), also for each group. Returns an error
-    /// for `reset` with SSP and ASP, because a key then has no border between two rounds. Returns an error if
-    /// a key or its group does not exist.
+    /// Returns the errors of [`set_optimizer`](Self::set_optimizer), also for each group. Returns an error for `reset`
+    /// with SSP and ASP, because there a key has no moment between two rounds of all workers. Returns an error if a key
+    /// or its group does not exist.
     pub fn set_numbers(&mut self, numbers: Numbers, reset: &[KeyId]) -> Result<(), SessionError> {
         self.config.terms.check_numbers(&numbers)?;
         self.exchange.check_quiet("changing the optimizer's hyperparameters")?;
@@ -72,7 +72,8 @@ impl Session {
         self.ask(|session| session.tell_numbers(&numbers, session.next_round(), reset))
     }
 
-    /// Sends the hyperparameters that this worker has set to restarted hubs, which have the hyperparameters of a checkpoint.
+    /// Sends the hyperparameters that this worker has set to the hubs after a restart. Restarted hubs have the
+    /// hyperparameters of a checkpoint.
     pub(super) fn tell_numbers_again(&self) -> Result<(), SessionError> {
         match &self.numbers {
             Some(numbers) => Ok(self.tell_numbers(numbers, self.first, &[])?),

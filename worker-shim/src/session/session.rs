@@ -25,8 +25,8 @@ use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
 /// The longest sleep before the next check whether the caller gave up.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
-/// The number of polls after which a spinning worker checks the news. The checks are frequent enough to see
-/// an error soon, and so rare that the lock of the news costs nothing.
+/// The number of polls after which a spinning worker checks the news. The checks are so frequent that an error is
+/// noticed soon, and so rare that locking the news costs almost no time.
 const POLLS_PER_LOOK: u32 = 4096;
 
 /// A worker's membership in a job. See the crate's example.
@@ -49,18 +49,18 @@ pub struct Session {
     pub(super) ready: bool,
     /// The state machine of this worker as a member. It decides what to do after a loss.
     pub(super) member: Member,
-    /// The number of the next pushes that the session does not send, by key. The rounds of these pushes were lost with a
-    /// former hub. Empty if no hub was lost.
+    /// The number of next pushes of each key that the session does not send, by key. The rounds of these pushes were
+    /// lost with a hub. Empty if no hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,
-    /// The number of rounds that the job has lost so far, also before this session. The sum of a hub's round
-    /// and `lost` is the same for all workers.
+    /// The number of rounds that the job has lost so far, also before this session. A hub's round plus `lost` is the
+    /// same number for all workers.
     pub(super) lost: u32,
     /// The terms that this worker asks for when it joins. If its hub is below other hubs,
     /// [`config`](Self::config) has the terms between the worker and its hub.
     pub(super) asked: LevelTerms,
     pub(super) is_below_others: bool,
-    /// The hyperparameters of the optimizer that this worker has set last.
+    /// The optimizer's hyperparameters, as this worker has set them last.
     pub(super) numbers: Option<Numbers>,
     /// The digests of weights, if the hub compares them.
     pub(super) digests: Option<Digests>,
@@ -72,9 +72,9 @@ pub struct Session {
 pub(crate) type GivenUp = Box<dyn Fn() -> bool + Send>;
 
 impl Session {
-    /// Gives every worker the weights that `fill` writes on rank 0, and waits for them. Every worker calls it
-    /// once, before its first push; `fill` is called only on rank 0. All keys must be of type `E`; for other
-    /// models see [`broadcast_written`](Self::broadcast_written).
+    /// Gives every worker the weights that `fill` writes on rank 0, and waits until the weights have arrived. Every
+    /// worker calls it once, before its first push; `fill` is called only on rank 0. All keys must be of type `E`; for
+    /// other models see [`broadcast_written`](Self::broadcast_written).
     ///
     /// If the job already has weights ([`next_round`](Self::next_round) is not 0), this does nothing, and the
     /// worker keeps the job's weights. So a program that is started again can call it in the same way.
@@ -131,9 +131,9 @@ impl Session {
         if leaves_out && !self.hubs.iter().any(are_asked) { Content::Nothing } else { Content::Weights }
     }
 
-    /// Returns the last round whose result is known, and the norm of its mean gradient over all keys, before
-    /// clipping. Only a job with `clip_norm`, `skip_nonfinite` or `skip_spikes` has norms. `None` before the
-    /// first such round. The norm of a round arrives before the last weights of the round.
+    /// Returns the last round whose norm is known, and this norm: of the mean gradient over all keys, before clipping.
+    /// Only a job with `clip_norm`, `skip_nonfinite` or `skip_spikes` has norms. `None` before the first such round.
+    /// The norm of a round arrives before the last weights of the round.
     pub fn norm(&self) -> Option<(Round, f32)> {
         // With `clip_norm_last`, the norm arrives after the weights of its round, so it is not returned.
         let found = self.exchange.found().filter(|_| self.config.terms.waits_for_all());
@@ -146,8 +146,8 @@ impl Session {
         self.exchange.found().map_or(0, |found| found.skipped)
     }
 
-    /// Returns a key's gradient, to write in place. The gradient has its last values; with Slim-DP the values
-    /// that were sent are zero. `E` is the key's type.
+    /// Returns a key's gradient, to write in place. The gradient still has the values that were written last; with
+    /// Slim-DP the values that were sent are zero. `E` is the key's type.
     ///
     /// # Errors
     /// Returns an error while the key is in flight, or if `E` is another type than the key's.
@@ -155,8 +155,8 @@ impl Session {
         Ok(self.exchange.gradient_mut(key)?)
     }
 
-    /// Returns a key's weights to read and its gradient to write, together, as a backward pass needs them. When the backward
-    /// pass pushes the key, it must be finished with the key's weights.
+    /// Returns a key's weights to read and its gradient to write, together, as a backward pass needs them. The backward
+    /// pass must not use the key's weights any more after it has pushed the key.
     ///
     /// # Errors
     /// Returns the errors of [`gradient_mut`](Self::gradient_mut).
@@ -180,7 +180,7 @@ impl Session {
     /// caller that overwrites the gradient in each round loses these changes, as the paper's algorithm 1 does.)
     ///
     /// # Errors
-    /// Returns the errors of [`gradient_mut`](Self::gradient_mut), and an error in any other job.
+    /// Returns the errors of [`gradient_mut`](Self::gradient_mut), and an error in a job without Slim-DP.
     pub fn weights_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], SessionError> {
         Ok(self.exchange.weights_mut(key)?)
     }
@@ -208,7 +208,7 @@ impl Session {
         keys: impl IntoIterator<Item = KeyId>,
     ) -> Result<(), SessionError> {
         let put = keys.into_iter().try_for_each(|key| self.put_as(key, what));
-        // If a key cannot be pushed, the keys before it are flushed nevertheless.
+        // Even if a key cannot be pushed, the keys before it are flushed.
         put.and(self.flush())
     }
 
@@ -292,7 +292,7 @@ impl Session {
         came
     }
 
-    /// Waits for answers, after a first check has found one missing.
+    /// Waits for answers, after a first check has found that an answer is missing.
     fn wait_for_missing(&mut self, awaited: Option<KeyId>) -> Result<(), SessionError> {
         let mut idle = Idle::new(self.config.idle);
         let mut waiting_since = None;
@@ -371,13 +371,13 @@ impl Session {
         true
     }
 
-    /// Returns the time until the next pull begins, if one is due. The thread must not sleep longer.
+    /// Returns the time until the next pull begins, if a pull is due. The thread must not sleep longer.
     pub(super) fn pull_in(&self) -> Option<Duration> {
         self.pulling.as_ref().and_then(Pulling::sleep_limit)
     }
 
-    /// Returns the bytes that each link to the hub may hold, and with
-    /// [`Credit::Auto`](pbox_core::Credit::Auto) the trials so far.
+    /// Returns the number of bytes that each link to the hub may hold. With [`Credit::Auto`](pbox_core::Credit::Auto),
+    /// also returns the trials so far.
     pub fn credit(&self) -> (Option<usize>, &[Trial]) {
         (self.credit, self.tuner.as_ref().map_or(&[], Tuner::tried))
     }
@@ -464,14 +464,14 @@ impl Session {
         self.exchange.round(key)
     }
 
-    /// Returns the round for which all keys must be pushed before this key is pushed again. `None` if there is no such
+    /// Returns the round that must be pushed for all keys before this key is pushed again. `None` if there is no such
     /// round, or if the push is skipped.
     pub(crate) fn awaited_before(&self, key: KeyId) -> Option<Round> {
         let is_skipped = self.skips.get(key.index()).is_some_and(|&skips| skips > 0);
         if is_skipped { None } else { self.exchange.awaited_before(key) }
     }
 
-    /// Records from now on which keys get their last answer, for [`take_answered`](Self::take_answered).
+    /// Records from now on which keys get their last missing answer, for [`take_answered`](Self::take_answered).
     pub(crate) fn note_answered(&mut self) {
         self.exchange.note_answered();
     }
@@ -489,7 +489,7 @@ impl Session {
         self.exchange.first_under_way().is_none()
     }
 
-    /// Whether keys can be pushed: there are weights, or the optimizer keeps none.
+    /// Whether keys can be pushed: there are weights, or the optimizer keeps no weights.
     pub(crate) fn has_weights(&self) -> bool {
         self.ready
     }

@@ -14,13 +14,13 @@ use super::SessionError;
 pub struct State {
     /// The round that the job continues with: 1 or more, since round 0 is the broadcast.
     pub before: Round,
-    /// The number of steps that each key has made, in the order of the manifest. Adam continues to count from
-    /// this number. If `None`, a key counts one step per round after the broadcast. With SSP and ASP a key
-    /// counts one step per round and worker.
+    /// The number of steps that each key has made, in the order of the manifest. Adam continues to count steps from
+    /// this number. If `None`, a key counts one step per round after the broadcast. With SSP and ASP a key counts one
+    /// step per round and worker.
     pub steps: Option<Vec<u32>>,
-    /// The values in f32, little endian. First the weights of all keys in the order of the manifest, then the
-    /// keys' first optimizer state ([`Tensors::state_names`](pbox_core::Tensors::state_names)), then their
-    /// second state. An average comes last. Read once, and only if the job has no state.
+    /// The values in f32, little endian. First the weights of all keys in the order of the manifest, then the keys'
+    /// first optimizer state ([`Tensors::state_names`](pbox_core::Tensors::state_names)), then their second state. If
+    /// the job keeps averages, they come last. The values are read once, and only if the job has no state.
     pub values: Box<dyn Read + Send>,
 }
 

@@ -11,7 +11,7 @@ const ELEMENT_BYTES: f64 = 4.0;
 pub(super) struct Device {
     /// The number of floating-point operations per second. A multiply-add counts as two.
     pub flops: f64,
-    /// The number of bytes to and from its memory per second.
+    /// The number of bytes per second to and from the device's memory.
     pub bytes_per_s: f64,
 }
 

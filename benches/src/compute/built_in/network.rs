@@ -40,7 +40,7 @@ impl Map {
         Map { from: side, to: side }
     }
 
-    /// Creates a map with a stride, or without padding.
+    /// Creates a map whose output has another size than its input, because of a stride or missing padding.
     pub const fn new(from: u64, to: u64) -> Self {
         Map { from, to }
     }

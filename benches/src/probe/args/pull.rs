@@ -12,10 +12,10 @@ use crate::compute::ComputePlan;
 /// The settings of pulls in batches.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PullArgs {
-    /// Pull weights in batches of the trace's layers, as iBatch does: one batch after another, while earlier layers compute.
-    /// With ibatch, batches are those that end soonest, by a profile of the first iterations. With greedy, batches are the
-    /// paper's. With layer, each layer is a batch. With all, one batch is pulled before computing. With this flag the
-    /// schedule is kvstore. Default: each key is pulled as soon as possible.
+    /// Pull weights in batches of the trace's layers, as iBatch does: one batch after another, while earlier layers
+    /// compute. With ibatch, batches are those that a profile of the first iterations predicts to end soonest. With
+    /// greedy, batches are the paper's. With layer, each layer is a batch. With all, one batch is pulled before
+    /// computing. With this flag the schedule is kvstore. Default: each key is pulled as soon as possible.
     #[arg(long, help_heading = COMPUTE, value_name = "ibatch|greedy|layer|all", requires = "compute")]
     pub pull: Option<Batching>,
 

@@ -1,8 +1,8 @@
 //! The norms of keys whose elements repeat with a small period.
 //!
-//! A lane of a block has every 32nd element, so its squares depend only on the phase of its first element.
-//! There are only 61 different lanes. Each is summed once, in the order of the oracle, and a block adds up
-//! the lanes that it has.
+//! A lane of a block has every 32nd element, so the lane's squares depend only on the phase of its first element. There
+//! are only 61 different lanes. Each lane is summed once, in the order of the oracle, and a block adds up the lanes
+//! that it has.
 
 use pbox_core::oracle::{self, LANES};
 use pbox_core::{Chunk, ChunkId, Element, KeyId, Layout};
@@ -43,8 +43,8 @@ impl Norms {
         Norms { by_key: (0..layout.keys().len()).map(of_key).collect() }
     }
 
-    /// Returns the quotient of two norms of a key: the second divided by the first. `periods` has the two
-    /// periods of its elements.
+    /// Returns the quotient of two norms of a key: the second divided by the first. `periods` has one period of the
+    /// elements for each norm.
     pub fn quotient(&self, key: usize, periods: [[f32; PERIOD]; 2]) -> f32 {
         let blocks = &self.by_key[key];
         let most = blocks.iter().map(|block| block.elements).max().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! The probe's report of credit: how many bytes each link of a worker may hold, and the tries of the search
-//! for that number.
+//! The probe's report of credit: the number of bytes that each link of a worker may hold, and the tries in the search
+//! for this number.
 //!
 //! A worker process sends this plain data to its parent.
 

@@ -10,8 +10,8 @@ use super::{Worker, check_lines};
 use crate::compute::{Clocked, ComputePlan, Iteration, Times, Worker as _};
 use crate::probe::expected::allowed;
 
-/// The number of iterations before the measured iterations. In the first iteration nothing is in flight, so
-/// all weights have arrived.
+/// The number of iterations before the measured iterations. The first iteration is not measured: nothing is in flight
+/// when it begins, so it waits for no weights.
 pub(super) const LEAD_IN: u32 = 1;
 
 impl<E: Element> Worker<E> {

@@ -99,7 +99,7 @@ pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
 fn running(listen: SocketAddr, hub: &HubReply) -> Check {
     let ways: Vec<String> = hub.transports.iter().map(|way| way.transport().to_string()).collect();
     let seen = format!(
-        "a hub answers at {listen}: healthy, version {}, {} cores, {} jobs, by {}",
+        "a hub answers at {listen}: healthy, version {}, {} cores, {} jobs, transports {}",
         hub.version,
         hub.cores.len(),
         hub.jobs.len(),

@@ -27,7 +27,7 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
         return Check::warn(
             NAME,
             format!(
-                "{cores}; --idle busy-poll never leaves cpus {bare}, but they are not isolated: other programs may run on these cpus, too"
+                "{cores}; --idle busy-poll always occupies cpus {bare}, but these cpus are not isolated: other programs may run on them, too"
             ),
             format!("put isolcpus={bare} nohz_full={bare} on the kernel's command line, or give --idle auto"),
         );

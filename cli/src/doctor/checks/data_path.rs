@@ -38,13 +38,13 @@ pub(crate) fn shared_memory() -> Check {
         Err(error @ ShmError::Connect(shm::ConnectError::Unshared(_))) => Check::warn(
             NAME,
             error.to_string(),
-            "allow memfd_create (a container's seccomp profile); until then workers of this machine use TCP",
+            "allow memfd_create (a container's seccomp profile may refuse it); until then workers of this machine use TCP",
         ),
         Err(error) => Check::fail(
             NAME,
             error.to_string(),
-            "allow memfd_create, its seals, and abstract Unix sockets (a container's seccomp profile: docker run \
-             --security-opt seccomp=unconfined shows whether the profile is at fault); or give --transports tcp",
+            "allow memfd_create, its seals, and abstract Unix sockets (docker run --security-opt \
+             seccomp=unconfined shows whether the container's seccomp profile refuses them); or give --transports tcp",
         ),
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     let mut fixes = Vec::new();
     if !unknown.is_empty() {
         fixes.push(format!(
-            "{}: the firmware does not say on which NUMA node; update the firmware, or in a virtual machine give the PCI bus a node (QEMU: pxb-pcie with numa_node); or choose near cores with --cores",
+            "{}: the firmware does not report the NUMA node; update the firmware, or in a virtual machine give the PCI bus a node (QEMU: pxb-pcie with numa_node); or choose near cores with --cores",
             unknown.join(", ")
         ));
     }
@@ -133,7 +133,7 @@ mod tests {
     fn a_nic_of_an_unknown_node_is_named_where_there_are_several() {
         let check = judge("sockets:2 cores:2 loose_nics:1");
         assert_eq!(check.verdict, Verdict::Warn);
-        assert!(check.fix.unwrap().contains("nic0: the firmware does not say"));
+        assert!(check.fix.unwrap().contains("nic0: the firmware does not report"));
         assert_eq!(judge("sockets:1 cores:2 loose_nics:1").verdict, Verdict::Pass);
     }
 

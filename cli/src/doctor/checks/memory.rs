@@ -14,7 +14,7 @@ pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock
     }
     let needed = job.registered_bytes(window_bytes);
     let sum = format!(
-        "{} with {} workers registers {needed} bytes (each worker, on {nics} NICs together: {window_bytes} of gradients and as many of weights)",
+        "{} with {} workers registers {needed} bytes (for each worker, on {nics} NICs together: {window_bytes} bytes of gradients and as many bytes of weights)",
         job.name, job.workers
     );
     let Some(limit) = *limit else {
@@ -56,7 +56,7 @@ pub(crate) fn window_pages(job: &Job, nodes: &[u32], facts: &HugePages) -> Check
         false => {
             let name = &job.name;
             format!(
-                "; {huge} of {bytes} bytes of each window of {name} get them, because neighbouring chunks there are on one NUMA node"
+                "; {huge} of {bytes} bytes of each window of {name} get huge pages: the neighbouring chunks there are on one NUMA node"
             )
         }
     };

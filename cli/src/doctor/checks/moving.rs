@@ -7,8 +7,8 @@ use fabric::verbs::{
 
 use crate::doctor::check::Check;
 
-/// The number of bytes in each direction. It takes a fifth of a second on soft-RoCE in an emulated guest, and
-/// is enough for a figure on a real NIC.
+/// The number of bytes in each direction. These bytes take a fifth of a second on soft-RoCE in an emulated
+/// virtual machine, and are enough to measure the rate of a real NIC.
 const BYTES: usize = 8 << 20;
 
 /// Sends the bytes over a NIC to itself. The link gets queues for the job's fullest lane (a core with its
@@ -19,7 +19,7 @@ pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
         Ok(moved) => {
             let gb_per_s = 2.0 * moved.bytes as f64 / moved.elapsed.as_secs_f64() / 1e9;
             let seen =
-                format!("{} bytes to itself and back, each one checked: {gb_per_s:.3} GB/s", moved.bytes);
+                format!("{} bytes to itself and back, each byte checked: {gb_per_s:.3} GB/s", moved.bytes);
             Check::pass(name, seen)
         }
         Err(error) => Check::fail(name, error.to_string(), fix(&error, &nic.device)),

@@ -46,7 +46,7 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
         return Some(Check::pass(NAME, "no IOMMU translates the addresses that NICs use"));
     }
     let seen = format!("every address is translated for {}", translated.join(", "));
-    let fix = "set iommu=pt on the kernel's command line, because with translation a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
+    let fix = "set iommu=pt on the kernel's command line: with translation, a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
     Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) })
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
         fix.push(format!("sysctl -w net.ipv4.conf.all.rp_filter=2{}", each.collect::<String>()));
     }
     if fix.is_empty() {
-        return Some(Check::pass(NAME, format!("{seen}, and each answers ARP for its own address")));
+        return Some(Check::pass(NAME, format!("{seen}, and each NIC answers ARP only for its own address")));
     }
     fix.push("or give each NIC a subnet of its own, and a source-address rule".to_owned());
     Some(Check::warn(NAME, seen, fix.join("\n")))

@@ -1,5 +1,5 @@
-//! The path from this machine to a hub on another machine: packets of full size, and each pair of RDMA NICs.
-//! The trial is a job with one round, in which this process is the only worker.
+//! Checks of the path from this machine to a hub on another machine, with packets of full size and over each
+//! pair of RDMA NICs. The trial is a job with one round, in which this process is the only worker.
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
@@ -187,7 +187,7 @@ fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
         _ => Check::note(
             name,
             format!(
-                "the interface's MTU is {mtu} bytes; the path's is unknown, because the peer answers no UDP packets"
+                "the interface's MTU is {mtu} bytes; the path's MTU is unknown, because the peer answers no UDP packets"
             ),
         ),
     }
@@ -277,7 +277,7 @@ fn judge_pairs(name: String, rates: &Rates) -> Check {
     let below = those(&|rate| rate.of_line().is_some_and(|part| part < 0.5));
     if !below.is_empty() {
         let fix = format!(
-            "less than half of the line rate: {}; ib_write_bw between the two NICs shows whether the wire is slow, or the one core that sums 1 MiB in this check; a line rate of soft-RoCE is nominal",
+            "less than half of the line rate: {}; ib_write_bw between the two NICs shows which is slow: the wire, or the one core that sums 1 MiB in this check; a line rate of soft-RoCE is nominal",
             below.join("; ")
         );
         return Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) };

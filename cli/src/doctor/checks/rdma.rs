@@ -98,7 +98,7 @@ const PASSES: &str = "dmesg may have messages of the NIC's driver; a hub opens t
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate<'a> {
     pub device: &'a Device,
-    /// `None` if the list of NICs excludes it.
+    /// The options of the NIC; `None` if the list of NICs excludes the device.
     pub options: Option<NicOptions>,
     /// Whether the list of NICs names the device. Then the hub must use it.
     pub named: bool,
@@ -125,7 +125,7 @@ impl Candidate<'_> {
         self.device.port(options.port).filter(|port| port.active)
     }
 
-    /// Returns the check of something that is missing: a failure if the hub needs it.
+    /// Returns the check of a NIC that lacks something: a failure if the hub needs this NIC.
     fn is_missing(&self, name: String, seen: &str, fix: String) -> Check {
         if self.named || !self.others {
             return Check::fail(name, seen, fix);

@@ -1,5 +1,5 @@
-//! The checks that `serve` makes before it starts, made by the same function as in `serve`. Also the memory
-//! and the threads that `serve` takes at its start.
+//! The checks that `serve` makes before it starts, by the same function as in `serve`. This module also
+//! checks the memory and the threads that `serve` takes at its start.
 
 use pbox_core::{JobTerms, Optimizer, Wire};
 use phub_server::job_memory::JobMemory;

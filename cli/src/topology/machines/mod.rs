@@ -57,7 +57,7 @@ pub(super) fn workers(text: &str) -> Result<u32, String> {
         text,
         MAX_WORKERS,
         "workers",
-        "count only the workers of one hub: those of a machine, or of a rack",
+        "count only the workers of one hub: the workers of a machine, or of a rack",
     )
 }
 
@@ -101,7 +101,8 @@ impl MachinesArgs {
         chunk_bytes: usize,
     ) -> anyhow::Result<MachinesJob> {
         let (Some(machines), Some(workers)) = (self.machines, self.workers_per_machine) else {
-            let why = "--machines N and --workers-per-machine N: expected both; add the one that is missing";
+            let why =
+                "expected both --machines N and --workers-per-machine N; add the setting that is missing";
             return Err(WrongSetting(why.into()).into());
         };
         let cores = plan.cores().len();

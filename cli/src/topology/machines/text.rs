@@ -136,13 +136,13 @@ impl MachinesJob {
             mb(below.needed() + own.needed())
         )?;
         // Each hub has two connections to every other hub: as a member of the other hub's job, and in its own
-        // job. Each connection has both windows.
+        // job. Each connection has a window of gradients and a window of weights.
         let connections = 2 * u64::from(self.machines - 1);
         let wire = &self.mesh.wire;
         let windows = (wire.gradient_window_bytes() + wire.weights_window_bytes()) as u64;
         writeln!(
             out,
-            "  with RDMA, {} count against RLIMIT_MEMLOCK, on all NICs together: the hub's share of both windows, for {connections} connections",
+            "  with RDMA, {} count against RLIMIT_MEMLOCK, on all NICs together: the hub's share of the gradients and weights windows of {connections} connections",
             mb(connections * own.share(windows))
         )?;
         let Some(above) = self.above.as_ref().map(level) else { return Ok(()) };

@@ -385,7 +385,7 @@ impl Driven {
     }
 }
 
-/// Returns one of several values, if there are any.
+/// Returns one of the values in `all`; `None` if there are no values.
 fn pick<T>(at: Index, mut all: Vec<T>) -> Option<T> {
     (!all.is_empty()).then(|| all.swap_remove(at.index(all.len())))
 }

@@ -85,7 +85,7 @@ impl Job {
                         moved.held_everywhere()
                     }
                     Err(why) => {
-                        // A hub that did not answer may have paused the job. So the release goes to that hub, too.
+                        // A hub that did not answer may have paused the job. So the release is sent to that hub, too.
                         (cut.failed, cut.before) = (Some(NotCut::Hub(why)), cut.front.unwrap_or_default());
                         moved.release()
                     }
@@ -128,7 +128,8 @@ fn highest(fronts: impl Iterator<Item = Option<Round>> + Clone) -> Result<Option
     let (lowest, highest) = (fronts.clone().flatten().min(), fronts.flatten().max());
     match lowest.zip(highest) {
         Some((lowest, highest)) if !highest.is_near(lowest) => Err(format!(
-            "the chunks of one hub are in round {}, and the chunks of another hub in round {}: the chunks of all hubs are at most {} rounds apart",
+            "the chunks of one hub are in round {}, and the chunks of another hub are in round {}: the \
+             chunks of all hubs must be at most {} rounds apart",
             lowest.0,
             highest.0,
             Round::APART

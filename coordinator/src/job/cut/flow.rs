@@ -246,8 +246,8 @@ impl Moved<'_> {
     pub fn over(self, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (self, Vec::new());
         if let Some(why) = cut.unreleased {
-            // The job fails: if it is still paused at another hub, that hub's workers and the workers of this hub would wait
-            // for each other.
+            // The job may still be paused at another hub. Then that hub's workers and the workers of this hub would
+            // wait for each other, so the job fails.
             let reason = format!("a cut did not end: {why}");
             return vec![Effect::CutOver(cut.id, Err(NotCut::Hub(why))), Effect::Fail(reason, Blame::Hub)];
         }

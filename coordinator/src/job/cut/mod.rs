@@ -15,8 +15,8 @@
 //!              a chunk that has these weights sends them now, any other chunk when it has them; likewise for a snapshot
 //! ```
 //!
-//! A job has one cut at a time, and further cuts wait. A hold lasts as long as two messages to each core, and two to each
-//! other hub. A hold never waits for a worker.
+//! A job has one cut at a time, and further cuts wait. A hold lasts as long as two messages to every core, and two
+//! messages to every other hub. A hold never waits for a worker.
 
 mod events;
 mod flow;
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::hubs::StaleCut;
 
-/// The most rounds between the furthest chunk's round and the round before which a client may ask for the state.
+/// The limit on how many rounds ahead of the furthest chunk a client may ask for the state.
 const AHEAD: u32 = 1024;
 
 /// The number of a cut at this hub.
@@ -225,9 +225,9 @@ struct Cut {
     since: Instant,
     /// The release by hub 0, once it has arrived. Used only at hubs other than hub 0.
     release: Option<ReleaseRequest>,
-    /// The reason why the cut failed, if it did. The job is then released unchanged.
+    /// The reason why the cut failed, if the cut failed. The job is then released unchanged.
     failed: Option<NotCut>,
-    /// The reason why the job is perhaps still paused at another hub: the release of that hub failed.
+    /// The error, if the release of another hub failed. The job is perhaps still paused at that hub.
     unreleased: Option<String>,
 }
 

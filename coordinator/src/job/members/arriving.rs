@@ -83,8 +83,8 @@ impl Life {
         }
     }
 
-    /// Notifies the members which ranks are still missing, in a job that has not begun. If none is missing, the job can
-    /// begin.
+    /// Reports to the members of a job that has not begun which ranks are still missing. If no rank is missing, the job
+    /// can begin.
     pub(in crate::job) fn gathered(&mut self, members: &Ranks, news: &mut News) -> Arrival {
         let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
         let there = |rank: u32| (rank > 0 || !waits_for_state) && members.waits_for_cut(rank);
@@ -94,7 +94,8 @@ impl Life {
         if complete { Arrival::Complete((0..members.count()).collect()) } else { Arrival::Waiting }
     }
 
-    /// Notifies the members that all workers have joined this hub, and which machines are still missing at the hubs above.
+    /// Reports to the members that all workers have joined this hub, and which machines are still missing at the hubs
+    /// above.
     pub(crate) fn wait_for_machines(&mut self, machines: Vec<u32>, news: &mut News) {
         let differs = |now: &Gathering| !now.missing.is_empty() || now.machines != machines;
         if self.gathering().is_some_and(differs) {

@@ -70,7 +70,7 @@ impl Job {
             let lost = late.iter().map(|late| (late.rank, Cause::Late, why(late)));
             return self.lose_all(lost.collect());
         }
-        // All workers of this hub have pushed. The hubs above may have reported for which workers they wait.
+        // If no worker of this hub is late, the late workers are the workers for which the hubs above wait.
         let late = if late.is_empty() { above } else { late };
         Vec::from_iter(self.news.held_up_by(late).then_some(Effect::HeldUp))
     }
@@ -108,8 +108,8 @@ fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Lat
     late.collect()
 }
 
-/// Names the worker for which rounds wait. It is the worker of this rank. If the rank is a hub below, it is the late
-/// worker that the hub has reported.
+/// Names the worker for which rounds wait. If a hub below has this rank and has reported a late worker, names that
+/// worker. Otherwise names the member of this rank.
 fn awaited(rank: u32, members: &Ranks, spec: &JobSpec) -> String {
     let latest = members.get(rank).and_then(|member| member.latest.as_ref());
     match latest.filter(|latest| latest.waited_us > 0) {

@@ -15,7 +15,7 @@ pub enum Leave {
     Nothing,
     /// The leave is refused: no member of the job can have left at this round.
     Refused(String),
-    /// The job fails for this reason: it cannot begin without the worker.
+    /// The job fails for this reason, because it cannot begin without the worker.
     Fails(String),
     /// All cores must remove the worker. The job has other members.
     Left,
@@ -53,8 +53,8 @@ impl Job {
         }
     }
 
-    /// Notes that a core has removed a worker. When all cores have removed it, its rank is free, and heartbeat replies
-    /// no longer list it.
+    /// Notes that a core has removed a worker. When all cores have removed the worker, its rank is free, and heartbeat
+    /// replies no longer list it.
     pub(crate) fn removed(&mut self, rank: u32) {
         if self.members.removed(rank) {
             self.news.tell(&self.life, |news| news.members.retain(|member| member.rank != rank));

@@ -36,7 +36,7 @@ impl Job {
             Effect::RemoveWorker(rank),
             Effect::TellLost(worker, reason.to_owned()),
             Effect::Forget(rank, why),
-            // The lost worker may have a request for new links that waits. The request then fails.
+            // A request of the lost worker for new links may be waiting. That request then fails.
             Effect::Wake,
         ]
     }

@@ -56,7 +56,7 @@ pub struct Member {
     pub(crate) worker: u64,
     /// Whether the member reconnects when it loses its links.
     pub relinks: bool,
-    /// The time at which the member's last heartbeat request ended before it was answered, if it did.
+    /// The time at which the member's last heartbeat request ended, if it ended without an answer.
     pub hung_up: Option<Instant>,
 }
 
@@ -97,7 +97,7 @@ pub struct Unlinked {
     /// The reason for the member's loss, if it does not reconnect.
     pub why: String,
     since: Instant,
-    /// The time at which the hub sent the member news, to see whether it is alive.
+    /// The time at which the hub sent the member news, to see whether the member is alive.
     told: Option<Instant>,
     relink: Relink,
 }
@@ -177,7 +177,7 @@ impl Standing {
         }
     }
 
-    /// Notes that the member's connection failed: the member may connect again.
+    /// Notes that the member's connection failed, so that the member may connect again.
     pub(crate) fn disconnect(&mut self) {
         match self {
             Standing::Connecting { is_ready, .. } => *self = Standing::Joined { is_ready: *is_ready },
@@ -205,7 +205,7 @@ impl Standing {
         false
     }
 
-    /// Notes that all members of a hub below have joined. Returns false if the hub already knew.
+    /// Notes that all members of a hub below have joined. Returns false if this had been noted before.
     pub(crate) fn make_ready(&mut self) -> bool {
         match self {
             Standing::Joined { is_ready } | Standing::Connecting { is_ready, .. } => {
@@ -244,8 +244,8 @@ impl Standing {
         matches!(self, Standing::Left)
     }
 
-    /// Notes that a member has lost its links: all `cores` drop them. If the member had reconnected, returns the token
-    /// of the new connection, which is also lost.
+    /// Notes that a member has lost its links. All `cores` must drop these links. If the member had reconnected,
+    /// returns the token of the new connection, which is also lost.
     pub(crate) fn unlink(&mut self, cores: usize, why: &str, now: Instant) -> Option<Token> {
         let token = match self {
             Standing::TakesPart { relinked_by } => *relinked_by,
@@ -289,12 +289,13 @@ impl Standing {
         matches!(self, Standing::Unlinked(_) | Standing::TakesPart { relinked_by: Some(_) })
     }
 
-    /// Whether a member that has lost its links cannot connect yet: cores are dropping the links, or the member has no token.
+    /// Whether a member that has lost its links cannot connect yet, because cores are dropping the links, or because
+    /// the member has no token.
     pub fn is_dropping(&self) -> bool {
         matches!(self, Standing::Unlinked(Unlinked { relink: Relink::Dropping { .. }, .. }))
     }
 
-    /// Begins the removal of a member from a job that continues: all `cores` remove it.
+    /// Begins the removal of a member from a job that continues. All `cores` must remove the member.
     pub(crate) fn lose(&mut self, cores: usize) {
         *self = Standing::Leaving { cores };
     }

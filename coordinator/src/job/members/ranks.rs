@@ -29,7 +29,7 @@ impl Ranks {
         self.all.len() as u32
     }
 
-    /// Returns the member of a rank, if it has one.
+    /// Returns the member of a rank, if the rank has a member.
     pub fn get(&self, rank: u32) -> Option<&Member> {
         self.all.get(rank as usize)?.as_ref()
     }
@@ -54,7 +54,7 @@ impl Ranks {
         self.all[rank as usize] = Some(member);
     }
 
-    /// Returns the state of the member of a rank, if it has one.
+    /// Returns the state of the member of a rank, if the rank has a member.
     pub(crate) fn standing(&mut self, rank: u32) -> Option<&mut Standing> {
         self.get_mut(rank).map(|member| &mut member.standing)
     }
@@ -64,7 +64,7 @@ impl Ranks {
         self.get(rank).map(|member| member.worker)
     }
 
-    /// Returns the rank of a worker by its number at all hubs, if it is a member.
+    /// Returns the rank of the worker with this number at all hubs, if the worker is a member.
     pub fn rank(&self, worker: u64) -> Option<u32> {
         self.present().find(|(_, member)| member.worker == worker).map(|(rank, _)| rank)
     }
@@ -89,8 +89,8 @@ impl Ranks {
         self.get(rank).is_some_and(|member| member.standing.waits_for_cut(self.cores))
     }
 
-    /// Notes that a worker of this job connects to the data path. It may connect only once, because a rank has one link to
-    /// each core.
+    /// Notes that a worker of this job connects to the data path. A worker may connect only once, because a rank has
+    /// one link to each core.
     ///
     /// # Errors
     /// Returns an error if the token is not valid for a connection now.
@@ -132,7 +132,7 @@ impl Ranks {
         self.all[rank as usize] = None;
     }
 
-    /// Notes that a core has removed a worker. Returns true after the last core: then the rank is free.
+    /// Notes that a core has removed a worker. Returns true after the last core, when the rank is free.
     pub(crate) fn removed(&mut self, rank: u32) -> bool {
         let is_free = self.standing(rank).is_some_and(Standing::removed);
         if is_free {
@@ -141,7 +141,7 @@ impl Ranks {
         is_free
     }
 
-    /// Returns the late worker of the last rounds, among all workers below this hub, if there is one.
+    /// Returns the late worker of the last rounds, among all workers below this hub, if a worker is late.
     pub fn latest(&self, last: &LastRounds) -> Option<Latest> {
         latest_below(&last.reply()?, |rank| self.get(rank)?.latest.clone())
     }

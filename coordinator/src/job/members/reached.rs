@@ -55,9 +55,9 @@ impl Life {
         }
     }
 
-    /// Returns each worker's lead over the slowest worker, by rank, in a job that begins again and whose workers step
-    /// alone. Each worker keeps its lead, so that all workers have made equally many steps at the end. Returns an
-    /// empty list for other jobs.
+    /// Returns each worker's lead over the slowest worker, by rank, for a job that begins again and whose workers step
+    /// alone. Each worker keeps its lead, so that all workers have made equally many steps at the end. For other jobs,
+    /// returns an empty list.
     pub(crate) fn ahead(&self, spec: &JobSpec, first_round: Round) -> Vec<u32> {
         let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
         let slowest = reached.iter().flatten().min();

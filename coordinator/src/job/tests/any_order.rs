@@ -32,7 +32,7 @@ enum Event {
     Cut,
     /// A link of a worker ends.
     LinkEnds(u32),
-    /// A worker without links asks for new ones.
+    /// A worker without links asks for new links.
     Relink(u32),
     HangsUp(u32),
     Heartbeat(u32),

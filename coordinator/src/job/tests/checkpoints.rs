@@ -199,7 +199,7 @@ fn a_want_ends_with_its_time_and_says_why() {
     assert_eq!(wanted.happens(crate::Event::Freed(0)), []);
 }
 
-/// A job's last checkpoint once waited only two seconds for the previous file. With a slower disk, the last
+/// Formerly, a job's last checkpoint waited only two seconds for the previous file. With a slower disk, the last
 /// checkpoint was not written.
 #[test]
 fn a_file_waits_for_the_file_before_it_as_long_as_the_disk_takes() {
@@ -403,7 +403,7 @@ fn a_reader_whose_round_does_not_come_ends_with_its_time_and_holds_up_no_cut() {
     let mut wanted = Wanted::new(1);
     let (id, effects) = wants_before(&mut wanted, 100);
     cut_at(&mut wanted, effects, 7);
-    // Meanwhile, other requests for the state get their cuts: here a request for a file.
+    // Meanwhile, another request for the state gets its cut. Here it is a request for a file.
     let (_, effects) = wanted.want(Use::File);
     let occasion = wanted.cut(effects, 8);
     assert_eq!(wanted.taken(0, occasion, None).len(), 1);
@@ -448,7 +448,7 @@ fn a_time_is_never_longer_than_a_year() {
     assert_eq!(wanted.passes(Duration::from_secs(366 * 86_400)), [answer]);
 }
 
-/// Once, a hub refused its first checkpoint after a kill, because hub 0 had not yet sent it the rounds of complete
+/// Formerly, a hub refused its first checkpoint after a kill, because hub 0 had not yet sent it the rounds of complete
 /// checkpoints.
 #[test]
 fn a_hub_that_begins_with_a_checkpoint_writes_the_next_one_and_keeps_two() {

@@ -10,7 +10,7 @@ use crate::job;
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A hub begins a cut for a snapshot. A cut of hub 0 is at both hubs, a cut of hub 1 at hub 1 alone.
+    /// A hub begins a cut for a snapshot. A cut of hub 0 pauses both hubs, and a cut of hub 1 pauses only hub 1.
     Snapshot(usize),
     /// Hub 0 makes a cut. Rank 1 takes part from this cut on.
     Admit,

@@ -78,7 +78,7 @@ struct Hub {
     asked: Vec<usize>,
     is_dead: bool,
     is_held: bool,
-    /// The time since which this hub has heard nothing from hub 0. Used only at hubs other than hub 0.
+    /// The time since which this hub has received nothing from hub 0. Used only at hubs other than hub 0.
     silent: Instant,
     written: Option<Round>,
     over: Option<Saved>,

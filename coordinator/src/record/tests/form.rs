@@ -1,6 +1,6 @@
 //! The format of records: this program must be able to read an older record.
 //!
-//! This record is `life.record`. It was once made from the fixed requests of [`life`](super::life), and must not be changed
+//! This record is `life.record`. It was made from the fixed requests of [`life`](super::life), and must not be changed
 //! by hand.
 
 use std::fs::{read_to_string, write};

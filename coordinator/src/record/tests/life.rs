@@ -1,4 +1,4 @@
-//! A fixed sequence of requests to a hub, in which each kind of request occurs: a *life*.
+//! A fixed sequence of requests to a hub, in which each kind of request occurs. Such a sequence is called a *life*.
 
 use std::net::IpAddr;
 use std::sync::Arc;

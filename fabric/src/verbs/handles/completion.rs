@@ -19,8 +19,8 @@ use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
 /// The number of entries of a new queue. The queue grows with the links.
 const FIRST_ENTRIES: u32 = 1024;
 /// The number of entries of a queue that cannot be resized, if its device can make that many. Libraries
-/// before rdma-core 46 cannot resize queues of bnxt_re, and iWARP drivers cannot resize any. Such a queue is
-/// enough for 64 links with 4000 completions each. It takes 8 MiB if an entry has 32 bytes.
+/// before rdma-core 46 cannot resize queues of bnxt_re, and iWARP drivers cannot resize any queue. Such a
+/// queue is enough for 64 links with 4000 completions each. It takes 8 MiB if an entry has 32 bytes.
 const FIXED_ENTRIES: u32 = 1 << 18;
 /// The number of events that one call acknowledges, because each call takes a lock.
 const ACKNOWLEDGE: u32 = 64;

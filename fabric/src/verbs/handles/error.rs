@@ -5,11 +5,12 @@ use std::io;
 use super::library::LibraryError;
 use super::words;
 
-/// The reason why a NIC with a link-local address is used only if there is no better one, with the advice.
+/// The reason why a NIC with a link-local address is used only if there is no better NIC, with the advice.
 pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router forwards and which may belong to another wire: \
      give its network interface an IP address";
 
-/// The reason why a NIC with an address of another namespace is used only if there is no better one.
+/// The reason why a NIC with an address of another namespace is used only if there is no better NIC, with the
+/// advice.
 pub(in crate::verbs) const ELSEWHERE: &str = "the network interface of its address is in another network namespace, so \
      connections may not reach the peer: move the interface (ip link set INTERFACE netns PID), or run in the host's network";
 
@@ -51,7 +52,7 @@ pub enum DeviceError {
         /// The device.
         device: String,
     },
-    /// The device has only link-local addresses, and other devices have better ones.
+    /// The device has only link-local addresses, and other devices have better addresses.
     #[error("{device}: {LINK_LOCAL}")]
     LinkLocal {
         /// The device.

@@ -45,7 +45,7 @@ fn advice(errno: i32) -> String {
 /// Returns the advice after `ibv_reg_dmabuf_mr` failed.
 fn advice_on_dma_bufs(errno: i32) -> String {
     let why = match errno {
-        libc::ENOSYS => "libibverbs is older than rdma-core 34: install a newer one",
+        libc::ENOSYS => "libibverbs is older than rdma-core 34: install a newer libibverbs",
         // The library and the kernel return these codes if the driver has no such call.
         libc::EOPNOTSUPP | libc::EPROTONOSUPPORT => {
             "this device's driver takes no dma-bufs (mlx5's does from Linux 5.12 on, soft-RoCE's does not): leave the device out of the list of NICs"
@@ -61,7 +61,7 @@ fn advice_on_dma_bufs(errno: i32) -> String {
 /// Returns the advice after `ibv_reg_mr_iova2` failed.
 fn advice_on_ordering(errno: i32) -> String {
     match errno {
-        libc::ENOSYS => "libibverbs is older than rdma-core 28: install a newer one, or allow strict ordering (PHUB_RDMA_RELAXED_ORDERING=2)".into(),
+        libc::ENOSYS => "libibverbs is older than rdma-core 28: install a newer libibverbs, or allow strict ordering (PHUB_RDMA_RELAXED_ORDERING=2)".into(),
         libc::EINVAL | libc::EOPNOTSUPP => "the driver may not take relaxed ordering: allow strict ordering (PHUB_RDMA_RELAXED_ORDERING=2)".into(),
         _ => advice(errno),
     }
@@ -143,7 +143,7 @@ impl Region {
         range: Span,
         ordering: RelaxedOrdering,
     ) -> Result<Self, RegisterError> {
-        assert!(window.is_local(), "a NIC writes memory of this end's own");
+        assert!(window.is_local(), "a NIC writes only memory of this end");
         assert!(range.end().is_some_and(|end| end <= window.bytes()), "a range inside the window");
         let start = window.mapping().as_ptr().wrapping_add(range.offset);
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;

@@ -53,7 +53,7 @@ pub struct Tally {
     pub send_calls: u64,
     /// Completions of signalled sends.
     pub send_completions: u64,
-    /// Receive requests that were posted again, without the first requests, which the handshake posts.
+    /// Receive requests that were posted again. The first requests, which the handshake posts, do not count.
     pub receives: u64,
     /// Calls of `ibv_post_recv` for these requests.
     pub receive_calls: u64,

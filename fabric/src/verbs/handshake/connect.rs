@@ -58,7 +58,7 @@ pub enum ConnectError {
     /// The other end refused the connection.
     #[error("the other end refused the RDMA connection: {0}")]
     Refused(String),
-    /// A message of the other end is not a message of the handshake.
+    /// The other end sent bytes that are not a message of the handshake.
     #[error("the RDMA handshake failed: {0}")]
     Nonsense(String),
     /// No NIC of this end reaches the NIC of a port of the hub.

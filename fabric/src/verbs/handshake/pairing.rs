@@ -36,7 +36,7 @@ impl fmt::Display for Pairing {
     }
 }
 
-/// A NIC of the hub and one of the joiner between which no packets cross.
+/// A NIC of the hub and a NIC of the joiner between which no packets cross.
 #[derive(Clone, Debug)]
 pub(in crate::verbs) struct DeadPair {
     pub hub: Address,
@@ -188,7 +188,8 @@ mod tests {
 
     #[test]
     fn lanes_inherit_the_rails_of_their_nics() {
-        // Of 14 lanes, each of 8 NICs gets one or two, and each of 5 NICs gets two or three.
+        // If 8 NICs share 14 lanes, each NIC gets one or two lanes. If 5 NICs share them, each gets two or
+        // three.
         for nics in [8, 5] {
             let hub: Vec<_> =
                 (0..14).map(|lane| infiniband(&format!("mlx5_{}", lane * nics / 14), 7)).collect();

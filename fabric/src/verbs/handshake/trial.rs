@@ -1,6 +1,6 @@
 //! The trial of a pair of NICs before links use the pair: whether packets cross from one end to the other.
-//! The trial is a write without bytes, which the other NIC acknowledges. Addresses cannot decide this: by
-//! default, all InfiniBand is in fe80::/64, and addresses of /32 have no common subnet.
+//! The trial is a write without bytes, which the other NIC acknowledges. Addresses do not show whether
+//! packets cross: by default, all InfiniBand is in fe80::/64, and addresses of /32 have no common subnet.
 //!
 //! The handshake's threads run the trial on separate queue pairs, which end with the trial: only the port may
 //! take the completions of links.

@@ -142,9 +142,9 @@ impl Unconnected {
         self.carried.sent.iter().len()
     }
 
-    /// Connects the queue pair to the peer's. The windows begin at address `from` at this end, and at `to` at
-    /// the peer. `remote` has the peer's key for each range that is sent. `apart` says whether the peer's
-    /// immediates are separate writes.
+    /// Connects the queue pair to the peer's queue pair. The windows begin at address `from` at this end, and
+    /// at `to` at the peer. `remote` has the peer's key for each range that is sent. `apart` says whether the
+    /// peer's immediates are separate writes.
     pub fn connect(
         self,
         peer: &Peer,
@@ -202,7 +202,7 @@ pub(in crate::verbs) struct Link {
     depths: Depths,
     /// The number of sends without a known completion, including those that are held back.
     in_flight: u32,
-    /// The number of sends since the last signalled one.
+    /// The number of sends since the last signalled send.
     unsignalled: u32,
     /// The signalled sends: for each, the number of sends that its completion covers, and their bytes of the
     /// link's credit.

@@ -37,7 +37,7 @@ pub(in crate::verbs) struct Rails {
     /// The completion vector of the rails' completion queues.
     vector: u32,
     pub bell: EventBell,
-    /// A descriptor that is readable when the bell or a completion channel is.
+    /// A descriptor that is readable when the bell or a completion channel is readable.
     sleeper: OwnedFd,
     shared: Mutex<Shared>,
 }

@@ -1,5 +1,5 @@
-//! `dgc`: sends the largest sums of momentum. It is `topk` with its own momentum (Lin et al., "Deep Gradient Compression",
-//! 2018). The hub's optimizer should then have no momentum.
+//! `dgc`: sends the values with the largest accumulated momentum. It is `topk` with its own momentum (Lin et al., "Deep
+//! Gradient Compression", 2018). The hub's optimizer should then have no momentum.
 //!
 //! For each element the worker keeps `u` and `v`; all `u` of the chunk come first:
 //!
@@ -8,10 +8,10 @@
 //! - momentum factor masking: `u` and `v` of every sent element become zero;
 //! - warm-up: the share that is sent falls exponentially from a quarter to `ratio`.
 //!
-//! The paper clips by the norm of the whole model, at `threshold / sqrt(workers)`. A chunk does not know the whole model.
-//! So each chunk is clipped at its part of the threshold, as if all elements were equally large. This part is the
-//! threshold times the square root of the chunk's share of the elements. Therefore `clip` is a root mean square. For a
-//! threshold of the paper, `clip` is `threshold / sqrt(workers * elements of the model)`.
+//! The paper clips by the norm of the whole model, at `threshold / sqrt(workers)`. The encoder of a chunk does not know
+//! the whole model. So each chunk is clipped at its part of the threshold, as if all elements were equally large. This
+//! part is the threshold times the square root of the chunk's share of the elements. Therefore `clip` is a root mean
+//! square. For a threshold of the paper, `clip` is `threshold / sqrt(workers * elements of the model)`.
 //!
 //! The paper's warm-up divides the share by 4 in each epoch. Here the share falls in each round, from round 1 on.
 

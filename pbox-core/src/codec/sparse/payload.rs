@@ -25,7 +25,7 @@ enum Form {
     All,
 }
 
-/// The form of a payload with `count` values of a chunk of `elements` elements.
+/// The form of a payload that has `count` of the `elements` values of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     elements: usize,

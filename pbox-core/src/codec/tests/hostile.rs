@@ -67,12 +67,12 @@ fn errors_say_what_is_wrong() {
     for (seen, expected) in [
         (
             error_after_change(topk, 0, &[4]),
-            "a payload as topk claims 4 values; expected for 100 elements 3 to 3",
+            "a payload as topk claims 4 values; expected 3 to 3 for 100 elements",
         ),
         (error_after_change(topk, 4, &[100, 0]), "index 0 of a payload is 100, but"),
         (error_after_change(topk, 6, &[0, 0]), "index 1 of a payload is 0, but"),
         (error_after_change(topk, 10, &nan), "value 0 of a payload as topk is NaN,"),
-        (error_after_change(Codec::TopK { ratio: 0.5 }, 4, &[0; 4]), "a payload has bits for 3"),
+        (error_after_change(Codec::TopK { ratio: 0.5 }, 4, &[0; 4]), "a payload marks 3"),
         (error_after_change(Codec::TopK { ratio: 0.5 }, 16, &[0xff]), "index 5"),
         (
             error_after_change(Codec::RandomK { ratio: 0.03 }, 8, &nan),

@@ -40,8 +40,8 @@ fn the_mean_is_the_value() {
         let draws = draws(codec, &values, times);
         for (i, value) in values.iter().enumerate() {
             let mean = draws.iter().map(|draw| f64::from(draw[i])).sum::<f64>() / f64::from(times);
-            // The scale is 2. The standard deviation of a draw is at most half a step. That of the mean of 4000 draws is
-            // sqrt(4000) times smaller. The limit is five standard deviations of the mean.
+            // The scale is 2. The standard deviation of a draw is at most half a step. The standard deviation of the
+            // mean of 4000 draws is sqrt(4000) times smaller. The limit is five standard deviations of the mean.
             let bound = 5.0 * 0.5 * 2.0 * f64::from(step(codec)) / f64::from(times).sqrt();
             assert!(
                 (mean - f64::from(*value)).abs() < bound + 1e-6,

@@ -10,7 +10,7 @@ use super::{Convert, Work, pairs};
 use crate::kernels::rule::Rule;
 use crate::kernels::{Element, Slots, Step, body};
 
-/// The rounding mode: to the nearest, ties to even, in any mode of the processor.
+/// The rounding of a conversion: to the nearest, ties to even, whatever rounding mode the processor has.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
 /// The proof that the processor has the instruction set. Only `work`, `sum` and `step` create it.
@@ -107,8 +107,8 @@ impl Convert<f16> for Avx2 {
 }
 
 impl Convert<bf16> for Avx2 {
-    /// Returns the even elements, then the odd elements. This takes one instruction for 8 elements; the order of the
-    /// elements would take two.
+    /// Returns the even elements, then the odd elements. This takes one instruction for 8 elements; keeping the order
+    /// of the elements would take two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x16 {
         let from: &[bf16; 16] = elements.try_into().expect("one element for each place of the vector");
@@ -125,7 +125,7 @@ impl Convert<bf16> for Avx2 {
     fn in_order(self, F32x16(even, odd): F32x16) -> F32x16 {
         // SAFETY: `self` shows that the processor has the instruction set.
         unsafe {
-            // The 128-bit halves have elements 0 to 3 and 8 to 11, then 4 to 7 and 12 to 15.
+            // By 128-bit halves, `first` has elements 0 to 3 and 8 to 11, and `second` has 4 to 7 and 12 to 15.
             let (first, second) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
             F32x16(
                 _mm256_permute2f128_ps::<0x20>(first, second),

@@ -10,7 +10,7 @@ use super::{Convert, Work, pairs};
 use crate::kernels::rule::Rule;
 use crate::kernels::{Element, Slots, Step, body};
 
-/// The rounding mode: to the nearest, ties to even, in any mode of the processor.
+/// The rounding of a conversion: to the nearest, ties to even, whatever rounding mode the processor has.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 /// The proof that the processor has the instruction set. Only `work`, `sum` and `step` create it.
@@ -107,8 +107,8 @@ impl Convert<f16> for Avx512 {
 }
 
 impl Convert<bf16> for Avx512 {
-    /// Returns the even elements, then the odd elements. This takes one instruction for 16 elements; the order of the
-    /// elements would take two.
+    /// Returns the even elements, then the odd elements. This takes one instruction for 16 elements; keeping the order
+    /// of the elements would take two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x32 {
         let from: &[bf16; 32] = elements.try_into().expect("one element for each place of the vector");

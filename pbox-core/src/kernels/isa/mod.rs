@@ -46,7 +46,7 @@ pub trait Vector:
     fn if_above(self, bound: Self, then: Self, or: Self) -> Self;
 }
 
-/// An instruction set. A value of this type proves that the processor has it.
+/// An instruction set. A value of this type proves that the processor has the instruction set.
 pub trait Isa: Copy {
     type Vector: Vector;
 
@@ -56,7 +56,8 @@ pub trait Isa: Copy {
 
 /// Conversions between elements and vectors. All slices must have exactly the length of a vector.
 pub trait Convert<E>: Isa {
-    /// Converts the elements to f32, exactly. The order of the result is the cheapest one, and the same in all calls.
+    /// Converts the elements to f32, exactly. The result has the order that is cheapest, which is the same in all
+    /// calls.
     fn widen_for_sum(self, elements: &[E]) -> Self::Vector;
 
     /// Changes a result from the order of `widen_for_sum` back to the order of the elements.

@@ -94,7 +94,7 @@ impl Convert<f16> for Neon {
         F32x8(low, high)
     }
 
-    /// Rounds to the nearest number, ties to even: the default mode of a thread.
+    /// Rounds to the nearest number, ties to even. This is the default rounding mode of a thread.
     #[inline(always)]
     fn narrow(self, values: F32x8, elements: &mut [f16]) {
         let to: &mut [f16; 8] = elements.try_into().expect("one element for each place of the vector");

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Optimizer;
 use crate::layout::{KeyId, Round};
 
-/// The multipliers of a key: that of the learning rate, then that of the weight decay.
+/// The two multipliers of a key: first for the learning rate, then for the weight decay.
 pub type Multipliers = [f32; 2];
 
 /// The optimizers of some keys. They have other hyperparameters than the job's optimizer, but are of the same kind.
@@ -52,7 +52,8 @@ impl Numbers {
         next
     }
 
-    /// Returns the hyperparameters after a change to `next`. Multipliers that `next` does not have stay.
+    /// Returns the hyperparameters after a change to `next`. If `next` has no multipliers, the multipliers do not
+    /// change.
     pub fn then(&self, next: Numbers) -> Self {
         Numbers { multipliers: next.multipliers.or_else(|| self.multipliers.clone()), ..next }
     }
@@ -80,7 +81,7 @@ impl Numbers {
 /// whatever the rounds of their chunks are when the change arrives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumbersByRound {
-    /// The changes: (first round, hyperparameters), in ascending order of rounds. There is at least one.
+    /// The changes: (first round, hyperparameters), in ascending order of rounds. There is at least one change.
     changes: Vec<(Round, Numbers)>,
 }
 
@@ -121,7 +122,7 @@ impl NumbersByRound {
     }
 
     /// Returns the changes that matter from `round` on: (first round, hyperparameters), in ascending order of rounds.
-    /// The first change is at `round` or before it.
+    /// The first change is at `round` or at an earlier round.
     pub fn changes_from(&self, round: Round) -> Vec<(Round, Numbers)> {
         self.changes[self.current(round)..].to_vec()
     }

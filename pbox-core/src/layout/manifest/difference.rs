@@ -1,4 +1,4 @@
-//! The first difference between the keys of a worker and of its job. The error of a refused join shows it.
+//! The first difference between the keys of a worker and of its job. The error of a refused join shows this difference.
 //!
 //! This module must not depend on the source of a list.
 
@@ -16,8 +16,8 @@ pub enum Difference {
         ours: usize,
         /// The number of the job's keys.
         theirs: usize,
-        /// The index and the name of the first key of the longer list that is not in the shorter one. `None` only if the
-        /// longer list has a name twice.
+        /// The index and the name of the first key of the longer list that is not in the shorter list. `None` only if
+        /// the longer list has a name twice.
         missing: Option<(usize, String)>,
     },
     /// The lists have different keys at the same index.

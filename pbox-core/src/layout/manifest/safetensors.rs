@@ -6,9 +6,9 @@
 //!                   name -> dtype, shape, data_offsets from 8 + n on
 //! ```
 //!
-//! Only the element types of the `safetensors` crate are used here. The crate's own reader needs the whole file in memory.
-//! It keeps the last of two tensors with the same name, and does not name the fault of an offset. This reader and the
-//! crate's accept the same files, and the tests compare them.
+//! Only the element types of the `safetensors` crate are used here. The crate's own reader needs the whole file in
+//! memory. It keeps the last of two tensors with the same name, and does not name the fault of an offset. Both readers
+//! accept the same files, and the tests compare the readers.
 //!
 //! The header comes from outside. Every field is checked, and memory stays a small multiple of the header's size. This module
 //! must not depend on files: the caller reads the bytes.

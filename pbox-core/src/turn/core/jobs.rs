@@ -155,7 +155,8 @@ impl<P: Port> Core<P> {
         not_needed.map(Discarded::of).unwrap_or_default()
     }
 
-    /// Keeps memory for the next snapshot of a job, or no memory. Returns memory that is not needed.
+    /// Keeps the memory of `values` for the next snapshot of a job or, without `values`, keeps no memory. Returns
+    /// memory that is not needed.
     pub fn keep(&mut self, id: JobId, values: Option<Slab>) -> Discarded {
         let not_needed = match self.shards_of(id).next() {
             Some(entry) => of_mode!(&mut entry.shard, shard => shard.keep(values)),

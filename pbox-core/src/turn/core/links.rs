@@ -44,10 +44,10 @@ impl<P: Port> Core<P> {
         Ok(discarded)
     }
 
-    /// Attaches the links of a job's shard to the hubs above, in the order of their numbers. Each link comes with the window
-    /// that the hub writes, unless workers read that window. `level` has the terms of these links. Call it before
-    /// [`begin_below`](Self::begin_below), and again after [`unlink_above`](Self::unlink_above): the sums that have no
-    /// answer are then sent again.
+    /// Attaches the links of a job's shard to the hubs above, in the order of the links' numbers. Each link comes with
+    /// the window that the hub writes, unless workers read that window. `level` has the terms of these links. Call it
+    /// before [`begin_below`](Self::begin_below), and again after [`unlink_above`](Self::unlink_above): the sums that
+    /// have no answer are then sent again.
     ///
     /// # Errors
     /// Returns an error if a window lacks chunks of the shard.
@@ -150,9 +150,9 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Drops a job's lost links to the hubs above; the job's rounds wait for [new ones](Self::add_above).
-    /// Returns the windows that the hubs above wrote, unless workers read these windows. Also returns how
-    /// many answers had arrived over the lost links.
+    /// Drops a job's lost links to the hubs above; the job's rounds wait for [new links](Self::add_above). Returns the
+    /// windows that the hubs above wrote, unless workers read these windows. Also returns how many answers had arrived
+    /// over the lost links.
     pub fn unlink_above(&mut self, id: JobId) -> (Discarded, AnswersAbove) {
         let (mut discarded, mut answers) = (Discarded::default(), AnswersAbove::default());
         let first = self.shards_of(id).next();
@@ -195,7 +195,8 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Drops a worker. `by_itself`: the link ended by itself, and the worker did not break the protocol.
+    /// Drops a worker. `by_itself` says whether the link ended by itself, without a breach of the protocol by the
+    /// worker.
     #[cold]
     pub(super) fn drop_worker(
         &mut self,

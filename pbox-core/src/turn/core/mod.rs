@@ -23,11 +23,11 @@ use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
 
 pub use jobs::further;
 
-/// The minimum number of arrivals that one turn can handle. With more arrivals per poll, the cost of the poll is shared by
-/// more arrivals. With fewer arrivals, the core's other duties wait less.
+/// The limit on the arrivals of one turn, for a core with few links. With a higher limit, more arrivals share the cost
+/// of a poll. With a lower limit, the core's other duties wait less.
 const ARRIVALS_PER_TURN: usize = 64;
-/// The minimum number of arrivals per link that one turn can handle. With many workers, a turn then still completes some
-/// chunks, and their answers to a worker leave together.
+/// The limit on the arrivals of one turn, for each link of a core with many links. With many workers, a turn then still
+/// completes some chunks, and their answers to a worker are sent together.
 const ARRIVALS_PER_LINK: usize = 8;
 
 /// The number of stepped bytes after which a turn flushes the answers: one chunk of the default size. So a
@@ -70,8 +70,8 @@ pub struct Core<P: Port> {
     dropped: Vec<LinkId>,
     /// Whether there is work between turns: answers wait for credit of their link, or a shard has a task.
     has_duties: bool,
-    /// Indices of the shards whose task ended in this turn. The flag is true if chunks of the shard [waited for other
-    /// cores](Self::settle_heard). The list has room for all shards, so that no turn allocates.
+    /// The shards whose task ended in this turn: the index of each shard, and a flag. The flag is true if chunks of the
+    /// shard [waited for other cores](Self::settle_heard). The list has room for all shards, so that no turn allocates.
     ended: Vec<(usize, bool)>,
     /// Bytes of the chunks whose answers are posted, and not flushed.
     unflushed: usize,

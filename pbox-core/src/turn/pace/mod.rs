@@ -126,8 +126,8 @@ pub(crate) trait Pace: Sized {
     /// without weights gets weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
-    /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes go with it. No bytes go if the
-    /// weights did not change, or if their bytes were sent ahead.
+    /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes are sent with it. No
+    /// bytes are sent if the weights did not change, or if their bytes were sent ahead.
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
         let content = self.answered(place, rank, round);
@@ -141,9 +141,9 @@ pub(crate) trait Pace: Sized {
     /// answer.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
-    /// Returns the round of worker `rank`'s pushes of the chunks at all these places. `None` if some push is not the
-    /// worker's turn, the pushes are for several rounds, or each push may be a separate step. Reads only these chunks'
-    /// entries, so that the reads overlap.
+    /// Returns the round of worker `rank`'s pushes of the chunks at all these places. `None` if some push is out of
+    /// turn, the pushes are for several rounds, or each push may be a separate step. Reads only these chunks' entries,
+    /// so that the reads overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
         None
@@ -207,7 +207,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Notes that a worker is answered ahead, if it has sent its bytes ahead. Returns whether it has.
+    /// Notes an answer ahead for a worker that has sent its bytes ahead. Returns false if the worker has sent no bytes
+    /// ahead.
     fn note_ahead(&mut self, _place: usize, _rank: u32) -> bool {
         false
     }
@@ -243,7 +244,7 @@ pub(crate) trait Pace: Sized {
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
 }
 
-/// The chunks of a group that have all pushes of their round.
+/// The count of a group's chunks that have all pushes of their round: none, some or all of the chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whole {
     None,

@@ -8,8 +8,8 @@
 //!   last hub --> the scale --> every chunk steps on its mean, times the scale
 //! ```
 //!
-//! A kept mean is final. A worker that is lost afterwards still has its gradient in the step of every chunk. Keeping
-//! means is also cheaper than reading the pushes a second time, from three workers on.
+//! A kept mean is final. A worker that is lost afterwards still has its gradient in the step of every chunk. If there
+//! are three or more workers, keeping means is also cheaper than reading the pushes a second time.
 //!
 //! Owned by the core, and laid out in the order of the shard's chunks.
 
@@ -164,7 +164,7 @@ pub(crate) trait Gather {
         None
     }
 
-    /// Returns the mean of a gathered chunk, and the number of workers in it.
+    /// Returns the mean of a gathered chunk, and the number of workers whose gradients are in the mean.
     fn mean(&self, _chunk: &Chunk, _place: usize) -> (&[f32], u32) {
         (&[], 0)
     }

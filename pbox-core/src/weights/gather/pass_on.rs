@@ -6,10 +6,10 @@
 //!                                  a core here --> hub 1 at the top
 //! ```
 //!
-//! A line goes down from the core that owns the first chunk of its top hub. This core has the link over which the top hub
-//! sends its line. The answers that need the line come over the same link, after it. If the hubs above write the window
-//! that members read, the line is already in that window. If there is only one hub above, nothing goes up: that hub passes
-//! parts on itself, or has all parts.
+//! A line is sent down by the core that owns the first chunk of the line's top hub. This core has the link over which
+//! the top hub sends its line. The answers that need the line are sent over the same link, after the line. If the hubs
+//! above write the window that members read, the line is already in that window. If there is only one hub above, this
+//! hub sends no line up: the hub above passes parts on itself, or has all parts.
 
 use std::sync::Arc;
 use std::task::Waker;

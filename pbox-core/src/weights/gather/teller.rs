@@ -1,5 +1,5 @@
-//! The extra work of the core that owns its hub's first chunk. It sends the hub's part of the gradient norm to the
-//! workers. It takes the parts of the other hubs, and finds the result of the round.
+//! The extra work of the core that owns its hub's first chunk. This core sends the hub's part of the gradient norm to
+//! the workers. It also takes the parts of the other hubs, and finds the result of the round.
 
 use fabric::{Span, Spans};
 

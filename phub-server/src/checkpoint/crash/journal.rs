@@ -3,7 +3,7 @@
 //! | changed since the last sync | after a loss of power |
 //! | --- | --- |
 //! | contents of a file | as synced, as changed, cut short, or with blocks of zeros |
-//! | names in a directory | as after some of the changes; a change is never there without all earlier changes of its name |
+//! | names in a directory | as after some of the changes; if a change of a name is there, all earlier changes of this name are there, too |
 //! | the directory itself | present, with files as above; gone, if its parent was not synced |
 //!
 //! A rename is one change of two names, as on every journaling file system. On ext4 and XFS the order is kept: if
@@ -218,7 +218,7 @@ pub(super) fn in_trouble<T>(trouble: Trouble, act: impl FnOnce() -> T) -> Option
     })
 }
 
-/// Notes a change. The caller then makes the change, unless this returns an error.
+/// Notes a change. The caller then makes the change, unless this function returns an error.
 pub(crate) fn note(change: Change<'_>) -> io::Result<()> {
     JOURNAL.with_borrow_mut(|journal| journal.as_mut().map_or(Ok(()), |journal| Ok(journal.note(change)?)))
 }
@@ -398,7 +398,7 @@ fn of_files(files: BTreeMap<String, Vec<u8>>) -> Directory {
 }
 
 impl Directory {
-    /// Makes the real directory equal to this one.
+    /// Makes the real directory equal to this directory.
     fn bring_to(&self, dir: &Path) {
         for entry in std::fs::read_dir(dir).unwrap() {
             let entry = entry.unwrap();

@@ -203,7 +203,7 @@ impl Story {
         done
     }
 
-    /// Writes a checkpoint of a job at all its hubs. Returns whether it was reported as written.
+    /// Writes a checkpoint of a job at all its hubs. Returns whether the checkpoint was reported as written.
     fn saves(&mut self, job: usize, is_calm: bool) -> bool {
         let Job { name, hubs, round, .. } = self.jobs[job];
         let is_whole = hubs == 1;

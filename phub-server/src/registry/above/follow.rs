@@ -61,8 +61,8 @@ impl Registry {
         (waits && is_same).then_some(names)
     }
 
-    /// Handles the news from the hubs above until the job ends. Also reports to the hubs above which worker of this
-    /// hub is late.
+    /// Handles the news from the hubs above until the job ends. Also reports the late worker of this hub to the hubs
+    /// above.
     pub(crate) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
         let registry = self.me.clone();
         self.runtime.spawn(async move {
@@ -97,8 +97,8 @@ impl Registry {
         end.is_none()
     }
 
-    /// Reports to the hubs above that all workers have joined here, and waits until this hub takes part.
-    /// Returns this hub's first round at the hubs above; `None` if there are none.
+    /// Reports to the hubs above that all workers have joined here, and waits until this hub takes part. Returns this
+    /// hub's first round at the hubs above; `None` if there are no hubs above.
     pub(crate) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
         let of_job =
             self.of_job(id, |state, job| job.above.clone().map(|above| (above, state.news.now().reached)))?;

@@ -65,7 +65,8 @@ impl JoinedAbove {
         membership::bring(&self.hubs, values, layout, (schedule, split_above), tensors)
     }
 
-    /// Returns the highest round that a worker of any machine had reached when it lost a hub, if a worker has lost one.
+    /// Returns the highest round that a worker of any machine had reached when it lost a hub, if a worker has lost a
+    /// hub.
     pub fn reached(&self) -> Option<Round> {
         membership::reached(&self.hubs)
     }
@@ -78,12 +79,12 @@ impl JoinedAbove {
         })
     }
 
-    /// Returns the reason why the job cannot continue, if the news from the hubs above contains one.
+    /// Returns the reason why the job cannot continue, if the news from the hubs above has such a reason.
     pub fn end(&self) -> Option<(String, Blame)> {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
     }
 
-    /// Whether lost links may be replaced: the hubs above are alive, and wait for this hub.
+    /// Whether lost links may be replaced, because the hubs above are alive, and wait for this hub.
     pub(super) fn may_relink(&self) -> bool {
         self.may_break && membership::wait_for_links(&self.hubs)
     }
@@ -133,12 +134,13 @@ impl JoinedAbove {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
 
-    /// Reports to the hubs above which worker of this hub is late. The next heartbeats carry the report.
+    /// Reports the late worker of this hub to the hubs above. The next heartbeats carry the report.
     pub fn say_latest(&self, latest: Option<Latest>) {
         self.hubs.iter().for_each(|hub| hub.say_latest(latest.clone()));
     }
 
-    /// Leaves the job at the hubs above. `at` says from which round on, for each key. May wait for the hubs.
+    /// Leaves the job at the hubs above. `at` has, for each key, the round before which this hub leaves. May wait for
+    /// the hubs.
     pub fn leave(&self, at: &LeftAt) -> Result<(), MemberError> {
         self.hubs.iter().map(|hub| hub.leave(at)).fold(Ok(()), Result::and)
     }
@@ -172,8 +174,7 @@ impl JoinedAbove {
         self.hubs.iter().try_for_each(|hub| hub.set_priorities(keys))
     }
 
-    /// Reports to the hubs above the digest of the weights that all members here have or write. May wait for
-    /// the hubs.
+    /// Reports the digest of the weights that all members here have or write to the hubs above. May wait for the hubs.
     pub fn compare(&self, compared: Compared, digest: u64) -> Result<(), MemberError> {
         let Compared { round, written } = compared;
         let request = CompareRequest { token: self.hubs[0].token.clone(), round, digest, written };

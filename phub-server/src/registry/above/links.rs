@@ -51,7 +51,7 @@ impl LinksAbove {
     pub fn make(&self, hubs: &[LetIn], deadline: Instant) -> Result<Linked, MemberError> {
         let LinksAbove { level, wire, sums, shown, ports, .. } = self;
         let receive = |hub| match self.is_coded || self.own == Some(hub) {
-            // A new window is for frames, or for the link to this hub itself. In the second case the weights are
+            // A new window is needed for frames, or for the link to this hub itself. In the second case the weights are
             // already in the pages that the workers read.
             true => Receive::New(wire.weights_window_bytes()),
             false => Receive::Into(Arc::clone(shown)),

@@ -30,7 +30,7 @@ type Seats = Vec<Option<String>>;
 #[derive(Debug, Default)]
 pub(crate) struct Meetings(Mutex<HashMap<String, watch::Sender<Seats>>>);
 
-/// The place of a hub in a meeting. If it is dropped while other hubs are missing, the place is free again.
+/// The place of a hub in a meeting. If this value is dropped while other hubs are missing, the place is free again.
 struct Seated<'a> {
     meetings: &'a Meetings,
     job: &'a str,

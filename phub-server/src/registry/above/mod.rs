@@ -58,8 +58,8 @@ pub(crate) struct Up {
     pub control: SocketAddr,
     /// The secret that proves requests to the hubs above.
     pub credential: Option<Credential>,
-    /// The secret that proves requests to hubs whose addresses come from joins. `None` if everybody may join:
-    /// then requests to these hubs carry no proof.
+    /// The secret that proves requests to hubs whose addresses come from joins. `None` if everybody may join. Requests
+    /// to these hubs then carry no proof.
     pub for_outside: Option<Credential>,
     /// The hosts and networks that this hub may contact if a join or an answer names them.
     pub peers: PeerList,
@@ -71,7 +71,7 @@ pub(crate) struct Up {
     pub start_limit: Duration,
     /// The transports of this hub's ports.
     pub group: any::Group,
-    /// Whether the ports have RDMA, or the reason why not.
+    /// Whether the ports have RDMA, or the reason why they have no RDMA.
     pub rdma: Result<(), String>,
 }
 
@@ -113,7 +113,8 @@ impl Wake for Bell {
 }
 
 impl Up {
-    /// Returns the origin of the addresses that a join names: the addresses of other hubs, of the mesh or of the job.
+    /// Returns the origin of the addresses that a join names. They are the addresses of other hubs of the mesh or of
+    /// the job.
     pub(super) fn outside(&self) -> Named {
         Named::Outside(self.peers.clone())
     }
@@ -199,7 +200,7 @@ impl Up {
         let (letters, most) = (name.len(), MAX_JOB_NAME_BYTES - SUMS.len());
         if letters > most {
             return Err(refused(format!(
-                "the name has {letters} letters, and at hubs above it ends with {SUMS:?}: use a name of at most {most} letters"
+                "the name has {letters} letters, and this hub appends {SUMS:?} to it at the hubs above: use a name of at most {most} letters"
             )));
         }
         let above = self.of_job(name, request, deadline, given_up)?;

@@ -38,7 +38,7 @@ pub(crate) struct Peers {
     pub credential: Option<Credential>,
     /// This hub.
     pub own: u32,
-    /// All hubs, in the order of the shares; empty if this hub is the only one.
+    /// All hubs, in the order of the shares; empty if this hub is the only hub.
     pub addresses: Vec<Address>,
     /// Whether each hub owns chunks. A hub without chunks has no part of a checkpoint.
     pub owners: Vec<bool>,

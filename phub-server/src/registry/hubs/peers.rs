@@ -158,7 +158,8 @@ impl Registry {
             Some(round) => {
                 Err(RefusalCode::NoState.because(format!("the job begins with round {}", round.0)))
             }
-            None => Err(RefusalCode::NoState.because("the job has begun, or this is not its hub 0")),
+            None => Err(RefusalCode::NoState
+                .because("the job has already begun, or this hub is not hub 0 of the job")),
         }
     }
 

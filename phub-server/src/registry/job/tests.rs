@@ -224,7 +224,7 @@ fn a_first_round_is_confirmed_until_the_job_has_begun() {
     assert!(code == RefusalCode::NoState && why.contains("begins with round 0"), "{why}");
     bed.begin();
     let Refusal { code, why, .. } = begins(0).unwrap_err();
-    assert!(code == RefusalCode::NoState && why.contains("has begun"), "it may have written");
+    assert!(code == RefusalCode::NoState && why.contains("has already begun"), "it may have written");
 }
 
 #[test]

@@ -100,7 +100,7 @@ impl Registry {
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
             let freed = self.freed.notified(); // before `try_join`, so that no wake-up is missed
-            // A refusal may pass when a rank is free or a job has ended, here or at the hubs above.
+            // The reason for a refusal may disappear when a rank is free or a job has ended, here or at the hubs above.
             let tells_above = relays && self.tells_above(&asked.0);
             let may_pass = |refusal: &Refusal| match refusal.code {
                 RefusalCode::RankBusy | RefusalCode::JobDiffers => true,
@@ -225,7 +225,8 @@ impl Registry {
         Ok(Unanswered { registry, member, token, reply: Some(reply) })
     }
 
-    /// Adds the members of the job to the refusal of a worker with other terms: an earlier start of its script may have left them.
+    /// Adds the members of the job to the refusal of a worker with other terms. These members may be left from an
+    /// earlier start of the worker's script.
     fn with_members(&self, job: Option<&coordinator::Job>, refusal: Refusal) -> Refusal {
         let Some(job) = job.filter(|_| refusal.code == RefusalCode::TermsDiffer) else { return refusal };
         let member = |(rank, member): (u32, &coordinator::Member)| {
@@ -558,7 +559,7 @@ mod tests {
         });
     }
 
-    /// The script that was started again at once got "rank taken", or with other settings "the job has seed 0".
+    /// Formerly, a script that was started again at once got "rank taken", or with other settings "the job has seed 0".
     #[test]
     fn a_join_waits_for_an_interrupted_join_of_its_rank() {
         for (workers, seed) in [(1, 0), (2, 0), (1, 7)] {

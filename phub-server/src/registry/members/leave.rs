@@ -21,7 +21,7 @@ const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 impl Registry {
     /// Lets a worker leave. When the last worker leaves, the hub writes the job's checkpoint, unless the run was a
     /// trial. If the write fails, the reply gives the reason. A worker that leaves earlier gets the reason why the
-    /// previous checkpoint failed, if it did. A second leave changes nothing.
+    /// previous checkpoint failed, if that checkpoint failed. A second leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
         let token = request.token.clone();
         let left = self.leave_once(job, request).await;
@@ -76,7 +76,7 @@ impl Registry {
         Ok(LeaveReply { checkpoint_error })
     }
 
-    /// Handles the leave of a member that has failed, has lost a hub or, as a hub below, stops.
+    /// Handles the leave of a member that has failed, that has lost a hub, or that is a hub below and stops.
     async fn give_up(
         self: &Arc<Self>,
         job: &str,
@@ -159,7 +159,9 @@ impl Registry {
         let Some(store) = &self.store else { return };
         let (old, mut too_many) = match store.old_jobs() {
             Ok(found) => found,
-            Err(error) => return tracing::warn!(%error, "cannot list the files of old jobs, which stay"),
+            Err(error) => {
+                return tracing::warn!(%error, "cannot list the files of old jobs, so these files are kept");
+            }
         };
         for job in old {
             if too_many == 0 {
@@ -175,7 +177,7 @@ impl Registry {
             match store.remove_job(job) {
                 Ok(()) => tracing::info!(
                     job = name,
-                    "removed the checkpoints of this old job: the hub keeps only those of newer jobs (--checkpoint-jobs)"
+                    "removed the checkpoints of this old job: the hub keeps only the checkpoints of newer jobs (--checkpoint-jobs)"
                 ),
                 Err(error) => tracing::warn!(job = name, %error, "cannot remove the files of this old job"),
             }

@@ -33,8 +33,8 @@ impl Registry {
         self.fail_by(inner, id, reason, Blame::Job);
     }
 
-    /// Works like [`fail`](Self::fail), and also notifies the workers of the party that caused the end.
-    /// While this hub stops, the stop counts as the cause.
+    /// Works like [`fail`](Self::fail), and also reports to the workers which party caused the end. While this hub
+    /// stops, the stop counts as the cause.
     pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let saves = inner.job(id).is_some_and(|(state, job)| self.saves(state) && job.above.is_none());
         let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });
@@ -105,12 +105,12 @@ impl Registry {
         }
     }
 
-    /// Whether there is a job, or one is being made.
+    /// Whether there is a job, or a job is being made.
     fn is_used(&self, inner: &Inner) -> bool {
         !inner.hub().names().is_empty() || self.meetings.are_under_way()
     }
 
-    /// Whether the hub takes no more jobs and has none.
+    /// Whether the hub takes no more jobs and has no jobs.
     pub fn is_drained(&self) -> bool {
         let inner = self.lock();
         inner.hub().end().drains() && !self.is_used(&inner)

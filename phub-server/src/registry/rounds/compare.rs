@@ -8,7 +8,7 @@ use pbox_core::control::CompareRequest;
 use crate::registry::{Refusal, Registry, on_thread};
 
 impl Registry {
-    /// Compares a member's weights with those of the other members. The job fails if they differ.
+    /// Compares a member's weights with the weights of the other members. The job fails if they differ.
     pub async fn compare(&self, job: &str, request: CompareRequest) -> Result<(), Refusal> {
         let CompareRequest { token, round, digest, written } = request;
         let compared = Compared { round, written };

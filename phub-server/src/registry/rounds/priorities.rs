@@ -1,4 +1,4 @@
-//! The order in which a member needs its keys, if it is not the order of the job.
+//! The order in which a member needs its keys, if this order differs from the order of the job.
 //!
 //! ```text
 //!   request --> this hub's cores: the answers to the member, and the sums to hubs above --> the answer

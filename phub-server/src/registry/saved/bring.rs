@@ -244,7 +244,7 @@ fn check_offer(
     let optimizer = &job.spec.terms.optimizer;
     if rank != 0 {
         return Err(format!(
-            "{} offers a state; expected one from rank 0 alone, which all workers then begin with",
+            "{} offers a state, but only rank 0 may offer a state, with which all workers then begin",
             job.spec.spoken(rank)
         ));
     }
@@ -302,7 +302,7 @@ mod tests {
             assert_eq!(refused.code, RefusalCode::NoState);
             assert!(refused.why.contains("too late"));
             registry.fail(&mut registry.lock(), JobId(0), "a test");
-            // A worker that comes too late learns from the heartbeat that the job failed.
+            // A worker whose offer arrives after the job has failed learns of the failure from its heartbeat.
             assert_eq!(registry.offer("job", offer(3)).await.unwrap().state_bytes, None);
         });
     }

@@ -133,7 +133,7 @@ impl Registry {
         Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds, error_before: None })
     }
 
-    /// Notes the result of a snapshot. A good checkpoint also reports why the previous one failed.
+    /// Notes the result of a snapshot. If the checkpoint is good, also reports why the previous checkpoint failed.
     fn note(
         &self,
         (id, occasion, before): (JobId, Occasion, Round),

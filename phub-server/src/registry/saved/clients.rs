@@ -158,9 +158,9 @@ impl Registry {
         }
     }
 
-    /// Makes room for a new copy, if clients wait for one. If there is no older copy, the newest copy becomes the older
-    /// copy, and the waiting clients have their turn. If there is an older copy, its readers must read faster from now
-    /// on. The caller must not hold the lock.
+    /// Makes room for a new copy, if clients wait for a copy. If there is no older copy, the newest copy becomes the
+    /// older copy, and the waiting clients have their turn. If there is an older copy, its readers must read faster
+    /// from now on. The caller must not hold the lock.
     fn make_room(&self, id: JobId) {
         let read = self.of_job(id, |_, job| {
             let copies = &mut job.checkpoints.copies;
@@ -190,8 +190,8 @@ pub(super) fn bytes_of(state: &coordinator::Job, selection: Selection) -> u64 {
     (elements * tensors * size_of::<f32>()) as u64
 }
 
-/// Checks that a copy of a state has memory. The cores may keep memory for the copy. Other memory must be promised to no job.
-/// `memory` is `None` if the kernel does not say how much there is.
+/// Checks that a copy of a state has memory. The cores may keep memory for the copy. All other memory for the copy must
+/// not be promised to a job. `memory` is `None` if the kernel does not say how much there is.
 fn check_memory((needed, kept): (u64, u64), hub: &Hub, memory: Option<Memory>) -> Result<(), String> {
     if needed <= kept {
         return Ok(());
@@ -237,7 +237,7 @@ mod tests {
         core.obey();
     }
 
-    /// A copy once took the memory that was promised to the links of a job's workers.
+    /// Formerly, a copy took the memory that was promised to the links of a job's workers.
     #[test]
     fn a_copy_is_in_memory_that_is_kept_or_promised_to_no_job() {
         let (registry, _core) = test_bed::registry();

@@ -57,8 +57,8 @@ impl Checkpoints {
     }
 }
 
-/// The parts of a snapshot, each with its core. If it is dropped, the snapshot is not written, and the cores get the memory
-/// of their parts back.
+/// The parts of a snapshot, each with its core. If this value is dropped, the snapshot is not written, and the cores
+/// get the memory of their parts back.
 #[derive(Debug)]
 pub(crate) struct Collected {
     pub(super) cores_of_hub: Weak<[CoreHandle]>,

@@ -45,8 +45,8 @@ pub(super) struct What {
     pub run: Option<String>,
 }
 
-/// A checkpoint file in memory. When it is dropped, the next clients have their turn. A thread that holds the registry's lock
-/// must not drop it.
+/// A checkpoint file in memory. When it is dropped, the next clients have their turn. A thread that holds the
+/// registry's lock must not drop this value.
 pub(super) struct StateFile {
     pub image: Image,
     /// The round before which the job had the state.
@@ -59,7 +59,7 @@ pub(super) struct StateFile {
     pub is_in_the_way: watch::Sender<bool>,
     /// The call that takes back the file's memory when the file is dropped.
     gone: Option<Gone>,
-    /// The turn to get a copy. The newest file has it, so that other clients wait.
+    /// The turn to get a copy. The newest file has the turn, so that other clients wait.
     pub turn: Mutex<Option<AtEnd>>,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Copies {
     pub(super) waiting: HashMap<WantId, (What, Vec<oneshot::Sender<Copied>>)>,
     /// The newest copy. It has the turn, so the next request for the state waits.
     pub(super) newest: Weak<StateFile>,
-    /// The copy before the newest one.
+    /// The copy before the newest copy.
     pub(super) older: Weak<StateFile>,
     /// The bytes of memory that the cores keep for the next copy.
     pub(super) kept: u64,

@@ -5,9 +5,9 @@
 //!          ^-- a reader that has it gets both deltas
 //! ```
 //!
-//! A job has one row of deltas for each kind of state that readers want, from the first reader that wants deltas until no reader
-//! has read for an hour. The memory of a row has a bound: the values of the newest state, and as many bytes of deltas. So deltas are
-//! never longer than the state.
+//! A job has one row of deltas for each kind of state that readers want. The row exists from the first reader that
+//! wants deltas until no reader has read for an hour. The memory of a row has a bound: the values of the newest state,
+//! and as many bytes of deltas. So deltas are never longer than the state.
 //!
 //! A lock belongs to each row, because a delta is made without the registry's lock. This module must not depend on clients.
 
@@ -73,8 +73,9 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Adds the delta to this state, unless the row has it or a newer one. Returns the deltas that lead from `base` to this state,
-    /// the oldest first. `None` if there are none. Without `has_room`, no new row begins.
+    /// Adds the delta to this state, unless the row already has this state or a newer state. Returns the deltas that
+    /// lead from `base` to this state, the oldest first. `None` if there are no such deltas. Without `has_room`, no new
+    /// row begins.
     ///
     /// # Errors
     /// Returns an error if there is no memory. The row is then empty.

@@ -1,4 +1,4 @@
-//! The last state of a job that failed: it is saved before its cores forget it.
+//! The last state of a job that failed: it is saved before the cores forget the job.
 //!
 //! ```text
 //!   a worker is lost --> hold --> the job fails, its workers are notified

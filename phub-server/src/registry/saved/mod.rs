@@ -1,4 +1,4 @@
-//! A job's state: brought to a new job, taken from a running one, saved in its file, and sent to clients.
+//! A job's state: brought to a new job, taken from a running job, saved in its file, and sent to clients.
 //!
 //! | file | what it does |
 //! | --- | --- |

@@ -65,7 +65,8 @@ impl Reads {
         Reading { reads: self, reader, before }
     }
 
-    /// Remembers the state that a reader has got. If there are too many readers, forgets the one that was silent for longest.
+    /// Remembers the state that a reader has got. If there are too many readers, forgets the reader that was silent for
+    /// longest.
     pub(super) fn got(&self, reader: Reader, before: Round, at: Instant) {
         let mut all = self.got.lock().unwrap_or_else(PoisonError::into_inner);
         let follows = all.contains_key(&reader);
@@ -90,12 +91,12 @@ impl Reads {
         all.values().any(|got| now.duration_since(got.at) < SILENT)
     }
 
-    /// Whether readers follow the job at this time: they have read more than once.
+    /// Whether readers follow the job at this time, which means that they have read more than once.
     pub(super) fn is_followed(&self, now: Instant) -> bool {
         self.followed(now).is_some()
     }
 
-    /// Returns the counts, if there are some.
+    /// Returns the counts, if there are any.
     pub fn reply(&self) -> Option<ReadersReply> {
         let counts = [
             &self.now,

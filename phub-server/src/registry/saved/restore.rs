@@ -1,5 +1,5 @@
-//! The state that a new job continues from: its checkpoint, if the hub has one. For a job over several hubs, its
-//! round is the latest round of which all hubs have a part.
+//! The state that a new job continues from: its checkpoint, if the hub has one. For a job over several hubs, the
+//! state's round is the latest round of which all hubs have a part.
 //!
 //! ```text
 //!   hub 0: own rounds + GET parts of every other hub --> the latest whole round --> pass --> the other hubs
@@ -31,13 +31,14 @@ struct Beginning {
     /// The rounds of the files of each hub that owns chunks. At hubs other than hub 0, only the rounds of the hub's
     /// own files.
     files: Files,
-    /// The reason why `round` is not the newest round of the files. `None` if it is the newest, or if there are no files.
+    /// The reason why `round` is not the newest round of the files. `None` if `round` is the newest round, or if there
+    /// are no files.
     warning: Option<String>,
 }
 
 impl Registry {
-    /// Returns the state with which a new job continues, if it has a checkpoint. Also returns the hubs of the job, and the
-    /// clients for requests to the other hubs.
+    /// Returns the state with which a new job continues, if the job has a checkpoint. Also returns the hubs of the job,
+    /// and the clients for requests to the other hubs.
     pub(crate) fn restore(
         &self,
         name: &str,
@@ -48,7 +49,7 @@ impl Registry {
         let (terms, schedule) = (&request.terms, request.terms.level.schedule);
         let share = Share::of_hub(terms, request.hub);
         let pieces = share.pieces(layout, schedule);
-        // A trial has no checkpoints, and continues from none.
+        // A trial has no checkpoints, and continues from no checkpoint.
         let store = self.store.as_ref().filter(|_| !request.trial);
         let owns = |hub| store.is_none() || !Share { hub, ..share }.pieces(layout, schedule).is_empty();
         let pass = request.peers.as_ref().and_then(|peers| peers.pass.as_ref());
@@ -224,7 +225,7 @@ impl Registry {
         if !later.is_empty() {
             // Hub 0 must confirm the round of the pass. The pass may belong to a job that hub 0 no longer has, or that
             // has written later rounds since it began. A confirmed round remains valid: no later round is at all hubs,
-            // and none is written without this hub.
+            // and no later round can be complete without this hub.
             let request = BeginsRequest { secret: pass.secret.clone(), first_round };
             let asked =
                 peers.ask::<Value>(0, "begins", "confirm the round that the job begins with", &request);

@@ -40,7 +40,7 @@ use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
 /// The number of pieces that wait for a client, besides the piece that is being made.
 const PIECES: usize = 1;
-/// The length of a piece as f32. A client must take its pieces at a pace.
+/// The length of a piece as f32. A client must take its pieces at a minimum speed.
 pub(super) const PIECE_BYTES: usize = 256 << 10;
 /// The lowest permitted speed of a client. While a client reads, a copy of the state stays in this hub's memory.
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
@@ -113,7 +113,7 @@ enum Behind {
     Deltas(Vec<Arc<Delta>>),
 }
 
-/// The memory that a client lends, or the reason why there is none.
+/// The memory that a client lends, or the reason why there is no such memory.
 type Borrowed = JoinHandle<Result<Result<Loan, String>, NoThread>>;
 
 impl Registry {
@@ -318,14 +318,16 @@ fn pieces_of(
 /// Writes the values of a file into the memory that a client on this machine lends. Returns the number of their bytes.
 ///
 /// # Errors
-/// Returns an error if there is no memory, or if its length is another.
+/// Returns an error if there is no memory, or if the memory has another length than the values.
 async fn write_values(file: Arc<StateFile>, borrowed: Borrowed) -> Result<u64, String> {
     let mut loan = borrowed.await.map_err(|error| error.to_string())???;
     let write = move || {
         let image = &file.image;
         let (bytes, room) = (image.value_bytes(), loan.bytes());
         if bytes != room {
-            return Err(format!("the values have {bytes} bytes, the memory has {room}"));
+            return Err(format!(
+                "the values have {bytes} bytes, and the lent memory has {room} bytes; expected the same length"
+            ));
         }
         let written = image.ranges().try_for_each(|range| loan.write(image.values(&range)));
         written.map(|()| bytes).map_err(|error| error.to_string())
@@ -384,7 +386,7 @@ fn bytes_of_deltas(deltas: &[Arc<Delta>]) -> u64 {
 }
 
 /// Returns the name by which readers distinguish this job from other jobs with its name. The result is the same at all
-/// hubs, and no secret.
+/// hubs, and it is not secret.
 fn run(secret: &Secret) -> String {
     hex(&Sha256::digest(secret.0)[..RUN_BYTES])
 }

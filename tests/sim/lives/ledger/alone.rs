@@ -1,9 +1,9 @@
-//! The ledger of members that step alone: the number of pushes of each member that a weight has. A member is
-//! a worker, or a machine whose workers step together and push the same values.
+//! The ledger of members that step alone: the number of pushes of each member that a weight contains. A member is a
+//! worker, or a machine whose workers step together and push the same values.
 //!
-//! Element `e` of a key belongs to rank `e mod W`, and only this rank pushes ones there. So a weight is `-n`
-//! after `n` pushes of its rank. When a worker dies, one push of each chunk may or may not be stepped. The
-//! first weights of the next worker of its rank show the number of stepped pushes. From then on the number is exact.
+//! Element `e` of a key belongs to rank `e mod W`, and only this rank pushes ones there. So a weight is `-n` after `n`
+//! pushes of its rank. When a worker dies, its last push of each chunk may or may not be stepped, so two numbers are
+//! possible. The first weights of the next worker of its rank show the right number.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -22,9 +22,10 @@ pub struct Alone {
     workers: Vec<Option<Worker>>,
     /// The number of members that have taken part so far.
     begun: usize,
-    /// The last weights of a worker's key that were checked: the number of its member, and the round.
+    /// The last check of each worker's key: the number of the worker's member, and the round of the weights.
     seen: HashMap<(usize, KeyId), (usize, Round)>,
-    /// The number of pushes of former workers that are stepped, as a range of possible numbers. By chunk, then by rank.
+    /// The number of stepped pushes of former workers of each rank, as a range of possible numbers. By chunk, then by
+    /// rank.
     former: Vec<Vec<RangeInclusive<u32>>>,
     /// Whether the job may have ended at a cut, a pause between two rounds. Answers after the cut need not
     /// keep the bound of the staleness.
@@ -33,7 +34,7 @@ pub struct Alone {
 
 /// A member that takes part.
 struct Worker {
-    /// The number of this member among all that have taken part.
+    /// The number of this member in the order in which members began to take part.
     number: usize,
     first: Round,
     /// The last round whose weights have arrived, by key; `None` before the first.
@@ -92,7 +93,7 @@ impl Alone {
         }
     }
 
-    /// Begins again with the pushes in a state, or from zero. No member takes part yet.
+    /// Begins again with the pushes that a state contains, or without pushes. No member takes part yet.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         let Alone { layout, former, workers, .. } = self;
         workers.fill_with(|| None);
@@ -154,8 +155,8 @@ impl Alone {
         *former = of_former..=of_former;
     }
 
-    /// Checks that values contain only pushes that were made. Of living workers, they must contain all
-    /// pushes in rounds before `near`.
+    /// Checks that weights contain only pushes that were made, and all pushes of living members in rounds before
+    /// `near`.
     fn check_values(
         &self,
         weights: &[f32],
@@ -202,7 +203,7 @@ impl Alone {
         }
     }
 
-    /// Checks a part of the last state. It must have all pushes that were answered.
+    /// Checks a part of the last state. The part must contain all pushes that were answered.
     pub fn check_last(&self, part: &SnapshotPart, before: Round, job: &impl Members) {
         let mut values = part.values.as_slice();
         for &chunk in &part.chunks {
@@ -220,7 +221,7 @@ impl Alone {
         }
     }
 
-    /// Checks a part of a snapshot before a round. It must have all pushes of earlier rounds.
+    /// Checks a part of a snapshot before a round. The part must contain all pushes of earlier rounds.
     pub fn check_part(
         &self,
         part: &SnapshotPart,
@@ -243,7 +244,7 @@ fn first_element(layout: &Layout, chunk: ChunkId) -> usize {
     (chunk.span.offset - layout.key_span(chunk.key).offset) / 4
 }
 
-/// Returns the number of pushes of a rank that weights have. `first` is the index of the first weight in its
+/// Returns the number of pushes of a rank that these weights contain. `first` is the index of the first weight in its
 /// key. Returns `None` if none of the weights belongs to the rank.
 fn count(weights: &[f32], first: usize, (rank, ranks): (usize, usize)) -> Option<u32> {
     let of_rank = (first..).zip(weights).filter(|(element, _)| element % ranks == rank);

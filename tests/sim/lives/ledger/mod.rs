@@ -23,8 +23,8 @@ pub trait Members {
     /// Returns the exchange of a worker.
     fn exchange(&self, worker: usize) -> &Exchange<sim::Port>;
 
-    /// Returns a range of rounds of a key, for a member that takes part. The range begins with the next round of the
-    /// member's slowest worker, and ends with the next round of its furthest worker.
+    /// Returns the rounds of a key that a member's workers push next, as a range from the member's slowest worker to
+    /// its furthest worker.
     fn next(&self, rank: u32, key: KeyId) -> RangeInclusive<u32>;
 }
 
@@ -108,7 +108,8 @@ impl Ledger {
         }
     }
 
-    /// Checks the weights of a worker of a member. `lives` returns whether a member takes part.
+    /// Checks the weights of a worker: `of` has the rank of its member, and the worker's number. `lives` returns
+    /// whether a member takes part.
     pub fn check(&mut self, of: (u32, usize), job: &impl Members, lives: impl Fn(u32) -> bool) {
         match self {
             Ledger::Together(together) => together.check(job.exchange(of.1)),

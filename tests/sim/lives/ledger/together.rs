@@ -14,8 +14,8 @@ use sim_tests::race::SGD;
 use sim_tests::trouble::Dice;
 use worker_shim::Exchange;
 
-/// The pushed numbers if the norm has a bound, by the round modulo 3. Sums of a few numbers are exact
-/// in 8 bits. Norms are so large that the constant in the formula of the scale is rounded off.
+/// The pushed numbers if the norm has a bound, by the round modulo 3. Sums of a few of these numbers are exact with 8
+/// significant bits. The norms are so large that the small constant in the formula of the scale has no effect.
 const NUMBERS: [f32; 3] = [64.0, 256.0, 128.0];
 
 /// The rounds that each chunk has left out. Each remaining round makes one step, which subtracts the round's number from
@@ -32,7 +32,7 @@ pub struct Together {
     skipped: Vec<Vec<Range<u32>>>,
     /// The computed weight before each round, by chunk.
     weights: Vec<Vec<f32>>,
-    /// The rounds before which hubs began from a checkpoint, which has the norm of one round only.
+    /// The rounds with which the job began from a checkpoint. A checkpoint has only the norm of its last round.
     restored: BTreeSet<u32>,
     /// Whether the hubs' counts of steps are checked, chunk by chunk. False after the job has begun again, because a checkpoint
     /// has no count for each chunk.
@@ -40,8 +40,8 @@ pub struct Together {
 }
 
 impl Together {
-    /// Creates the ledger of a job that has left out no round. `most` bounds the norm of a round, and `most_of_last`
-    /// bounds the norm of the previous round.
+    /// Creates the ledger of a job that has left out no round. `most` is `clip_norm`, the bound of a round's own norm.
+    /// `most_of_last` is `clip_norm_last`, the bound of the previous round's norm.
     pub fn new(layout: &Arc<Layout>, most: Option<f32>, most_of_last: Option<f32>) -> Self {
         let (chunks, layout) = (layout.chunks().len(), Arc::clone(layout));
         let pushes = NUMBERS.map(|number| match most {
@@ -85,14 +85,14 @@ impl Together {
         assert!(former <= rounds.start && !rounds.is_empty(), "{chunk:?}: {rounds:?} after {of_chunk:?}");
         self.weights[chunk.index()].truncate(rounds.start as usize + 1);
         if self.most_of_last.is_some() {
-            // The computed weights of the other chunks are dropped, too. The norm of the round no longer
-            // includes this chunk, and scales the next step of these chunks.
+            // The computed weights of the other chunks are dropped, too: the norm of the skipped round no longer
+            // includes this chunk, and this norm scales the next step of all chunks.
             self.weights.iter_mut().for_each(|of_chunk| of_chunk.truncate(rounds.start as usize + 2));
         }
         of_chunk.push(rounds);
     }
 
-    /// Begins again from a state, or from zero. The state has the learning rates of later rounds.
+    /// Begins again from a state, or from zero. The learning rates of later rounds come from the state.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         let Round(before) = restored.map_or(Round(0), Restored::round);
         match restored {
@@ -148,7 +148,8 @@ impl Together {
         if self.most_of_last.is_some() { passed.iter().filter(|round| has_part(round)).count() } else { 0 }
     }
 
-    /// Returns the scale of a round's steps. A round that no chunk has stepped leaves the norm as it was.
+    /// Returns the scale of a round's steps. If no chunk has stepped the previous round, the norm of an earlier round
+    /// counts.
     fn scale(&self, round: u32) -> f32 {
         let Some(most) = self.most_of_last else { return self.pushes[round as usize % 3].1 };
         let (before, chunks) = (round - 1, self.layout.chunks().iter().enumerate());
@@ -204,7 +205,7 @@ impl Together {
     }
 
     /// Checks a part of the last state before a round. A chunk that was behind ended its round with the pushes that had
-    /// arrived. The chunk leaves out rounds without pushes. None of these rounds is before `lowest`.
+    /// arrived, and left out the rounds without pushes. None of the left-out rounds is before `lowest`.
     pub fn check_last(&mut self, part: &SnapshotPart, (lowest, Round(before)): (Round, Round)) {
         let layout = Arc::clone(&self.layout);
         for (chunk, of_chunk) in weights_of(&layout, part) {

@@ -44,7 +44,7 @@ impl Control {
         let is_any = |of: &[Harm]| of.iter().any(|harm| harms.contains(harm));
         let is_right = match cause {
             Cause::Link => {
-                // The request of the hub at which the job has failed may come later than the end of the links.
+                // The job has failed at another hub. That hub's request may arrive after the member's links have ended.
                 let may_give_up = !self.job().hubs.share.is_whole() && is_any(&[Harm::GivesUp]);
                 let is_harmed = may_give_up || is_any(&[Harm::Killed, Harm::Cut, Harm::BreaksProtocol]);
                 reason.starts_with(&format!("{who} is gone: ")) && is_harmed
@@ -64,7 +64,8 @@ impl Control {
         self.lost = Some(reason.to_owned());
     }
 
-    /// Checks that the job fails for the loss of a member, in the words of this loss, or because another hub does not answer.
+    /// Checks that the job fails because a member is lost, with the reason of this loss, or because another hub does
+    /// not answer.
     pub(super) fn check_fails(&self, reason: &str) {
         let is_of_loss = self.lost.as_deref().is_some_and(|lost| reason.starts_with(lost));
         assert!(

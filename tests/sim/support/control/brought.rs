@@ -12,7 +12,7 @@ use super::{Command, Control};
 const BYTES: u64 = 1000;
 
 impl Control {
-    /// Lets rank 0 bring a state to the job, which gathers its members and has no state.
+    /// Lets rank 0 bring a state to the job. The job must be gathering its members, and have no state.
     pub fn will_bring(&mut self, layout: &Arc<Layout>, state: &Arc<Restored>) {
         self.brings = Some((Arc::clone(layout), Arc::clone(state)));
     }
@@ -39,8 +39,8 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Checks, at a hub below other hubs, a change of the learning rate from a round on. The hubs above keep
-    /// the hyperparameters.
+    /// Asks a hub below other hubs to change the learning rate from a round on. Checks that this hub's own
+    /// hyperparameters stay, because the hubs above keep the hyperparameters.
     pub fn passes_rate(&mut self, rate: f32, from: Round) {
         let change = ChangeNumbers { job: self.id, change: Change::Rate(rate), from, reset: Vec::new() };
         let former = self.job().numbers.clone();

@@ -38,7 +38,7 @@ pub(super) enum Command {
     EndBefore(CutId, Round, Arc<[Option<Round>]>),
     /// Take a snapshot before a round.
     Snapshot(Occasion, Round),
-    /// Become ready for the next snapshot. The memory of the previous one is lost.
+    /// Become ready for the next snapshot. The core does not get the memory of the previous snapshot back.
     GiveBack,
     /// Measure the bytes that have crossed the links.
     Measure,
@@ -198,7 +198,8 @@ impl Control {
         Ok(())
     }
 
-    /// Notes a core's answer to the step of a cut. After the last answer, returns the event that the step is done.
+    /// Notes a core's answer to the step of a cut. After the last core's answer, returns the event that the step is
+    /// done.
     fn answer(&mut self, cut: CutId, mut stepped: Stepped) -> Option<Event> {
         let (highest, furthest) = &mut self.fronts;
         self.answers -= 1;

@@ -1,5 +1,5 @@
-//! The bytes that have crossed the links of members. Each core measures its links when its turn comes, and the hub takes the
-//! figures once all cores have answered.
+//! The bytes that have crossed the links of members. Each core measures its links when it carries out the command. The
+//! hub takes the figures when all cores have answered.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,8 @@ pub struct CrossedHere {
     links: Vec<(u32, usize, Bytes)>,
     /// The number of cores that have not yet reported their figures.
     answers: usize,
-    /// The count of figures so far. Each figure is made from this count, so no two figures are equal.
+    /// The number of figures so far. The figures are not measured: each is made from this number, so no two figures are
+    /// equal.
     figures: u64,
     /// The figures that the hub has, by rank and core.
     known: HashMap<(u32, usize), Bytes>,
@@ -61,7 +62,8 @@ impl Control {
         self.check_crossed();
     }
 
-    /// Checks that each link has the last figures of its member and core, or none.
+    /// Checks that each link has the figures that were measured last for its member and core. A link without
+    /// measurements has none.
     fn check_crossed(&self) {
         for (rank, member) in self.job().members.present() {
             for (core, link) in member.links.iter().enumerate() {

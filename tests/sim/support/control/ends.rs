@@ -1,4 +1,4 @@
-//! The end of a job at a simulated hub, and the work that a hub does over time.
+//! The end of a job at a simulated hub, and events that need time to pass.
 
 use coordinator::input::{
     self, Compare, CountJoin, Drain, Fail, Find, Happened, Heard, Judge, StoodStill, Sweep, TellAbove, Told,
@@ -25,7 +25,8 @@ impl Control {
         self.reached = reached.to_vec();
     }
 
-    /// Asks to join with a taken rank, or with other terms if `differs`. Returns whether the hub refuses.
+    /// Asks to join with a taken rank, or with other terms if `differs`. Returns true if the hub has refused, and false
+    /// if there was nothing to refuse.
     pub fn refuses(&mut self, rank: u32, differs: bool) -> bool {
         let job = self.job();
         let (is_taken, may_be_free) =
@@ -71,7 +72,7 @@ impl Control {
         true
     }
 
-    /// Kills the hub, so that its links close and nobody gets a reason.
+    /// Kills the hub. Its links close, and members get no reason.
     pub fn dies(&mut self) {
         let heard = self.heard.clone();
         self.saves = false;
@@ -86,8 +87,8 @@ impl Control {
         self.is_dead
     }
 
-    /// Returns why the job has failed here, and how the membership of its members ends. Members learn the reason, or
-    /// see that nothing answers.
+    /// Returns why the job has failed here, and what the failure means for its members. Members learn the reason from
+    /// the news, or see that the hub does not answer.
     pub fn failure(&self) -> Option<(&str, End)> {
         match &self.heard.state {
             JobState::Failed { reason, hub_stops: true } => Some((reason, End::HubLost)),
@@ -164,8 +165,8 @@ impl Control {
         self.report(Event::Swept(LIMIT));
     }
 
-    /// Lets living members take the news first, because their heartbeats take news at once. Then some time
-    /// passes before they report that they live.
+    /// Lets half of the limit pass, in which no member sends a heartbeat. Living members send one before this time, as
+    /// they do after news, and one after it.
     pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
         self.heard_of(&lives);
         self.now += LIMIT / 2;
@@ -174,7 +175,8 @@ impl Control {
         self.heard_of(lives);
     }
 
-    /// Suspends the hub for longer than a member may be silent. The hub then loses no member.
+    /// Suspends the hub for longer than a member may be silent. The hub must not lose a member because of its own
+    /// silence.
     pub fn stands_still(&mut self) {
         self.now += 4 * LIMIT;
         self.ask(StoodStill);
@@ -187,8 +189,8 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Lets much time pass in which nothing moves, according to this look at the cores. Living members report that they
-    /// live.
+    /// Lets much time pass between two equal looks at the cores, so that nothing seems to have moved. Living members
+    /// report that they live.
     pub fn is_held_up(&mut self, look: &Look, lives: impl Fn(u32) -> bool) {
         let judge = Judge { job: self.id, look: look.clone(), above: Vec::new() };
         let first = self.ask(judge.clone());
@@ -218,7 +220,7 @@ impl Control {
         self.hub.end().has_untold()
     }
 
-    /// Compares the digest of a member's weights before a round with those of the other members.
+    /// Compares the digest of a member's weights before a round with the digests of the other members.
     pub fn compares(&mut self, rank: u32, round: Round, digest: u64) {
         let compared = Compared { round, written: false };
         let compare = Compare { member: self.member(rank), compared, digest };

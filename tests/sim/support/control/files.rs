@@ -1,5 +1,6 @@
-//! The files and clients of a job at a simulated hub. The coordinator decides when the parts of a snapshot
-//! make a state, and what is done with the state. The test has the values of the parts, and writes them.
+//! The files and clients of a job at a simulated hub. The coordinator decides when the parts of a snapshot are a
+//! complete state, and whether it is written or given to a client. The test has the values of the parts, and writes
+//! them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,15 +14,15 @@ use super::{Command, Control};
 use crate::counts::count;
 use crate::hubs::Letter;
 
-/// The longest time that another hub may let hub 0 wait for an answer about its part.
+/// The longest time for which hub 0 waits for another hub's answer about its part.
 const WAIT: Duration = Duration::from_millis(30);
 
 /// The files and clients of one hub.
 #[derive(Debug, Default)]
 pub struct FilesHere {
-    /// The cores that have their part of a snapshot: each entry is a snapshot and the number of a core.
+    /// The parts of snapshots that cores have: each entry is a snapshot and the number of a core.
     parts: Vec<(Occasion, usize)>,
-    /// The snapshots that must be written, in the order in which they were complete.
+    /// The complete snapshots that must be written, in the order in which they became complete.
     due: Vec<(Occasion, Round)>,
     /// The requests for the state without an answer, each with its purpose and its deadline.
     wants: HashMap<WantId, (Use, Instant)>,
@@ -31,7 +32,7 @@ pub struct FilesHere {
     reading: Option<WantId>,
     /// The checkpoints that lack the part of a hub, each with the reason.
     pub not_whole: Vec<(Round, String)>,
-    /// The questions of hub 0 that wait for an answer.
+    /// The questions of hub 0 about this hub's parts that have no answer yet.
     asked: HashMap<AskedId, FollowId>,
     /// The latest round for which hub 0 knows that all hubs have written the state before it.
     pub whole: Option<Round>,
@@ -49,31 +50,32 @@ impl FilesHere {
     }
 }
 
-/// Returns what a hub knows about the files of a job that begins. Hub 0 knows the files of all hubs, and
-/// another hub knows its own.
+/// Returns the files of a job that a hub knows when the job begins. Hub 0 knows the files of all hubs, and any other
+/// hub knows its own files.
 pub fn known_to(hub: u32, files: &Files) -> Files {
     let known = files.of_hubs().filter(|(of, _)| hub == 0 || *of == hub);
     Files::new(known.map(|(of, rounds)| (of, rounds.to_vec())))
 }
 
 impl Control {
-    /// Asks for the job's state within a time limit. The state is a file at all hubs, by a cut that hub 0 leads, or a
-    /// copy of this hub's part. In a job of one hub, file and copy need the same kind of cut.
+    /// Asks for the job's state within a time limit. For a file, all hubs write their parts at a cut that hub 0 leads.
+    /// A copy has only this hub's part, and needs only a cut of this hub. In a job of one hub, file and copy need the
+    /// same kind of cut.
     pub fn want(&mut self, purpose: Use, limit: Duration) {
         let all = purpose == Use::File || self.job().hubs.share.is_whole();
         let at = if all { CutAt::AllHubs } else { CutAt::ThisHub };
         self.want_at(purpose, at, limit, |_, _| {});
     }
 
-    /// Asks for a copy of these tensors at this hub, before a named round. The round may have passed, or may
-    /// never come.
+    /// Asks this hub for a copy of these tensors before a named round. The job may have passed this round, or may never
+    /// reach it.
     pub fn want_before(&mut self, round: Round, selection: Selection, limit: Duration) {
         self.want_at(Use::Client(selection), CutAt::Before(round), limit, |control, want| {
             control.files.named.insert(want, round);
         });
     }
 
-    /// Asks for the state at a cut. `note` gets the request's number before there is an answer.
+    /// Asks for the state at a cut. `note` gets the number of the request before the hub can answer it.
     pub(super) fn want_at(
         &mut self,
         purpose: Use,
@@ -125,7 +127,7 @@ impl Control {
             Err(why) => {
                 let (is_early, why) = (["in time", "another client", "not written yet"], why.to_string());
                 let is_early = is_early.iter().any(|words| why.contains(words));
-                // The part of another hub may be missing for good.
+                // An early error is right if another hub's part can never arrive.
                 assert!(!is_early || why.starts_with("hub "), "there is time left: {why}");
             }
         }
@@ -177,8 +179,8 @@ impl Control {
         !self.files.due.is_empty()
     }
 
-    /// Writes the next file, or reports that it may not be written. `write` gets the rounds of complete checkpoints,
-    /// and returns the rounds of the hub's files.
+    /// Writes the next file, unless the coordinator no longer allows it. `write` gets the rounds of complete
+    /// checkpoints, and returns the rounds of the hub's files.
     pub fn write(&mut self, write: impl FnOnce(Occasion, Round, &WholeRounds) -> Result<Vec<Round>, String>) {
         let (occasion, before) = self.files.due.remove(0);
         assert_eq!(occasion.selection(), Selection::All, "a job continues from a file");
@@ -200,8 +202,8 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Answers hub 0, which asks for the state of this hub's part of a checkpoint, as soon as the state is
-    /// decided.
+    /// Takes hub 0's question about this hub's part of a checkpoint. The answer follows as soon as the part is written,
+    /// or has failed.
     pub fn part_asked(&mut self, follow: FollowId, before: Round, whole: WholeRounds) {
         let ask = AskForWritten { job: self.id, before, whole, wait: WAIT };
         let (asked, effects) = self.ask(ask).expect("the job goes on");
@@ -218,7 +220,7 @@ impl Control {
         self.letters.push(Letter::Part(follow, hub, Ok((rounds, part))));
     }
 
-    /// Notes as hub 0 which state all hubs have, according to their reports of their files.
+    /// Notes, at hub 0, the latest state that all hubs have, according to their reports of their files.
     pub(super) fn note_whole(&mut self) {
         let whole = self.job().hubs.whole.rounds.last().copied();
         self.files.whole = self.files.whole.max(whole);

@@ -1,5 +1,5 @@
-//! The last state of a failed job at a simulated hub. The coordinator decides on the steps. As in real hubs, the cores pause the
-//! job, other hubs are asked, and the test writes the part.
+//! The last state of a failed job at a simulated hub. The coordinator decides on the steps. As at real hubs, the cores
+//! pause the job, and other hubs are asked. The test writes this hub's part.
 
 use coordinator::input::{AskForPart, AskToHold, Release};
 use coordinator::{Blame, Event, LastStep, LastStepped, Saved};
@@ -18,14 +18,14 @@ type PartHere = Result<SnapshotPart, String>;
 pub struct LastHere {
     /// The number of cores that have not yet answered the step in progress.
     answers: usize,
-    /// The rounds of the chunks of each core that has chunks and has paused the job.
+    /// The rounds of the chunks, for each core that has paused the job and has chunks.
     fronts: Vec<Front>,
     /// Whether all cores hold the job.
     is_held: bool,
     parts: Vec<PartHere>,
-    /// The decision of hub 0, while this hub's part is to be written.
+    /// The decision of hub 0 about the last state, until this hub has written its part.
     writes: Option<LastRequest>,
-    /// The hubs that have asked whether this hub still has the job, and have no answer.
+    /// The hubs that have asked whether this hub still has the job, and have no answer yet.
     asked: Vec<usize>,
     /// Whether hub 0 waits for the result of this hub's part.
     is_part_asked: bool,
@@ -82,8 +82,8 @@ impl Control {
         self.last.answers -= 1;
     }
 
-    /// Returns the parts of the last state that must be written. Also returns the lowest round of this hub's chunks when the
-    /// job was paused, and the round before which the parts have the state.
+    /// Returns the parts of the last state that must be written. Also returns the lowest round of this hub's chunks
+    /// when the job was paused, and the round of the state, which is the state before this round.
     pub fn last_due(&self) -> Option<(&[PartHere], Round, Round)> {
         let request = self.last.writes.as_ref().filter(|_| self.last.answers == 0)?;
         let lowest = self.last.fronts.iter().map(|front| front.lowest).min()?;

@@ -1,5 +1,5 @@
-//! Makes a simulated hub and its job by the same requests, in the same order, as a real hub. `ask` counts
-//! every request to a hub.
+//! Makes a simulated hub and its job with the same requests, in the same order, as a real hub does. `ask` counts every
+//! request to a hub.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ pub(super) const LATE: Duration = Duration::from_secs(100);
 /// The memory that reading a join needs, in bytes.
 const JOIN_BYTES: u64 = 1000;
 
-/// A piece of a key, for a hub that owns chunks. The control only asks whether a hub has a piece.
+/// A piece of a key, for each hub that owns chunks. Which piece it is does not matter: the control only asks whether a
+/// hub has a piece.
 const PIECE: Piece = Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 };
 
 /// Gives a hub an input, and counts the input.

@@ -1,5 +1,5 @@
-//! The stop of a simulated hub. The coordinator decides what is saved, and when the job fails. As in real
-//! hubs, a hub asks hub 0 to end the job at a cut.
+//! The stop of a simulated hub. The coordinator decides what is saved, and when the job fails. As at real hubs, the hub
+//! that stops asks hub 0 to end the job at a cut.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub enum Stopping {
     Not,
     /// The job is being saved.
     Saves,
-    /// The job has failed. The flag says whether the job was saved before.
+    /// The saving is over, and the job fails. The flag says whether the job was saved.
     Saved(bool),
     /// The time is over, and nobody waits for the state any more.
     TooLate,
@@ -39,7 +39,7 @@ pub struct StopHere {
 }
 
 impl Control {
-    /// Orders this hub to stop, also if it already stops. The round in flight may take until `limit` has passed.
+    /// Orders this hub to stop, even if it already stops. The round in flight may still take the time `limit`.
     pub fn begins_to_stop(&mut self, limit: Duration) {
         self.stopping.limit = limit;
         let steps = self.ask(BeginStop { reason: REASON.to_owned(), has_files: true });
@@ -58,7 +58,7 @@ impl Control {
         self.hub.end().is_closed()
     }
 
-    /// Lets more time pass than a stop has. Living members report that they live.
+    /// Lets more time pass than a stop may take. Living members report that they live.
     pub fn stop_takes_too_long(&mut self, lives: impl Fn(u32) -> bool) {
         self.now += 2 * SAVED_WITHIN;
         self.heard_of(lives);
@@ -90,13 +90,14 @@ impl Control {
         }
     }
 
-    /// Makes, as hub 0, all hubs of the job write the last state for the hub that stops.
+    /// Makes all hubs of the job write the last state, at the request of the hub `hub`, which stops. Only hub 0 does
+    /// this.
     pub fn ends_at_cut(&mut self, hub: usize, limit: Duration) {
         let note = |control: &mut Self, want| _ = control.stopping.wants.insert(want, hub);
         self.want_at(Use::File, CutAt::LastRound, limit, note);
     }
 
-    /// Tells, as hub 0, a hub that stops whether the last state is saved.
+    /// Answers the hub that stops whether the last state is saved. Only hub 0 does this.
     pub(super) fn saved_for_stop(&mut self, want: WantId, is_saved: bool) {
         match self.stopping.wants.remove(&want) {
             None => {}

@@ -38,7 +38,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Handles at once the messages that wait in the controls, unless controls are late.
+    /// Handles all messages that wait in the controls, unless the terms make the controls late.
     pub(super) fn control_at_once(&mut self) -> Result<()> {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }
@@ -83,14 +83,14 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets nodes that wait for the hubs above look whether they take part there now. The order is from the
-    /// leaves to the root. Returns whether any node takes part now.
+    /// Lets nodes that wait for the hubs above look whether they take part there now, from the leaves to the root.
+    /// Returns whether any of these nodes now takes part.
     fn look_above(&mut self) -> bool {
         let mut begins = false;
         for node in (1..self.nodes.len()).rev() {
             let Node { control, above, .. } = &self.nodes[node];
             let Some((parent, rank)) = above.filter(|_| control.waits_above()) else { continue };
-            // The request is repeated with each look, like a request whose answer was lost.
+            // Each look repeats the request, as a hub does whose answer was lost.
             let reached = control.heard().reached;
             if let Some(first) = self.nodes[parent].control.ready(rank, reached) {
                 let furthest = self.nodes[parent].control.heard().reached;
@@ -142,7 +142,7 @@ impl Levels {
         // If a hub at the top stops, the hubs below it see that their links end.
         let is_lost_root = node == 0 && self.nodes[0].control.is_closed();
         if self.terms.job.on_loss == OnLoss::Continue && !is_lost_root {
-            // The workers of this hub are killed, because they could not continue anywhere else.
+            // The workers below this hub are killed, because they cannot continue at another hub.
             self.kill_below(node);
         }
     }

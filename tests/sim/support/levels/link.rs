@@ -1,5 +1,5 @@
-//! Makes the hubs of a tree, the links between them, and the windows (memory that links write or read), as the
-//! registries of hubs do.
+//! Makes the hubs of a tree, the links between them, and the windows (memory that links write or read), in the same way
+//! as real hubs.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ impl Node {
 }
 
 impl Levels {
-    /// Returns a hub with this number and without members. If it is below another hub, it is connected to
-    /// that hub.
+    /// Returns a hub with the number `number` and without members. If the hub is below another hub, connects it to that
+    /// hub.
     pub(super) fn make(
         &mut self,
         number: usize,
@@ -109,7 +109,7 @@ impl Levels {
         Ok(Node { up: Some(up), ..made })
     }
 
-    /// Returns the places of a node's chunks, as the node reports them to the hubs below.
+    /// Returns the places of a node's chunks, in the form in which the node reports them to the hubs below.
     fn placed(&self, node: usize) -> Above {
         let Node { terms, cores_of_a_hub, above, .. } = &self.nodes[node];
         Above {
@@ -120,8 +120,8 @@ impl Levels {
         }
     }
 
-    /// Links a hub to all cores of the hub above, at which it has this rank. Returns the links of each core of
-    /// the lower hub.
+    /// Links a hub to all cores of the hub above (`parent`), where it has the rank `rank`. Returns the links of each
+    /// core of the lower hub.
     pub(super) fn link_up(
         &mut self,
         (parent, rank): (usize, u32),
@@ -141,8 +141,8 @@ impl Levels {
         Ok((level, up.ways.iter().map(of_core).collect()))
     }
 
-    /// Links a member's windows to all cores of a node. `recv` gives, for each hub, the window that the
-    /// member receives into. Returns the member's endpoints, each with that window.
+    /// Links a member's windows to all cores of a node. `recv` gives, for each hub, the window that the member receives
+    /// into. Returns the member's endpoints, each with the window that it receives into.
     fn link(
         &mut self,
         node: usize,

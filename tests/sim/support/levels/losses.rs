@@ -1,5 +1,5 @@
-//! Losses of links to hubs above. Workers and hubs of a tree lose these links at any moment, and make new
-//! ones some steps later.
+//! Losses of links to hubs above. Workers and hubs of a tree lose these links at any moment, and make new links some
+//! steps later.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::trouble::Dice;
 pub struct Losses {
     /// The number of losses still to come.
     pub left: u32,
-    /// The members whose links are lost, each with the number of steps until it makes new ones.
+    /// The members whose links are lost, each with the number of steps until it makes new links.
     unlinked: BTreeMap<Member, u64>,
 }
 

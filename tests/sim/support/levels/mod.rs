@@ -43,22 +43,21 @@ pub struct Terms {
     /// The terms of the job. Their number of hubs is the number of hubs at the root. Their model, members and level
     /// are not used.
     pub job: JobTerms,
-    /// The terms of each level, those of the root first. Levels below the root step together and have no
-    /// codec.
+    /// The terms of each level, from the root down. Levels below the root step together and have no codec.
     pub levels: Vec<LevelTerms>,
     /// The number of cores of each hub, in the order in which hubs are made. The last number applies to all
     /// later hubs. In a mesh, the first number applies to all hubs.
     pub cores: Vec<usize>,
     /// The credit of each link at a worker, in bytes.
     pub worker_credit: Option<usize>,
-    /// Whether the hubs of the machines are the root together, so that each owns a share.
+    /// Whether the tree is a mesh: the hubs of all machines together are the root, and each owns a share of the chunks.
     pub mesh: bool,
     /// Whether the network is orderly, as in [`simulated`](crate::simulated::Terms::is_orderly).
     pub is_orderly: bool,
     /// The seed of a late control, as in [`simulated`](crate::simulated::Terms::late).
     pub late: Option<u64>,
-    /// The state that the job continues from, with the rounds that workers had reached, by worker. With a
-    /// state, `Levels::new` returns before all workers take part.
+    /// The state that the job continues from, if it continues, with the round that each worker had reached. Then
+    /// `Levels::new` returns before all workers take part.
     pub again: Option<Again>,
 }
 
@@ -215,8 +214,8 @@ impl Levels {
         cores.filter_map(|(_, core)| core.as_mut())
     }
 
-    /// Changes the learning rate at the hubs at the top, from a round on that no worker has pushed. A worker asks its
-    /// hub for the change, and each hub below passes the request on.
+    /// Changes the learning rate at the hubs at the top, from a round on that no worker has pushed. The worker asks its
+    /// own hub, and each hub passes the request on to the hub above.
     pub fn change_rate(&mut self, worker: usize, rate: f32, from: Round) {
         let mut hub = self.workers[worker].node;
         while let Some(above) = self.above(hub) {
@@ -267,8 +266,8 @@ impl Levels {
         Ok(true)
     }
 
-    /// Unlinks a hub from the hub above, and asks for new links. All cores make `turns` turns before this hub
-    /// drops its ends.
+    /// Unlinks a hub from the hub above, and asks for new links. All cores make `turns` turns before this hub drops its
+    /// ends of the links.
     pub fn unlink_hub(&mut self, node: usize, turns: u64) {
         let (parent, rank) = self.nodes[node].above.expect("a hub below another");
         self.nodes[node].control.loses_above();
@@ -327,7 +326,7 @@ impl Levels {
         self.nodes[node].control.end();
     }
 
-    /// Brings a killed worker back to its hub. The hub may end meanwhile.
+    /// Lets a killed worker join its hub again, and waits until it takes part, or until the hub has ended.
     pub fn rejoin(&mut self, worker: usize) -> Result<()> {
         let Worker { node, rank, .. } = self.workers[worker];
         self.lose(node, rank)?;
@@ -337,7 +336,7 @@ impl Levels {
         Ok(())
     }
 
-    /// Lets a killed worker join again if its hub lives and its rank is free. Returns whether it joins. The
+    /// Lets a killed worker join again if its hub lives and its rank is free. Returns whether the worker joins. The
     /// worker takes part some steps later.
     pub fn come_back(&mut self, worker: usize) -> Result<bool> {
         let Worker { node, rank, .. } = self.workers[worker];
@@ -348,7 +347,7 @@ impl Levels {
         Ok(may_join)
     }
 
-    /// Brings a killed hub back with all its workers. The hub may end meanwhile.
+    /// Lets a killed hub and its workers join again, and waits until the workers take part, or until the hub has ended.
     pub fn rejoin_hub(&mut self, node: usize) -> Result<()> {
         let (parent, rank) = self.nodes[node].above.expect("the root does not come back");
         self.lose(parent, rank)?;
@@ -384,7 +383,8 @@ impl Levels {
         self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
 
-    /// Loses a member that comes back. The hub may notice only now that the member was gone.
+    /// Makes the hub lose the former member of a rank that comes back, because the hub may not have noticed yet that
+    /// the member is gone.
     fn lose(&mut self, node: usize, rank: u32) -> Result<()> {
         self.nodes[node].control.lose(rank, "it comes back");
         self.end_failed(node);
@@ -402,7 +402,7 @@ impl Levels {
         self.workers[worker].alive
     }
 
-    /// Returns the round from which a worker takes part, if it does.
+    /// Returns the round from which a worker takes part, if it takes part.
     pub fn first_round(&self, worker: usize) -> Option<Round> {
         let Worker { node, rank, .. } = self.workers[worker];
         let of_node = &self.nodes[node];
@@ -465,7 +465,7 @@ impl Levels {
         worked
     }
 
-    /// Returns the node that a notice of a core is about.
+    /// Returns the node whose job a core's notice is about. In a mesh, a core has jobs of two nodes.
     fn node_of(&self, core: usize, notice: &Notice) -> usize {
         let job = match notice {
             Notice::WorkerGone { job, .. }

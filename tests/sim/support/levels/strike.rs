@@ -19,8 +19,8 @@ pub enum Strike {
 }
 
 impl Levels {
-    /// Returns the event of this step, which the dice decide. Worker 0 and the hubs above it remain if the
-    /// job continues without lost workers. `begun` says that all living workers have the first weights.
+    /// Returns the event of this step, which the dice decide. If the job continues without lost workers, worker 0 and
+    /// the hubs above it are never killed. `begun` says that all living workers have the first weights.
     pub fn strike(&self, trouble: Trouble, dice: &mut Dice, begun: bool) -> Option<Strike> {
         let worker = dice.below(self.workers.len() as u64) as usize;
         let hub = dice.below(self.nodes.len() as u64) as usize;
@@ -78,8 +78,8 @@ impl Levels {
         };
         let above_gone = || self.notices.iter().any(|(_, notice)| matches!(notice, Notice::AboveGone { .. }));
         if !matches!(trouble, Trouble::Posts) {
-            // If a hub refused a machine, the machine would count as lost, and the other machines would continue
-            // without it.
+            // A hub that refuses a push of a machine loses the machine, and the other machines may continue. So the run
+            // itself would not show such an error.
             assert!(!said("pushed chunk"), "{trouble:?}: a hub blames another: {:?}", self.notices);
         }
         match (trouble, ended) {

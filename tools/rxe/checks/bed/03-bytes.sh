@@ -1,7 +1,7 @@
 #!/bin/bash
-# perftest moves bytes by RDMA writes of a chunk's size. It does so on a device's own loop-back, and between
-# two devices of one guest that a wire joins. The second transfer really uses the wire: the net device of the
-# receiver has counted the bytes. The speed is only for the log, because other programs share this processor.
+# perftest moves bytes by RDMA writes of a chunk's size. The transfers are on a device's own loop-back, and between two devices
+# of one virtual machine that a wire joins. The second transfer really uses the wire: the receiver's network interface has
+# counted the bytes. The speed is only logged, because other programs share this processor.
 # guest: one --nics 2 --join
 for client in "-d rxe0 127.0.0.1" "-d rxe1 10.77.0.1"; do
     ib_write_bw -d rxe0 -s 32768 -n 200 -F 2>&1 | sed "s/^/server /" &

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Two guests reach each other on every wire, by TCP and by RDMA. By TCP, a hub's control port answers from the
-# other end. An interface that is set down takes only its own RDMA device down.
+# Two virtual machines reach each other on every wire, by TCP and by RDMA. A hub's control port answers a request over TCP from
+# the other machine. If an interface is set down, only its own RDMA device goes down.
 # guest: pair --nics 2
 # build: bin phub-server
 if [ "$PHUB_RXE_SIDE" = 1 ]; then

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A guest loses its power in the middle of a transfer. The NIC of the writer at the other end reports status
-# 12, transport retry counter exceeded. The check uses the RDMA connection manager, because perftest can then
-# set the count of retries. The default of 7 has no limit in rxe.
+# A guest (a virtual machine) loses its power in the middle of a transfer. The NIC of the writer at the other end reports status
+# 12, transport retry counter exceeded. The check uses the RDMA connection manager, because perftest can then set the count of
+# retries. The default of 7 has no limit in rxe.
 # guest: pair --nics 1 --kill-worker-when "bytes are flowing"
 write=(-R --retry_count=6 -d rxe0 -s 32768 -F --run_infinitely)
 if [ "$PHUB_RXE_SIDE" = 2 ]; then

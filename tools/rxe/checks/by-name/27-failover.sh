@@ -1,8 +1,12 @@
 #!/bin/bash
-# A NIC is lost in the middle of rounds for longer than its timeout, as in check 28, but here its link is
-# taken down. Soft-RoCE (Linux 6.1) has to notice the loss. It may take 50 s to destroy a queue pair whose
-# packets are in flight. In one run, the kernel of soft-RoCE crashed when such a packet was freed
-# afterwards. guest: pair --nics 2 --cpus 3 build: bin phub-server build: bin phub-probe seconds: 480
+# A NIC is lost in the middle of rounds for longer than its queue pairs retry, as in check 28, but here the
+# NIC's interface is taken down. Soft-RoCE (Linux 6.1) has to notice the loss. Soft-RoCE may take 50 s to
+# destroy a queue pair whose packets are in flight. In one run, the virtual machine's kernel crashed when such
+# a packet was freed afterwards.
+# guest: pair --nics 2 --cpus 3
+# build: bin phub-server
+# build: bin phub-probe
+# seconds: 480
 
 # lose HOST N: takes nic1 down, and waits until workers of the hub at HOST have reconnected N times.
 lose() {

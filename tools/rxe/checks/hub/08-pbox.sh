@@ -1,6 +1,6 @@
 #!/bin/bash
-# The zero-compute probe on a PBox, by RDMA with four workers. Every result is exact. Every NIC has at least
-# one core, and carries its share of the bytes within a quarter.
+# The zero-compute probe on a PBox, by RDMA with four workers. Every result is exact. Every NIC has at least one core. The bytes
+# of a NIC differ from its share by at most a quarter.
 # guest: one --numa --nics 4
 # guest: one --numa --nics 10
 # build: bin phub-probe

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A hub in one guest, two workers in another, and three wires between them: the workers choose RDMA by
-# themselves. Each of the hub's NICs is joined with the worker's NIC on the same wire, all wires carry chunks,
-# and every result is exact.
+# A hub in one virtual machine and two workers in another, with three wires between the machines: the workers choose RDMA by
+# themselves. Each of the hub's NICs is paired with the workers' NIC on the same wire, all wires carry chunks, and every result
+# is exact.
 # guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe

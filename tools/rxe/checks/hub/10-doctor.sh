@@ -1,7 +1,7 @@
 #!/bin/bash
-# `phub-server doctor` on a PBox. All is well, and every NIC moves real bytes. The doctor finds a NIC that is
-# down, a limit on locked memory, and a setting for huge pages, and its fixes work. The bytes that the hub
-# registers according to the doctor are those that the kernel pins for a running job.
+# `phub-server doctor` on a PBox. All is well, and every NIC moves real bytes. The doctor finds a NIC that is down, a limit on
+# locked memory, and a setting for huge pages, and its fixes work. The kernel pins as many bytes for a running job as the doctor
+# says that the hub registers.
 # guest: one --numa --nics 4 --memory 4096
 # build: bin phub-server
 # build: bin phub-probe
@@ -33,14 +33,14 @@ doctor 0 --transports verbs
 for ((i = 0; i < PHUB_RXE_NICS; i++)); do
     says "^pass  NIC rxe$i +port 1 ACTIVE, Ethernet, MTU 4096, .*interface nic$i" \
         "^pass  GID rxe$i +index 1, ::ffff:10.77.$i.1: RoCE v2 with an IPv4 address of the port's own" \
-        "^pass  bytes over rxe$i +8388608 bytes to itself and back, each one checked: [0-9.]+ GB/s"
+        "^pass  bytes over rxe$i +8388608 bytes to itself and back, each byte checked: [0-9.]+ GB/s"
     moved=$(($(packets "$i") - before[i]))
     echo "rxe$i: $moved packets"
     [ $moved -ge 4096 ]
 done
 says "^pass  NUMA and NICs +2 nodes, 8 cores, 4 NICs"
 
-# A setting costs some percent of speed, and the printed fix works.
+# A kernel setting that costs some percent of speed gives a warning, and the printed fix works.
 says "^pass  huge pages of windows +made by MADV_COLLAPSE .* bytes of each window of resnet50" "^Well: nothing is in the way$"
 echo never >/sys/kernel/mm/transparent_hugepage/enabled
 doctor 0

@@ -3,8 +3,7 @@
 # or a worker names the NIC and the status of a write. The hub keeps running, and the next job uses the other
 # NIC.
 #
-# Hub and workers have the same NIC here, so the first process that notices ends the links of the other
-# processes.
+# Here hub and workers use the same NIC, so the first process that notices the loss ends the links of the other processes.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe

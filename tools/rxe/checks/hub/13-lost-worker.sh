@@ -1,6 +1,6 @@
 #!/bin/bash
-# A worker's guest loses its power in the middle of rounds. The other workers, one on shared memory and one on
-# RDMA, get the rank of the lost worker. The hub takes another job.
+# A worker's virtual machine loses its power in the middle of rounds. The errors of the other workers, one on shared memory and
+# one on RDMA, name the rank of the lost worker. The hub then serves another job.
 # guest: pair --nics 2 --kill-worker-when "rounds are flowing"
 # build: bin phub-server
 # build: bin phub-probe
@@ -24,12 +24,12 @@ workers=($!)
 workers+=($!)
 for worker in "${workers[@]}"; do
     if wait "$worker"; then
-        echo "a worker was not told that another is lost"
+        echo "a worker did not fail, although another worker is lost"
         exit 1
     fi
 done
-# The NIC gives up after about four seconds, and the heartbeat limit is five. On a busy host, either may be
-# first.
+# The hub's NIC gives up after about four seconds, and the heartbeat limit is five seconds. On a busy host, the heartbeat limit
+# may end first.
 for rank in 0 2; do grep -E "worker 1 (is gone|was silent)" /tmp/worker.$rank; done
 phub-probe --manifest /tmp/model --hub 127.0.0.1:7077 --job next --workers 1 --rank 0 --rounds 3 --transport verbs --json >/tmp/worker.next
 jq -e .checked /tmp/worker.next

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A core that busy-polls makes only the system call of the driver, which is rxe's doorbell: a write for each
-# call of ibv_post_send. It polls completions and posts receive requests without system calls. The answers of a turn are sent
-# with one doorbell for each of four workers. Each chunk has four answers, and there are fewer doorbells than chunks.
+# A core that busy-polls makes only one kind of system call, the doorbell of rxe's driver: a write for each call of
+# ibv_post_send. It polls completions and posts receive requests without system calls. The answers of a turn are sent with one
+# doorbell for each of four workers. Each chunk has four answers, and there are fewer doorbells than chunks.
 #
 # The calls of the core's thread are counted from before the workers join until they have left.
 # guest: one

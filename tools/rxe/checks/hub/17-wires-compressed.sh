@@ -1,7 +1,6 @@
 #!/bin/bash
-# Three wires between two machines carry the bytes that a worker sends in a round, as the probe reports them.
-# The jobs use a dense codec, a sparse codec, Slim-DP seeded and with keys, and no compression with pulls in
-# one batch.
+# Three wires between two machines carry as many bytes as the probe reports that a worker sends in a round. The jobs use a dense
+# codec, a sparse codec, Slim-DP (seeded and with keys), or pulls in one batch without compression.
 # guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -32,8 +31,8 @@ run() {
     "${probe[@]}" --rank 1 >/tmp/report.1
     wait $other
     jq -es 'all(.transport == "verbs" and .sent_bytes > 0)' /tmp/report.0 /tmp/report.1
-    # Up to four rounds come before the counted ones. These rounds and the broadcast may send whole chunks.
-    # Another three tenths and 200 KB are for headers, acknowledgements, repeats and the joins.
+    # Up to four rounds are made before the counted rounds. These four rounds and the broadcast may send whole chunks. Another
+    # three tenths and 200 KB are allowed for headers, acknowledgements, repeats and the joins.
     whole=$(jq .model_bytes /tmp/report.0)
     jq -s 'map(.sent_bytes) | add' /tmp/report.0 /tmp/report.1 | awk -v moved=$(($(sent) - before)) -v whole="$whole" \
         -v how="$*" '{ least = 8 * $1; most = 1.3 * (8 * $1 + 5 * 2 * whole) + 200000

@@ -11,8 +11,8 @@ sent() { awk '{ bytes += $1 } END { print bytes }' /sys/class/net/nic[0-9]*/stat
 ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"
 
-# run JOB LEAST MOST OPTION...: makes twelve rounds. This machine must send at least LEAST and at most MOST
-# models.
+# run JOB LEAST MOST OPTION...: makes twelve rounds. This machine must send at least LEAST and at most MOST times the bytes of
+# the model.
 run() {
     local job=$1 least=$2 most=$3 before other
     shift 3
@@ -31,8 +31,8 @@ run() {
 serve --listen 0.0.0.0:7077
 within 60 listens "$PHUB_RXE_PEER" 7077
 model 400000 17
-# Each round sends one model. Up to four rounds and the broadcast come before the counted rounds. Another
-# three tenths are for headers and repeats. With a stream for each worker, the machine would send 24 models.
+# Each round sends as many bytes as the model has. Up to four rounds and the broadcast are made before the counted rounds.
+# Another three tenths are allowed for headers and repeats. With a stream for each worker, the machine would send 24 models.
 run bare 12 22.5
 jq -es 'all(.checked)' /tmp/report.0 /tmp/report.1
 run clipped 12 22.5 --clip-norm 1

@@ -1,10 +1,10 @@
 #!/bin/bash
-# A lane has more chunks than the send queue of a NIC, on NICs with the limits of three kinds. NICs of mlx5
-# report 32768, and make no send queue above 8192. NICs of bnxt_re make none above 4351, and cannot resize a
-# completion queue.
+# A lane has more chunks than its NIC's send queue has entries. The NIC has the limits of mlx5, mlx4 or bnxt_re. NICs of mlx5
+# report 32768 entries, but make no send queue of more than 8192. NICs of bnxt_re make no send queue of more than 4351, and
+# cannot resize a completion queue.
 #
-# Every result is exact, and hub and worker ask for no queue that the NIC does not make. If the receive queue
-# would have to be longer, the worker's error has both numbers.
+# Every result is exact, and hub and worker ask for no queue that is too long for the NIC. If a lane needs too long a receive
+# queue, the worker's error has the needed and the longest length.
 # guest: one
 # build: bin phub-probe
 # build: interposer libibverbs.so.1
@@ -12,7 +12,8 @@
 like_hardware
 model 9000000
 probe=(phub-probe --transport verbs --cores 1 --workers 2 --rounds 2 --manifest /tmp/model --json)
-# lane KIND CHUNK_BYTES LEAST: runs a lane of at least LEAST chunks, by two workers, on a NIC of this kind.
+# lane KIND CHUNK_BYTES LEAST: trains two workers at a hub with one lane, on a NIC with the limits of KIND. Chunks have
+# CHUNK_BYTES. Fails unless the lane has more than LEAST chunks.
 lane() {
     : >"$LIKE_LOG"
     LIKE_AS=$1 "${probe[@]}" --chunk-bytes "$2" >/tmp/report
@@ -23,7 +24,7 @@ lane() {
 }
 lane mlx5 4096 8192
 lane mlx4 4096 8192
-# This job has more completions than the queue can hold at first.
+# This job has more completions than the completion queue holds when it is made.
 lane bnxt_re 16384 2048
 grep -q "^resize" "$LIKE_LOG"
 if LIKE_AS=bnxt_re "${probe[@]}" --chunk-bytes 8192 >/tmp/report 2>/tmp/said; then exit 1; fi

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Of three NICs, one does not open, and one has no IP address and thus only a link-local GID. Hub and worker
-# do without both and print a warning, and a job runs by RDMA over the third. A hub that must use a NIC that
-# does not open prints the reason. Queue pairs follow the flags and the environment variables about their
-# path. A value out of range stops the hub.
+# Of three NICs, one does not open, and one has no IP address and thus only a link-local GID. Hub and worker use neither of
+# these two NICs and print a warning, and a job runs by RDMA over the third NIC. A hub that must use a NIC that does not open
+# prints the reason. Queue pairs follow the flags and the environment variables about their path. A value out of range stops the
+# hub.
 # guest: one --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -24,7 +24,7 @@ grep -F "RDMA does not use rxe1: cannot open the RDMA device rxe1" /tmp/hub
 grep -F "RDMA does not use rxe2: its only RoCE v2 address is link-local" /tmp/hub
 grep -F "timeout 18 and 6 retries (7.5 s), 2 RNR retries, traffic class 106, service level 3, pkey index 0, adaptive routing 0, relaxed ordering" /tmp/hub
 end_hub
-# Queue pairs at both ends have the chosen settings.
+# The log must show the chosen settings for the queue pairs of both ends.
 sed 's/qp=[0-9]*//; s/ peer=[0-9]*//' "$LIKE_LOG" | sort | uniq -c
 grep -E "state=2 .*global=1 .*sl=3 .*hop_limit=64 traffic_class=106" "$LIKE_LOG"
 grep -E "state=3 timeout=18 retries=6 rnr_retries=2" "$LIKE_LOG" # the hub's

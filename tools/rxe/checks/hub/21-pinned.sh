@@ -1,7 +1,6 @@
 #!/bin/bash
-# The memory that the kernel has pinned for a hub and a worker with two NICs, by RDMA. It is two copies of the
-# model, for any number of NICs. With two hubs, each has pinned two copies of its half, and the worker still
-# two copies of the model.
+# The kernel has pinned memory for a hub and a worker with two NICs, by RDMA: two copies of the model for each of them, for any
+# number of NICs. With two hubs, each hub has pinned two copies of its half, and the worker still two copies of the model.
 # guest: one --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -19,8 +18,8 @@ look() {
         $1 == "VmPin:" && $2 > 0 && (of == pid || from == pid) { print $2 * 1024 }' /proc/[0-9]*/status 2>/dev/null || true)
     if [ "${now:-0}" -gt "${pinned[$1]:-0}" ]; then pinned[$1]=$now; fi
 }
-# expect NAME MODELS: checks that the size is that of this number of models, and at most a sixth more. Each
-# registered range may begin and end within a page.
+# expect NAME MODELS: checks that NAME has pinned MODELS times the bytes of the model, or at most a sixth more. The rest is for
+# registered ranges that begin or end within a page.
 expect() {
     echo "$1: ${pinned[$1]:-0} bytes, $2 models expected"
     awk -v seen="${pinned[$1]:-0}" -v least="$((bytes * $2))" \

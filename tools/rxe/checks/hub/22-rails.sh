@@ -1,7 +1,7 @@
 #!/bin/bash
-# Two wires between two machines share no subnet, and three lanes use two NICs. Each lane keeps to its wire,
-# by the names of the NICs. The completions of each lane have a vector of their own, and so have those of each
-# worker. Hub and worker follow a map of rails that crosses the wires, and so the job fails.
+# Two wires between two machines share no subnet, and three lanes use two NICs. Each lane uses only its own wire, because NICs
+# are paired by their names. The completions of each lane, and of each worker, have a completion vector of their own. If a map
+# of rails crosses the wires, hub and worker follow the map, and so the job fails.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # build: bin phub-probe

@@ -1,7 +1,8 @@
 #!/bin/bash
-# A port goes down in the middle of rounds, and is up again before its queue pairs give up. The hub gets PORT_ERR, its packets
-# reach nobody until one has been sent again, and then the hub gets PORT_ACTIVE. The job continues, and its results are exact.
-# GET /v1/hub has the retries of the NIC. An event that is the end of a device ends the next job, with the name of the device.
+# A port goes down in the middle of rounds, and is up again before its queue pairs give up. The hub gets PORT_ERR. Its packets
+# reach nobody until the NIC has sent a packet again, and then the hub gets PORT_ACTIVE. The job continues, and its results are
+# exact. GET /v1/hub has the NIC's number of retries. In the next job the device reports DEVICE_FATAL: the job ends, and the
+# hub's log names the device.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # build: bin phub-probe

@@ -1,6 +1,6 @@
 #!/bin/bash
-# `phub-server doctor --peer` on one machine measures the path to a hub on another. It reports the path MTU,
-# the speed by TCP, and both pairs of NICs. The hub keeps checkpoints, and has none of the doctor's job afterwards.
+# `phub-server doctor --peer` on one machine measures the path to a hub on another. It reports the path MTU, the speed by TCP,
+# and both pairs of NICs. The hub writes checkpoints, but has no checkpoint of the doctor's job afterwards.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # seconds: 120

@@ -3,8 +3,8 @@
 # (IBV_EVENT_DEVICE_FATAL), which ends that job. Other jobs run over the remaining NICs, and GET /v1/hub has
 # the reason for each lost NIC.
 #
-# A job that begins after the NICs open again has all three, and the hub's log reports it. For a NIC that does
-# not open, the doctor reports that a hub tries it again.
+# A job that begins after the NICs open again has all three, and the hub's log reports it. If a NIC does not open, the doctor
+# reports that a hub will try to open it again.
 # guest: one --nics 3
 # build: bin phub-server
 # build: bin phub-probe

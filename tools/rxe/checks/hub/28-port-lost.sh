@@ -1,13 +1,13 @@
 #!/bin/bash
-# A port reports in the middle of rounds that it is down, and stays down for longer than its grace time. Its
-# queue pairs never fail. The port is one of the hub's, then one of the worker's, then the only one of a
-# worker that may also use TCP.
+# A port reports in the middle of rounds that it is down, and stays down until its links are given up. Its queue pairs never
+# fail. The port is first one of the hub's ports, then one of a worker's two ports, then the only port of a worker that may also
+# use TCP.
 #
 # The links of the lane move to the other NIC, or to TCP, and the results are exact. Rounds continue without
 # the port, and the next job uses the port when it is back. The hub reports which NICs carry bytes.
 #
-# Check 27 takes the links themselves down. This check has guests of its own, because check 22 leaves other
-# addresses.
+# Check 27 takes the NICs' interfaces down. This check runs in its own guests (virtual machines), because check 22 changes
+# addresses in its guests.
 # guest: pair --cpus 3 --nics 2
 # build: bin phub-server
 # build: bin phub-probe
@@ -17,8 +17,7 @@ like_hardware
 export LIKE_EVENTS=/tmp/events LIKE_EVENTS_OF=rxe1
 rm -f $LIKE_EVENTS
 mkfifo $LIKE_EVENTS
-# lose HOST N: takes rxe1 down, and waits until workers of the hub at HOST have reconnected N times and rounds
-# continue.
+# lose HOST N: reports that rxe1 is down. Waits until workers of the hub at HOST have reconnected N times, and rounds continue.
 lose() {
     printf '\012' >$LIKE_EVENTS # 10, PORT_ERR
     within 40 relinked "$1" "$2"
@@ -55,8 +54,8 @@ by_rdma=("${run[@]}" --transport verbs)
 "${by_rdma[@]}" --job hub --rounds 300 >/tmp/report.0 2>/tmp/worker.0
 jq -e '.checked and .transport == "verbs"' /tmp/report.0
 
-# lost_here N COMMAND...: takes rxe1 down while the command's rounds flow, and waits until links were made
-# again for the Nth time.
+# lost_here N COMMAND...: runs the command, and reports during its rounds that rxe1 is down. Waits for the N-th reconnect, and
+# for the end of the command.
 lost_here() {
     local times=$1
     shift
@@ -72,7 +71,7 @@ grep -F "rxe1 says IBV_EVENT_PORT_ERR" /tmp/worker.1
 "${by_rdma[@]}" --job after --rounds 3 >/tmp/report.2 2>/tmp/worker.2
 jq -e '.checked and .transport == "verbs"' /tmp/report.2
 
-# No packets get from its NIC to the hub's rxe0, so the hub serves both cores by rxe1.
+# The NIC rxe1 of this worker cannot reach the hub's rxe0, so the hub serves both cores by its rxe1.
 lost_here 3 "${run[@]}" --job tcp --nics =rxe1 --rounds 600 >/tmp/report.3 2>/tmp/worker.3
 jq -e .checked /tmp/report.3
 grep "; reconnected: " /tmp/worker.3 | grep "transport=tcp"

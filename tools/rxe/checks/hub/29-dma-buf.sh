@@ -4,9 +4,8 @@
 # reconnected. Each of two NICs registers only the ranges that it carries. The error for a device that takes no
 # dma-buf names the device and the range, and gives advice.
 #
-# The guests' kernel makes no udmabufs, so a video driver without hardware (vivid) provides the dma-buf.
-# Soft-RoCE takes none. The interposer takes the dma-buf in its place, and without the interposer the join
-# fails.
+# The guests' kernel makes no udmabufs, so a video driver without hardware (vivid) provides the dma-buf. Soft-RoCE takes no
+# dma-bufs. So the interposer registers the dma-buf in place of soft-RoCE; without the interposer the join fails.
 # guest: one --nics 2
 # build: bin phub-server
 # build: test together

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Two wires between two machines share no subnet, and the names of the worker's NICs cross. The NIC rxe0 at
-# one end is on the wire of rxe1 at the other. Addresses resolve on both wires, as on InfiniBand, so only
-# packets show which pairs work.
+# Two wires between two machines share no subnet, and the names of the worker's NICs cross. The NIC rxe0 at one end is on the
+# wire of rxe1 at the other. As on InfiniBand, addresses resolve on both wires, so only a transfer of packets shows which pairs
+# work.
 #
 # The worker tries the pairs of equal names, finds them dead, and takes the other pairs. For a worker with one NIC,
 # the hub serves all lanes by the NIC of its wire. A worker with a NIC that reaches nobody uses TCP. If TCP is

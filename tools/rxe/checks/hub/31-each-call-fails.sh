@@ -3,8 +3,8 @@
 # error, and the worker or the hub names the call and the NIC. Nothing of the worker is left in the kernel,
 # and the next job at the same hub is exact. A hub that cannot start prints such an error, too.
 #
-# A worker whose registration takes longer than a hello may take still joins. The doctor fails for a job whose
-# queues are too deep.
+# A worker joins even if its registration takes longer than the time limit of a hello. The doctor fails for a job that needs
+# queues of too many entries.
 # guest: one
 # build: bin phub-server
 # build: bin phub-probe
@@ -40,7 +40,7 @@ fault() {
     within 20 as_before
     # The worker may end before the hub has written its log.
     somebody_names() { tail -c "+$from" /tmp/hub >/tmp/hub.said && named "$1" /tmp/said /tmp/hub.said; }
-    # Status 124 says that the worker had not ended.
+    # Status 124 means that the worker did not end in time.
     if [ $status = 0 ] || [ $status = 124 ] || ! within 10 somebody_names "${3%% *}"; then
         echo "$1, $3: exit status $status, it says:" && cat /tmp/said && exit 1
     fi
@@ -75,6 +75,6 @@ echo "ibv_reg_mr delay 6000" >/tmp/faults.worker
 fine
 end_hub
 
-# VGG-19 is in lanes of more chunks than this NIC takes receive requests.
+# A lane of VGG-19 has more chunks than a receive queue of this NIC has entries.
 if LIKE_AS=bnxt_re phub-server doctor --transports verbs --cores 1 --model vgg19 --listen 127.0.0.1:0 >/tmp/said; then exit 1; fi
 grep -E "^FAIL  bytes over rxe0 .*ibv_create_qp: the device's maximum is 4351" /tmp/said

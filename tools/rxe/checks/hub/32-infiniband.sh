@@ -1,7 +1,7 @@
 #!/bin/bash
-# Two NICs look like InfiniBand to libibverbs and in sysfs. Hub and worker pair them by name, because all GIDs
-# are in fe80::/64. They ask for paths by LID, with service level and partition key. They ask by GID if the
-# ports require a GRH, or if the two ends are in different subnets.
+# Two NICs look like InfiniBand to libibverbs and in sysfs. Hub and worker pair them by name, because all GIDs are in fe80::/64.
+# Their queue pairs use paths by LID, with service level and partition key. The paths are by GID if the ports require a GRH, or
+# if the two ends are in different subnets.
 #
 # The interposing library carries the packets by RoCE, and every result is exact. The doctor names the link
 # layer.
@@ -45,8 +45,8 @@ in_subnet() {
         exec "$@"' subnet "$@"
 }
 flat=fe80:0000:0000:0000
-# trains SUBNET SUBNET: runs a hub and a worker in these subnets. Then /tmp/asked has the log's lines about
-# queue pairs.
+# trains SUBNET SUBNET: runs a hub in the first subnet and a worker in the second. Then /tmp/asked has the log's lines about
+# changed queue pairs.
 trains() {
     : >"$LIKE_LOG"
     (in_subnet "$1" phub-server serve --listen 127.0.0.1:7077 --transports verbs) &>/tmp/hub &
@@ -59,7 +59,7 @@ trains() {
     end_hub
     grep "^modify" "$LIKE_LOG" | sed 's/qp=[0-9]* //; s/ peer=[0-9]*//' | sort | uniq -c | tee /tmp/asked
 }
-# asked TEXT...: checks that each of these was asked for.
+# asked TEXT...: checks that /tmp/asked has each TEXT: a queue pair was changed with this setting.
 asked() { for text in "$@"; do grep -F "$text" /tmp/asked >/dev/null || { echo "nobody asked for '$text'" && exit 1; }; done; }
 
 trains $flat $flat

@@ -1,10 +1,10 @@
 #!/bin/bash
-# The pages of a hub's windows on a machine with two NUMA nodes, by shared memory, TCP and RDMA. A range of 2
-# MiB is a huge page if all of it belongs to cores of one node, and has small pages otherwise. In both cases,
-# the memory of a core lies on its node.
+# The pages of a hub's windows on a machine with two NUMA nodes, by shared memory, TCP and RDMA. A range of 2 MiB is a huge page
+# if all its chunks belong to cores of one node. Otherwise the range has small pages. In both cases, the memory of a core is on
+# the core's node.
 #
-# The number of bytes in huge pages is the one that the doctor names. The kernel has pinned the bytes that the
-# hub registers according to the doctor. A worker's gradients also have huge pages, by TCP and RDMA.
+# The doctor names the same number of bytes in huge pages. The kernel has pinned as many bytes as the doctor says that the hub
+# registers. A worker's gradients also have huge pages, by TCP and RDMA.
 # guest: one --numa --nics 2 --memory 4096
 # build: bin phub-server
 # build: bin phub-probe
@@ -19,7 +19,7 @@ pages() {
         $1 == "AnonHugePages:" || $1 == "ShmemPmdMapped:" { huge += $2 * 1024 }
         $1 == "VmFlags:" && is_window { print range[1], huge }' "/proc/$1/smaps"
 }
-# on_nodes ADDRESS: prints how many bytes of the mapping there lie on node 0, and how many on node 1.
+# on_nodes ADDRESS: prints how many bytes of the mapping at ADDRESS lie on node 0, and how many on node 1.
 on_nodes() {
     awk -v start="$1" '
         $1 == start { for (i = 2; i <= NF; i++) if ($i ~ /^N[01]=/) on[substr($i, 2, 1)] = substr($i, 4) * 4096 }
@@ -49,8 +49,8 @@ look() {
 }
 # The gradients of a worker that shares no memory have huge pages in its process.
 own_gradients_are_huge() { echo "own gradients: ${own:-none} in huge pages" && [ "$own" = $((window_kib / 2048 << 21)) ]; }
-# expect HUGE: checks that both windows have this number of bytes in huge pages. On each node they have the
-# memory of its cores, within 128 KiB.
+# expect HUGE: checks that both windows have HUGE bytes in huge pages, and on each node the bytes of this node's cores, within
+# 128 KiB.
 expect() {
     local share
     # Cpus 0 to 3 are on node 0.
@@ -63,11 +63,11 @@ expect() {
         END { exit !(NR == 2 && good == 2) }' /tmp/windows
 }
 
-# There are six cores and chunks of 1 MiB: 3 MiB belong to node 0, then 3 MiB to node 1. Of each three pairs
-# of MiB, the second is mixed.
+# There are six cores and chunks of 1 MiB: 3 MiB belong to node 0, then 3 MiB to node 1. So of each three ranges of 2 MiB, the
+# second has chunks of both nodes.
 model 4718592 17
 window_kib=18436
-# The worker must still train when the hub is read.
+# There must be enough rounds that the worker still trains when the check reads the hub's state.
 declare -A rounds=([shm]=150 [tcp]=40 [verbs]=30)
 export RUST_LOG=info,phub_server::cores::near=debug
 for way in shm tcp verbs; do
@@ -76,8 +76,8 @@ for way in shm tcp verbs; do
     [ $way = shm ] || own_gradients_are_huge
 done
 
-# This model is large enough to be dealt to nodes by huge pages, whose borders its chunks cross. The job runs
-# by RDMA.
+# This model is large enough that whole huge pages go to the nodes. Its chunks cross the borders of huge pages. The job runs by
+# RDMA.
 model 17 70000000
 phub-server doctor --listen 127.0.0.1:0 --manifest /tmp/model --workers 1 | tee /tmp/said
 read -r huge bytes <<<"$(sed -n 's/.*MADV_COLLAPSE.*; \([0-9]*\) of \([0-9]*\) bytes of each window .*/\1 \2/p' /tmp/said)"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Memory that a NIC writes is registered with relaxed ordering, memory that it only reads is not, and every
-# result is exact. If the library refuses relaxed ordering, hub and worker do without it, unless a setting
-# demands it. Then the error names the call and gives advice. A setting also turns relaxed ordering off.
+# Memory that a NIC writes is registered with relaxed ordering, and memory that a NIC only reads is registered without it. Every
+# result is exact. If the library refuses relaxed ordering, hub and worker do without it, unless a setting demands it. Then the
+# error names the call and gives advice. A setting also turns relaxed ordering off.
 # guest: one
 # build: bin phub-server
 # build: bin phub-probe
@@ -15,8 +15,8 @@ worker() {
     phub-probe --hub 127.0.0.1:7077 --transport verbs --manifest /tmp/model --workers 1 --rank 0 --rounds 3 --json "$@" \
         >/tmp/report 2>/tmp/worker.0
 }
-# registered ACCESS OPTION...: trains a hub and a worker with these options, which may ask only for these
-# kinds of access.
+# registered ACCESS OPTION...: trains at a hub with these options. Hub and worker must register memory with exactly these kinds
+# of access.
 registered() {
     : >"$LIKE_LOG"
     serve --transports verbs --listen 127.0.0.1:7077 "${@:2}"
@@ -26,8 +26,7 @@ registered() {
     grep "^region" "$LIKE_LOG" | tee /tmp/regions
     [ "$(grep -o "access=[0-9]*" /tmp/regions | sort -u | xargs)" = "$1" ]
 }
-# The value 1048579 is local write, remote write and relaxed ordering. The value 0 is for the window that is
-# sent from.
+# The access 1048579 is local write, remote write and relaxed ordering. The access 0 is that of the window whose bytes are sent.
 registered "access=0 access=1048579"
 grep -F "relaxed ordering where it is taken" /tmp/hub
 registered "access=0 access=1048579" --rdma-relaxed-ordering 1

@@ -19,7 +19,8 @@ for ((rank = 0; rank < workers; rank++)); do
 done
 for pid in "${pids[@]}"; do wait "$pid"; done
 [ "$(cat /tmp/report.* | jq -s '[.[] | select(.checked and .transport == "verbs")] | length')" = $workers ]
-# For each worker, the hub registers the weights and then the gradients.
+# For each worker, the hub registers the weights (access 0) and then the gradients. Between the two, the handshake is in
+# progress.
 most=$(awk '/access=0$/ { most = ++n > most ? n : most } /access=1048579$/ { n-- } END { print most }' /tmp/verbs.hub)
 echo "$most handshakes at once"
 [ "$most" -gt 32 ]

@@ -1,8 +1,7 @@
 #!/bin/bash
-# An interface on top of the NIC's own lies in another network namespace, like that of a pod, and has the
-# NIC's only IPv4 address. Hub and worker cannot have a socket there, so they take the IPv6 address of their
-# own interface. A job runs by RDMA. Then the NIC's own interface also has IPv4, and in the pod the doctor
-# names the pod's address.
+# An interface on top of the NIC's own interface is in another network namespace, like the namespace of a pod, and has the NIC's
+# only IPv4 address. Hub and worker cannot have a socket there, so they take the IPv6 address of their own interface. A job runs
+# by RDMA. Then the NIC's own interface also has IPv4, and in the pod the doctor names the pod's address.
 # guest: one
 # build: bin phub-server
 # build: bin phub-probe

@@ -1,7 +1,7 @@
 //! hwloc's network devices as NICs.
 //!
-//! If a PCI function has an RDMA device, all its devices are one NIC with all their names. The speed from
-//! hwloc is that of the PCI link, not that of the port. This module must not depend on sysfs.
+//! If a PCI function has an RDMA device, all devices of the function are one NIC with all their names. The speed from
+//! hwloc is the speed of the PCI link, and not of the port. This module must not depend on sysfs.
 
 use super::tree::{nodes_of, os_index};
 use crate::host::{Nic, NicKind, PciAddress, SocketId, Speed, SpeedSource};
@@ -11,8 +11,8 @@ use hwlocality::object::attributes::ObjectAttributes;
 use hwlocality::object::types::{OSDeviceType, ObjectType};
 use std::collections::BTreeMap;
 
-/// The text length of an IPoIB device's hardware address. The address has 20 bytes; that of an Ethernet
-/// device has 6.
+/// The text length of an IPoIB device's hardware address, which has 20 bytes. It shows that a device is IPoIB: an
+/// Ethernet device's address has only 6 bytes.
 const IPOIB_ADDRESS_CHARS: usize = 59;
 
 struct OsDevice<'a> {
@@ -60,8 +60,8 @@ fn nics_of_function(devices: Vec<OsDevice<'_>>) -> Vec<Nic> {
             })
             .collect();
     }
-    // If a function has several RDMA devices, hwloc does not show which net device belongs to which. The
-    // first RDMA device gets all of them.
+    // If a function has several RDMA devices, hwloc does not show which net device belongs to which RDMA device. The
+    // first RDMA device gets all net devices.
     let mut netdevs: Vec<String> = net.iter().map(|device| device.name.clone()).collect();
     let ethernet = !net.is_empty() && !net.iter().any(|device| device.ipoib);
     rdma.into_iter()

@@ -15,8 +15,8 @@ use std::sync::OnceLock;
 
 /// Reads this machine. If `allowed` is given, exactly these cpus count as allowed.
 pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
-    // A process asks hwloc once. hwloc reads the configuration of all PCI devices. In a virtual machine, these
-    // reads took a tenth of the processor time of the tests that start hubs.
+    // A process asks hwloc only once, because hwloc reads the configuration of all PCI devices each time. In a virtual
+    // machine, these reads took a tenth of the processor time of the tests that start hubs.
     static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
     let topology = match TOPOLOGY.get() {
         Some(topology) => topology,
@@ -28,7 +28,7 @@ pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
     survey(topology, Source::LiveHwloc, allowed)
 }
 
-/// Returns the machine in an XML text whose form was checked. `path` only names the source in errors.
+/// Returns the machine in an XML text whose form was already checked. `path` is only the name of the source.
 pub(crate) fn read_xml(path: &Path, text: &str) -> Result<Survey, String> {
     let topology = builder()?
         .from_xml(text)
@@ -42,7 +42,7 @@ pub(crate) fn read_xml(path: &Path, text: &str) -> Result<Survey, String> {
 
 fn builder() -> Result<TopologyBuilder, String> {
     Topology::builder()
-        // The host also lists disallowed cpus, and marks them.
+        // A [`Host`](crate::Host) also lists the cpus that this process may not use, with a mark.
         .with_flags(BuildFlags::INCLUDE_DISALLOWED)
         .map_err(|error| error.to_string())?
         .with_io_type_filter(TypeFilter::KeepImportant)

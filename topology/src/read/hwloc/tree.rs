@@ -35,8 +35,8 @@ pub fn read(topology: &Topology, allowed: Option<&[u32]>, survey: &mut Survey) {
     survey.caches.extend(topology.objects().filter_map(cache));
 }
 
-/// Returns the nodes that are local to an object, ascending. A cpu may have several, with fast and with slow
-/// memory. By default the kernel allocates from the first.
+/// Returns the nodes that are local to an object, ascending. A cpu may have several local nodes, with fast and with
+/// slow memory. By default the kernel allocates from the first node.
 pub fn nodes_of(object: &TopologyObject) -> Vec<NodeId> {
     let Some(set) = object.nodeset() else { return Vec::new() };
     // An infinite set says nothing about the object's locality.

@@ -6,7 +6,7 @@ use super::SysfsError;
 use crate::cpulist;
 use std::path::{Path, PathBuf};
 
-/// The number of characters of a file that an error quotes.
+/// The most characters of a file's text that an error quotes.
 const SEEN_CHARS: usize = 40;
 
 /// Returns the file's text without its newline.

@@ -1,6 +1,6 @@
 //! Processing units, their cores, sockets and caches below `devices/system/cpu`.
 //!
-//! This module must not depend on NUMA nodes, apart from the table that it gets.
+//! This module must not depend on NUMA nodes, apart from the table `node_of_cpu`.
 
 use super::{SysfsError, attribute};
 use crate::host::{Cache, CacheKind, CpuId, NodeId, SocketId};
@@ -67,7 +67,7 @@ fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     Ok(u64::from(cpu))
 }
 
-/// Returns the cpus with less than 0.7 of the capacity of the fastest, ascending. On Arm the kernel reports
+/// Returns the cpus with less than 0.7 of the capacity of the fastest cpu, ascending. On Arm the kernel reports
 /// capacities; on x86 it lists the efficiency cores. A cpu whose files cannot be read is not in the list.
 pub(crate) fn slow_cpus(root: &Path) -> Vec<u32> {
     let atoms = root.join("devices/cpu_atom/cpus");
@@ -85,7 +85,7 @@ pub(crate) fn slow_cpus(root: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// Reads a cache. Returns `None` if it cannot be read: its cores are then taken in the order of their
+/// Reads a cache. Returns `None` if it cannot be read. Placement then takes the cache's cores in the order of their
 /// numbers.
 fn cache(path: &Path) -> Option<Cache> {
     let level = attribute::integer(&path.join("level")).ok()?;

@@ -1,8 +1,8 @@
-//! The machine as sysfs shows it. The reader is used without hwloc, and for facts that hwloc cannot see.
+//! The machine as sysfs shows it. This reader is used if there is no hwloc, and for facts that hwloc does not know.
 //!
-//! Every path is below a root, so that tests can use a made-up tree. A broken file about cpus or nodes is an
-//! error, because no good plan can follow from it. A broken file about a NIC leaves that fact unknown, with a
-//! note. This module must not depend on `/proc`: the caller says which cpus are allowed.
+//! Every path is below a root, so that tests can use a made-up tree. A broken file about cpus or nodes is an error,
+//! because no good plan can follow from it. If a file about a NIC is broken, its fact is unknown, and a note says so.
+//! This module must not depend on `/proc`: the caller says which cpus are allowed.
 
 mod attribute;
 mod cpus;

@@ -51,7 +51,7 @@ pub fn read(root: &Path, notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError
             }
         }
     }
-    // There is one sentence for all devices of a kind, because a container host has hundreds of veths.
+    // One note names all devices that are left out for the same reason, because a container host has hundreds of veths.
     notes.extend(left_out.into_iter().map(|(why, names)| format!("Not NICs, {why}: {}.", names.join(", "))));
     Ok(nics)
 }
@@ -60,7 +60,8 @@ pub fn read(root: &Path, notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError
 pub fn fill_locality(nic: &mut Nic, device: &Path, notes: &mut Vec<String>) {
     let mut components = device.iter().rev().filter_map(|part| part.to_str()?.parse::<PciAddress>().ok());
     nic.pci = components.next();
-    // A virtio or auxiliary device has no numa_node file. Its PCI function has one.
+    // The file is searched among the ancestors: a virtio or auxiliary device has no numa_node file, but its PCI
+    // function has one.
     let Some(path) = device.ancestors().map(|dir| dir.join("numa_node")).find(|path| path.exists()) else {
         return;
     };

@@ -1,7 +1,7 @@
 //! RDMA devices below `class/infiniband`, and their net devices.
 //!
-//! A soft-RoCE device has no hardware parent. It has the locality and the speed of the net device that its
-//! GID table names. This module must not depend on verbs.
+//! A soft-RoCE device has no hardware parent. It gets the locality and the speed of the net device that its GID table
+//! names. This module must not depend on verbs.
 
 use super::nics::{NetDevice, fill_locality, is_function_of_listed_nic};
 use super::{SysfsError, attribute};
@@ -68,7 +68,7 @@ fn net_devices_of<'a>(
     net_devices
         .iter()
         .filter(|net| match hardware {
-            // The GID table of a hardware device also names VLANs and bonds, which are other devices.
+            // The GID table of a hardware device also names VLANs and bonds. They are not part of this NIC.
             Some(device) => {
                 net.device.as_deref() == Some(device) || (net.device.is_some() && named.contains(&net.name))
             }
@@ -93,8 +93,8 @@ fn kind(home: &Path, ports: &[PathBuf], in_hardware: bool) -> NicKind {
     }
 }
 
-/// Returns the sum of the rates of the active ports, because all of them carry data. If no port is active,
-/// returns the rate of the fastest port. The slot of a card may be slower.
+/// Returns the sum of the rates of the active ports, because all active ports carry data. If no port is active, returns
+/// the rate of the fastest port. The card's PCI slot may be slower than this rate.
 fn port_speed(name: &str, ports: &[PathBuf], notes: &mut Vec<String>) -> Option<Speed> {
     let (mut together, mut fastest) = (0u64, 0);
     for port in ports {

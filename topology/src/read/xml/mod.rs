@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// The largest file that is read. The largest machines have about 10 MB of lstopo's XML.
 const FILE_BYTES_LIMIT: u64 = 64 << 20;
 
-/// The error of an XML file that is no [`Host`].
+/// The error for an XML file from which no [`Host`] can be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XmlError {
@@ -117,9 +117,9 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
     Err(XmlError::WithoutHwloc { path: path.to_owned() })
 }
 
-/// Returns the version of hwloc that wrote a file, if the version is not 2. Version 1 has its own document
-/// type, `hwloc.dtd`. Version 2 would read different objects from such a file. Version 3 has other types of
-/// devices, and names itself in the root element.
+/// Returns the version of hwloc that wrote a file, if the version is not 2. A file of version 1 has the document type
+/// `hwloc.dtd`; version 2 would read wrong objects from it. A file of version 3 has other types of devices, and its
+/// root element names the version.
 fn other_version(text: &str) -> Option<&'static str> {
     let says = |tag: &str, what: &str| {
         let tag = text.find(tag).and_then(|at| text[at..].split('>').next());
@@ -132,8 +132,8 @@ fn other_version(text: &str) -> Option<&'static str> {
     }
 }
 
-/// Checks that tags are nested, attributes are quoted, and the root is `topology`. Otherwise returns the line
-/// and the fault.
+/// Checks that tags are nested, attributes are quoted, and the root is `topology`. If not, returns the line and the
+/// fault.
 pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
     let line_at = |offset: usize| text.as_bytes()[..offset].iter().filter(|&&byte| byte == b'\n').count() + 1;
     let mut open: Vec<(&str, usize)> = Vec::new();

@@ -1,5 +1,5 @@
-//! Checks of an object that hwloc does not make. If an object lacks one of its sets, hwloc reads a null
-//! pointer. Also, hwloc assumes that an object lies within its parent. Fuzzing found both faults
+//! Checks of objects that hwloc itself does not make. If an object lacks one of its sets, hwloc follows a null pointer.
+//! Also, hwloc assumes without a check that an object lies within its parent. Fuzzing found both faults
 //! (`fuzz/src/machine/xml.rs`).
 //!
 //! This module must not depend on what hwloc does with the object.
@@ -47,13 +47,13 @@ impl Objects {
 struct Object {
     /// The sets, in the order of [`SETS`], or `None` for a device.
     sets: Option<[Vec<u32>; 4]>,
-    /// The cpus of its children so far, without memory objects. `None` if it has no children.
+    /// The cpus of the object's children so far, without memory objects. `None` if the object has no children yet.
     covered: Option<Vec<u32>>,
 }
 
 impl Object {
-    /// Checks that a child lies within this object, and shares no cpu with an earlier child. Memory objects
-    /// are excepted: they have the same cpus as their neighbours.
+    /// Checks that a child lies within this object, and shares no cpu with an earlier child. Memory objects may share
+    /// cpus: they have the same cpus as their neighbours.
     fn check_child(&mut self, kind: &str, sets: &[Vec<u32>; 4]) -> Result<(), String> {
         let Some(own) = &self.sets else { return Err(format!("an object {kind} within a device")) };
         for ((name, inner), outer) in SETS.iter().zip(sets).zip(own) {
@@ -92,7 +92,7 @@ fn check(tag: &str, parent: Option<&mut Object>) -> Result<Object, String> {
     let kind = attribute(tag, "type").ok_or("an object without a type")?;
     if parent.is_none() != (kind == "Machine") {
         return Err(format!(
-            "an object of type {kind} at this depth: the outermost object is the Machine, and no other"
+            "an object of type {kind} at this depth: the outermost object is the Machine, and no other object is"
         ));
     }
     if let Some(index) = attribute(tag, "os_index")
@@ -131,8 +131,8 @@ fn check(tag: &str, parent: Option<&mut Object>) -> Result<Object, String> {
     Ok(Object { sets: Some(sets), covered: None })
 }
 
-/// Checks that an object's number is unique, because hwloc asserts that. An object must have a number,
-/// because hwloc would give it the next number, which another object may have.
+/// Checks that an object has a number (`gp_index`), and that the number is unique, because hwloc aborts otherwise. To
+/// an object without a number hwloc would give the next number, which another object may have.
 fn check_number(tag: &str, numbers: &mut HashSet<u64>) -> Result<(), String> {
     let text = attribute(tag, "gp_index").ok_or("an object without gp_index")?;
     match text.parse() {
@@ -214,7 +214,8 @@ mod tests {
         assert!(check(CORE, Some(&mut device)).unwrap_err().contains("within a device"));
     }
 
-    /// A test against a crash: hwloc 2.9 aborts in both cases.
+    /// A test against a crash: hwloc 2.9 aborts if two children share a cpu, and if the children lack a cpu of their
+    /// parent.
     #[test]
     fn children_share_no_cpu_and_leave_none_over() {
         let mut machine = machine();

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-/// The part of a text that is at the text's x.
+/// The part of a text, start or middle, that is at the given x.
 #[derive(Clone, Copy)]
 pub enum Anchor {
     Start,

@@ -89,7 +89,7 @@ impl CoreGroup {
         }
     }
 
-    /// Allocates room on the left for the line that joins rows of NICs.
+    /// Returns the width on the left that the line that joins the rows of NICs needs.
     fn spine(&self) -> f64 {
         if self.nic_rows() > 1 { NIC_GAP } else { 0.0 }
     }
@@ -148,7 +148,7 @@ impl CoreGroup {
         buses
     }
 
-    /// Draws a bar above each row of NICs, a line that joins the bars, and a line from the bar to each NIC.
+    /// Draws a bar above each row of NICs, a line that joins the bars, and a line from each NIC to its row's bar.
     fn draw_bars(&self, canvas: &mut Canvas, nics_at: Point, ends: Vec<f64>, stroke: Stroke) {
         let colour = self.tint.edge;
         let bar_of = |row: usize| nics_at.y + row as f64 * (NicTile::SIZE.height + DROP) - DROP / 2.0;

@@ -22,7 +22,7 @@ pub trait Figure {
     /// Draws within `size()` from the upper left corner `at`.
     fn draw(&self, canvas: &mut Canvas, at: Point);
 
-    /// Draws the figure with more height than it needs. Only frames use the additional height.
+    /// Draws the figure into a greater height than it needs. Only frames use the additional height.
     fn draw_stretched(&self, canvas: &mut Canvas, at: Point, _height: f64) {
         self.draw(canvas, at);
     }

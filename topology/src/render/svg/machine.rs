@@ -104,7 +104,8 @@ impl Scene<'_> {
         vec![Box::new(Stack::new(GAP, vec![Box::new(cores), Box::new(nics)]))]
     }
 
-    /// Returns the node's owners, joined to their NICs, and the node's NICs that serve no owner of the node.
+    /// Returns figures for a picture with a plan: the node's owners, joined to their NICs, and the node's NICs that
+    /// serve no owner of the node.
     fn wired(&self, plan: &Plan, node: NodeId) -> Vec<Box<dyn Figure>> {
         let mut by_nics: BTreeMap<&[NicId], Vec<&PlacedCore>> = BTreeMap::new();
         for core in plan.cores().iter().filter(|core| core.node == node) {
@@ -154,7 +155,7 @@ impl Scene<'_> {
         idle.map(tile).collect()
     }
 
-    /// Returns the node's physical cores, and whether any cpu of each is allowed.
+    /// Returns the node's physical cores, each with whether any of its cpus is allowed.
     fn cores_of(&self, node: NodeId) -> BTreeMap<CoreId, bool> {
         let mut cores = BTreeMap::new();
         for cpu in self.host.cpus.iter().filter(|cpu| cpu.node == node) {

@@ -10,7 +10,7 @@
 //!   [            network               ]
 //! ```
 //!
-//! This module must not depend on what members and owners are: the caller gives all words.
+//! This module must not depend on what members and owners are: the caller gives all texts.
 
 use super::canvas::{Anchor, Canvas, Rect, Stroke, Text, Weight};
 use super::figure::{Figure, Flow, Paragraph, Point, Rows, Size, Stack, fitted};
@@ -27,8 +27,8 @@ const MEMBERS: usize = 8;
 const MEMBER: Size = Size { width: 46.0, height: 24.0 };
 const MEMBER_GAP: f64 = 4.0;
 const OWNER: Size = Size { width: 178.0, height: 58.0 };
-/// The heights from a box's title to its contents, from its members to the owner, and from the owner to the
-/// network. Also the height of the network.
+/// Heights in a picture: from a box's title to its contents, from its members to the owner, from the owner to the
+/// network, and of the network itself.
 const TITLE: f64 = 30.0;
 const JOIN: f64 = 34.0;
 const DROP: f64 = 62.0;

@@ -13,7 +13,7 @@ pub const IDLE_FILL: &str = "#eef1f4";
 pub const IDLE_EDGE: &str = "#cbd2d9";
 pub const BARRED_EDGE: &str = "#c0796f";
 
-/// The colours of one NIC: the background of its tile, its full part, and its edge and lines.
+/// The colours of one NIC: of the background of its tile, of the tile's filled part, and of its edge and lines.
 #[derive(Clone, Copy)]
 pub struct Tint {
     pub ground: &'static str,

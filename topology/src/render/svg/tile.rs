@@ -9,9 +9,9 @@ use super::palette::{self, Tint};
 /// A core that owns items. In a picture without a plan, it is any core.
 pub struct CoreTile {
     pub label: String,
-    /// The cpu's number, by which a page can find the tile. `None` for a core of several cpus.
+    /// The cpu's number, by which a page can find the tile. `None` if the tile is for several cpus.
     pub cpu: Option<u32>,
-    /// The text of the load, and the load as a part of the largest load, 0 to 1.
+    /// The load as text, and as a fraction of the largest load, 0 to 1.
     pub load: Option<(String, f64)>,
     pub tint: Tint,
     pub hint: String,

@@ -51,8 +51,8 @@ class Board:
 
 
 def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMIT_S) -> List[str]:
-    """Returns the texts of all workers, in the order of ranks. All of them are from this run, also if the board has texts of an
-    earlier run.
+    """Returns the texts of all workers, in the order of ranks. All these texts are from this run, even if the board has texts
+    of an earlier run.
 
     Each worker writes a new random word under its rank. Rank 0 acknowledges the word by a word of its own, and the worker then
     writes its text under both words. If no text follows, the worker's word may be from an earlier run, and rank 0 reads it
@@ -195,7 +195,7 @@ def of_user(variable: str, rank: int) -> Optional[FileBoard]:
 
 
 def _locked(directory: str) -> int:
-    """Creates a directory, and returns a descriptor of it with a shared lock: a process uses the directory."""
+    """Creates a directory, and returns its descriptor with a shared lock, which shows that a process uses it."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             os.makedirs(directory, mode=0o700, exist_ok=True)

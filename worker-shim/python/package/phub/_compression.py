@@ -1,8 +1,8 @@
 """The codecs, which make gradients and weights smaller before they are sent. The classes hold only numbers; the session and the
 hub encode and decode.
 
-Unbiased codecs (`Qsgd`, `TernGrad`) draw random numbers from the session's `seed`. Codecs that leave something out
-(`OneBit`, `TopK`, `RandomK`, `Dgc`) keep it, and send it in later rounds.
+Unbiased codecs (`Qsgd`, `TernGrad`) draw random numbers from the session's `seed`. Codecs that leave something out (`OneBit`,
+`TopK`, `RandomK`, `Dgc`) keep what they left out, and send it in later rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Bf16:
 @dataclasses.dataclass(frozen=True)
 class Qsgd:
     """QSGD: each value is rounded to one of the levels between zero and the largest magnitude of `bucket` values, at random and
-    without bias. A value has `bits` bits, 1 to 8."""
+    without bias. Each value is sent in `bits` bits, 1 to 8."""
 
     bits: int
     bucket: int = 512
@@ -69,8 +69,8 @@ class Dgc:
         ratio: the share of all values that are sent. The share is a quarter at first, and becomes smaller in each of the first
             `warmup_rounds`.
         momentum: the factor of the momentum.
-        clip: the largest root mean square of a chunk of a worker's gradient. A larger one is scaled down, before the momentum.
-            Default: no bound.
+        clip: the largest root mean square of a chunk of a worker's gradient. A larger chunk is scaled down, before the
+            momentum. Default: no bound.
         warmup_rounds: the number of rounds until the share is `ratio`.
     """
 
@@ -116,7 +116,7 @@ def check(compression: Optional[Compression], optimizer: _optimizers.Optimizer) 
     """Checks that `compression` is a codec, and that the hub's optimizer keeps no state if the codec has momentum.
 
     Raises:
-        SettingsError: `compression` is no codec, or it has momentum and the optimizer keeps state.
+        SettingsError: `compression` is no codec, or the codec has momentum and the optimizer keeps state.
     """
     if not isinstance(compression, (*get_args(Compression), type(None))):
         raise SettingsError(f"compression is {compression!r:.60}: expected one of phub's codecs, such as phub.Qsgd(bits=8)")

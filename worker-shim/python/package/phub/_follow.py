@@ -76,20 +76,20 @@ class Version(Mapping[str, Array]):
         if missing or unknown:
             raise _phub.SettingsError(
                 f"{self!r}: the target has no {_few(unknown)}, and the version has no {_few(missing)}; "
-                "give `names`, from the job's keys to the target's names"
+                "give `names`, which maps the job's keys to the target's names"
             )
         at: Dict[Tuple[Any, int], str] = {}
         for name in self._names:
             to, values = there[name], self[name]
             if tuple(to.shape) != values.shape:
                 raise _phub.SettingsError(
-                    f"{name!r}: the version has the shape {values.shape}, and the target {tuple(to.shape)}"
+                    f"{name!r}: the version has the shape {values.shape}, and the target has the shape {tuple(to.shape)}"
                 )
             check_target(name, to, _as_torch(values, self.dtype(name)))
             other = at.setdefault((to.device, to.data_ptr()), name)
             if other != name and not np.array_equal(self[other], values):
                 raise _phub.SettingsError(
-                    f"{name!r} and {other!r} are different in the version, and one tensor in the target: give each its own memory"
+                    f"{name!r} and {other!r} are different in the version, and one tensor in the target: give each name its own tensor"
                 )
         with torch.no_grad():
             for name in self._names:
@@ -166,7 +166,7 @@ class Subscription(Iterator[Version]):
         self.close()
 
     def _forget(self) -> None:
-        """Forgets the last version, so that the next one may be the same."""
+        """Forgets the last version, so that the next version may be the same."""
         self._native.forget()
 
     def close(self) -> None:
@@ -207,19 +207,21 @@ def subscribe(
         job: the name of the job.
         directory: a directory that `phub-server publish` writes, in place of a hub and a job.
         every: the shortest time from one version to the next, in seconds. Default: 10.
-        each: a number, in place of `every`. A hub then sends the weights before each round that is a multiple of `each`. From a
-            directory come the versions whose numbers are multiples of `each`, the oldest first.
+        each: a number, in place of `every`. A hub then sends the weights before each round that is a multiple of `each`. A
+            directory gives the versions whose numbers are multiples of `each`, the oldest first.
         timeout: the longest time to wait for one version after the time of `every`, in seconds. Default: no limit.
         dtype: the type of the arrays: "f32", "bf16" or "f16", each weight rounded to the nearest number. Default: "f32". Not
-            with a directory, whose versions have a type.
-        ema: whether to follow the averages of the weights, in a job with `ema`. Not with a directory.
+            for a directory, whose versions already have a type.
+        ema: whether to follow the averages of the weights, in a job with `ema`. Not for a directory.
         names: names of tensors in the version, by the job's keys: {"the job's key": "the name in the version"}. A tensor has its
             own type with {"the job's key": {"name": "the name in the version", "dtype": "f32"}}. A key is cut along its first
             dimension with {"key": {"split": [{"name": "tensor", "shape": [2, 3]}, ...]}}. Keys are joined with {"tensor":
-            {"join": ["key", ...], "shape": [4, 3]}}. Default: the job's keys. Not with a directory, whose versions have names.
+            {"join": ["key", ...], "shape": [4, 3]}}. Default: the job's keys. Not for a directory, whose versions already have
+            names.
         token: a secret, or a token that allows to read the job. Default: from the environment or this user's file.
         fetch_deltas: whether to get only the differences from the last version, if the hub has them. This needs memory for two
-            versions here, and for up to two at the hub. Use it with a network that is slower than some 4 Gb/s. Not with a directory.
+            versions here, and for up to two at the hub. Use it with a network that is slower than some 4 Gb/s. Not for a
+            directory.
         hub_wait: the longest time to wait for a hub that is away, or for its job after the hub has returned, in seconds.
 
     Raises:
@@ -235,7 +237,7 @@ def subscribe(
     if directory is not None:
         if hub is not None or job is not None or dtype is not None or ema or names is not None or token is not None or fetch_deltas:
             raise _phub.SettingsError(
-                "a directory has the job, names and type of its publisher: give no hub, job, dtype, ema, names, token or fetch_deltas with it"
+                "the publisher of a directory has chosen the job, names and type: give no hub, job, dtype, ema, names, token or fetch_deltas with it"
             )
         return Subscription(_phub.Follower.of_directory(os.fspath(directory), every, each, timeout))
     if hub is None or job is None:

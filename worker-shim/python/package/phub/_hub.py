@@ -86,16 +86,16 @@ def serve(
     return Hub(_phub.Hub(arguments + (["--insecure"] if insecure else []), token), token)
 
 
-# The hubs that rank 0 has started for its sessions, by address. They end with the process.
+# The hubs that rank 0 has started for its sessions, by address. These hubs end with the process.
 _HUBS: Dict[str, Hub] = {}
 
 
 def serve_for(address: str, token: Optional[str] = None, *, is_here: bool = True) -> str:
-    """Starts a hub in this process for the workers that look for it at this address, unless this process has started one there.
-    Returns the address with the hub's port.
+    """Starts a hub in this process for the workers that look for a hub at this address, unless this process has started a hub
+    there. Returns the address with the hub's port.
 
     Args:
-        is_here: whether all workers are on this machine. Otherwise the hub listens on all addresses. It cannot listen at
+        is_here: whether all workers are on this machine. Otherwise the hub listens on all addresses. The hub cannot listen at
             `address` alone: MASTER_ADDR, for example, may be a name that means "localhost" on this machine.
     """
     host, _, port = address.rpartition(":")

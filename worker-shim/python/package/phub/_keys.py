@@ -51,7 +51,7 @@ def key_of(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
         shape, made = (-1,), key
     if min(shape, default=0) < 0 or not isinstance(key.dtype, str):
         raise _phub.SettingsError(
-            f"key {name!r} is {given!r:.60}: expected a shape such as (10, 64), a NumPy array, or one such as phub.Key((10, 64), 'f32')"
+            f"key {name!r} is {given!r:.60}: expected a shape such as (10, 64), a NumPy array, or a key such as phub.Key((10, 64), 'f32')"
         )
     return made
 
@@ -65,7 +65,7 @@ def keys_of(given: Mapping[str, Union[Key, Sequence[int], Array]]) -> Dict[str, 
     if not isinstance(given, Mapping):
         raise _phub.SettingsError(f"keys is {given!r:.60}: expected shapes or NumPy arrays by name")
     if not given:
-        raise _phub.SettingsError("keys: a model has at least one tensor")
+        raise _phub.SettingsError("keys is empty: expected at least one tensor")
     strange = next((name for name in given if not isinstance(name, str)), None)
     if strange is not None:
         raise _phub.SettingsError(f"keys: the name {strange!r:.60} is no text: expected names such as 'weight'")

@@ -38,9 +38,9 @@ _LAUNCHERS = (
     # MPICH and Intel MPI.
     _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# The variables of other launchers for the rank. This file knows no variable with the number of their workers.
+# The rank variables of other launchers. This file knows no variable of these launchers for the number of workers.
 _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "ALPS_APP_PE")
-_BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
+_BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to the address of a running hub"
 # Slurm numbers the steps of srun from 0. From this number on, steps are batch scripts, interactive shells and the like.
 _SLURM_STEPS = 0xFFFF_FF00
 # The most characters of a given name. Upper hubs in a tree of hubs, helper jobs of phub.torch and random words make a job's name
@@ -114,10 +114,11 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     address of the first machine. A process without a launcher starts a hub for itself.
 
     With `PHUB_LEVELS=flat` there is a hub only at rank 0, also on several machines. `PHUB_LEVELS=machine` means that a hub
-    already runs on each machine, at `PHUB_HUB` or 127.0.0.1:7077. They send sums to other hubs, or are in the mesh `PHUB_MESH`.
+    already runs on each machine, at `PHUB_HUB` or 127.0.0.1:7077. These hubs send sums to other hubs, or are in the mesh
+    `PHUB_MESH`.
 
     Args:
-        environment: environment variables to use in place of this process's. A process group then does not count.
+        environment: environment variables to use in place of this process's. The process group is then ignored.
 
     Raises:
         SettingsError: the launcher's environment is invalid, or lacks the rank or the number of workers.
@@ -153,7 +154,7 @@ def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
     if hub is None and "DMLC_PS_ROOT_URI" in env:
         hub = _address(env["DMLC_PS_ROOT_URI"], _number(env, "DMLC_PS_ROOT_PORT"))
     store = _store(env) if launcher == "torchrun" else None
-    # A launcher need not tell where the only worker is.
+    # A launcher need not say on which machine the only worker is.
     size_here = 1 if world_size == 1 else _size_here(env, launcher)
     serve_at = None if hub is not None else _first_hub(env, launcher, world_size, size_here == world_size, store)
     machine = None
@@ -201,7 +202,7 @@ def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
     for rank in _RANKS_ALONE:
         if rank in env:
             raise SettingsError(
-                f"environment: {rank} is set, by a launcher that does not tell the number of workers: start the script by "
+                f"environment: {rank} is set, by a launcher that does not give the number of workers: start the script by "
                 f"torchrun, mpiexec or srun, or {_BY_HAND}"
             )
     _refuse_outside_of_step(env)
@@ -261,8 +262,8 @@ def _alone(env: Mapping[str, str]) -> Tuple[str, int, int]:
     """Returns the position of the only worker.
 
     Raises:
-        SettingsError: the environment has a number of workers above 1, or a rank on this machine above 0, and no rank. Each process
-            would then train alone.
+        SettingsError: the environment has no rank, although it has a number of workers above 1, or a rank on this machine above
+            0. Each process would then train alone.
     """
     for _, rank, size, local_rank, local_size in _LAUNCHERS:
         for name, alone in ((size, ("", "0", "1")), (local_size, ("", "0", "1")), (local_rank, ("", "0"))):
@@ -443,7 +444,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """Returns a launcher's name of a run, changed into a valid name of a job: it begins with no dot and no dash."""
+    """Returns a launcher's name of a run, changed into a valid name of a job, which does not begin with a dot or a dash."""
     valid = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
     return re.sub(r"^[.-]", "_", valid)
 
@@ -453,7 +454,7 @@ def _number(env: Mapping[str, str], name: str) -> int:
     if name == "PHUB_PORT" and "://" in text:
         raise SettingsError(
             f"environment: PHUB_PORT is {text!r}, which Kubernetes sets in pods beside a Service with the name phub; expected a "
-            "number: give the Service another name, or the pod enableServiceLinks: false"
+            "number: give the Service another name, or set enableServiceLinks: false in the pod's spec"
         )
     if not text.isascii() or not text.isdigit() or len(text) > 10:
         raise SettingsError(f"environment: {name} is {text!r}; expected a number")

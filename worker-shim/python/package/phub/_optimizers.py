@@ -150,7 +150,7 @@ def to_json(optimizer: Optimizer) -> str:
         SettingsError: `optimizer` is no optimizer of the hub, or a hyperparameter is no finite number.
     """
     if not isinstance(optimizer, get_args(Optimizer)):
-        raise _phub.SettingsError(f"optimizer is {optimizer!r:.60}: expected one of phub's, such as phub.Adam(learning_rate=1e-3)")
+        raise _phub.SettingsError(f"optimizer is {optimizer!r:.60}: expected one of phub's optimizers, such as phub.Adam(learning_rate=1e-3)")
     numbers = {}
     for name, value in dataclasses.asdict(optimizer).items():
         try:

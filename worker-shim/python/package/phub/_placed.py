@@ -41,7 +41,7 @@ def _own(checkpoints: str, number: int, of: int) -> str:
         others = os.path.relpath(file, checkpoints).partition(os.sep)[0]
         if others != f"hubs-{of}":
             raise SettingsError(
-                f"{checkpoints}/{others} has this run's checkpoint, of another number of hubs than this attempt's {of}: give the "
+                f"{checkpoints}/{others} has this run's checkpoint, of another number of hubs than this attempt's {of} hubs: give the "
                 f"run as many nodes as before, or move these files away and continue from Ray's own checkpoint "
                 f"(ray.train.get_checkpoint)"
             )

@@ -19,7 +19,7 @@ class PullPlan:
             no profile.
         predicted: the time from when the first batch can be pulled to when the last layer can be computed, in seconds, by the
             profile. None if the choice of batches uses no profile.
-        measured: the measured value of `predicted`: the mean of the rounds since the plan. None before the first round.
+        measured: the same time as `predicted`, as measured: the mean of the rounds since the plan. None before the first round.
         rounds: the number of rounds since the plan.
         profiles: the number of profiles (measurements of the layers' times) until now.
     """
@@ -61,5 +61,5 @@ def numbers(layers: Sequence[Sequence[str]], keys: Dict[str, int]) -> List[List[
             raise SettingsError(f"layers to pull by: a layer is {layer!r}: expected a list of names, such as [{layer!r}]")
         for key in layer:
             if key not in keys:
-                raise SettingsError(f"layers to pull by: key {key!r} is not one of this job's {len(keys)}")
+                raise SettingsError(f"layers to pull by: key {key!r} is not one of this job's {len(keys)} keys")
     return [[keys[key] for key in layer] for layer in layers]

@@ -183,8 +183,8 @@ os.register_at_fork(after_in_child=lambda: [each.clear() for each in (_AGREED, _
 
 
 class Naming:
-    """The name of a job: the run's name, the run's word if it has one, and a number from the second job on. The numbers agree,
-    because all workers make their jobs in the same order."""
+    """The name of a job: the run's name, the run's word if it has one, and a number from the second job on. The number is the
+    same at all workers, because all workers make their jobs in the same order."""
 
     def __init__(self, at: Place, job: str, word: Optional[str]) -> None:
         self._at, self._base = at, f"{job[:_NAME]}-{word}" if word else job

@@ -1,4 +1,4 @@
-"""New secrets for hubs that workers start: one that all workers of a run share, or one for a lone process."""
+"""New secrets for hubs that workers start: a secret that all workers of a run share, or a secret for a lone process."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
 
 @functools.lru_cache(maxsize=None)
 def of_lone_process() -> Optional[str]:
-    """Returns a new secret if this user has none and cannot store one; otherwise None. For a process with a hub of its own: no
-    other process needs the secret."""
+    """Returns a new secret if this user has no secret and cannot store a secret, and None in all other cases. Only for a
+    process with its own hub, because no other process gets this secret."""
     return None if _phub.token("read", "*", None) is not None else secrets.token_hex(32)

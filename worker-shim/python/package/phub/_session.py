@@ -173,7 +173,7 @@ class Session:
                 which only shape and type count.
             optimizer: the rule by which the hub makes steps, such as `phub.Adam(learning_rate=1e-3)`.
             job: name of the job. Default: `PHUB_JOB`, else the launcher's name of the run with a random word that no other
-                run has. The second session without a name gets the suffix "-2", the third "-3"; so all workers make their
+                run has. The second session without a name gets the suffix "-2", the third "-3"; so all workers must make their
                 sessions in the same order. With `on_loss` "continue" no word is added, because workers may join later.
             compression: the codec of gradients and weights, such as `phub.Qsgd(bits=8)` or `phub.TopK(0.01)`. Default: none.
             seed: seed of the random numbers of compression.
@@ -245,7 +245,7 @@ class Session:
                 returns, the session continues from the hub's checkpoint with the same arrays; `returns` counts the lost
                 rounds. For "bsp" without `SlimDP`. In other jobs, and with a hub that a worker or this script started, the
                 loss of the hub ends the session. Default: `PHUB_HUB_WAIT`, or 60.
-            wait_limit: seconds to wait for a key while all workers live.
+            wait_limit: seconds to wait for the answer for a key while all workers are alive.
             state: weights and optimizer state for a new job, such as another session's `state()`, in place of a broadcast.
                 Only the state of rank 0 counts. A job that already has weights, or a checkpoint at its hub, ignores
                 `state`: the session's `next_round` is then not the round of `state`.
@@ -426,19 +426,20 @@ class Session:
             return me.hub
         if me.serve_at is None:
             raise _phub.SettingsError(
-                "no hub: say hub='host:port' or set PHUB_HUB to a hub that runs (phub-server serve); under torchrun and Slurm, "
-                "under mpiexec on one machine or with MASTER_ADDR and MASTER_PORT, and without a launcher, workers start hubs"
+                "no hub is known: give hub='host:port', or set PHUB_HUB to the address of a running hub (phub-server serve). Workers start "
+                "hubs themselves only under torchrun and Slurm, without a launcher, and under mpiexec on one machine or with "
+                "MASTER_ADDR and MASTER_PORT"
             )
         if is_served:
             return me.serve_at
         if me.launcher and self.world_size > 1 and me.serve_at.endswith(":0"):
             raise _phub.SettingsError(
                 f"{me.launcher}: its workers cannot tell each other where their hub is: set PHUB_PORT to a port for the hub, or "
-                f"PHUB_HUB to a hub that runs"
+                f"PHUB_HUB to the address of a running hub"
             )
         if self.rank > 0 and me.serve_at.endswith(":0"):
             raise _phub.SettingsError(
-                f"rank {self.rank} without a launcher has no way to know the hub of rank 0: say hub='host:port'"
+                f"rank {self.rank} without a launcher does not know the address of rank 0's hub: give hub='host:port'"
             )
         if me.machine is not None and self.rank == 0:
             serve_beside(me.machine.hub, self._token)
@@ -458,8 +459,8 @@ class Session:
         number = self._numbers.get(key) if isinstance(key, str) else None  # a list of names has no hash
         if number is None:
             raise _phub.OrderError(
-                f"key {key!r} is not one of this job's {len(self._keys)}; keys are fixed at the join: first "
-                f"{next(iter(self._keys))!r}, last {next(reversed(self._keys))!r}"
+                f"key {key!r} is not one of this job's {len(self._keys)} keys, which are fixed at the join: the first "
+                f"is {next(iter(self._keys))!r}, the last is {next(reversed(self._keys))!r}"
             )
         return number
 
@@ -528,8 +529,8 @@ class Session:
         weights. So a script that is started again may call `broadcast` as at its first start.
 
         Args:
-            weights: arrays of the keys' shapes, by name. Only rank 0's count. For keys that are not in `weights`, rank 0
-                writes the weights to `gradient(key)` before the call.
+            weights: arrays of the keys' shapes, by name. Only the arrays of rank 0 count. For keys that are not in `weights`,
+                rank 0 writes the weights to `gradient(key)` before the call.
 
         Raises:
             SettingsError: an array does not have its key's shape.
@@ -558,7 +559,7 @@ class Session:
 
     def push_nothing(self, *keys: str) -> None:
         """Pushes keys for which this worker has no gradient in this round; without names, no key. The missing gradient counts
-        as zeros. If no worker has a gradient of a key, its weights and optimizer state do not change: see
+        as zeros. If no worker has a gradient of a key, the key's weights and optimizer state do not change: see
         `was_left_alone`.
 
         Raises:
@@ -573,14 +574,14 @@ class Session:
 
         Raises:
             OrderError: a key is in flight, or the job takes gradients only (SSP, ASP, Slim-DP).
-            JobFailedError: raised by a later call, if another worker pushed a gradient or nothing in this round.
+            JobFailedError: raised by a later call, if another worker pushed the key by `push` or `push_nothing` in this round.
         """
         self._native.push_weights(self._numbered(keys))
 
     def send_ahead(self, *keys: str) -> None:
-        """Sends the bytes of these gradients now, if that saves time; without names, of all gradients. The hub does not count
-        them before the `push`, which then sends no bytes. A gradient may change after `send_ahead`: call `push` with
-        `rewritten=True`, or `send_ahead` again.
+        """Sends the bytes of these keys' gradients now, if that saves time; without names, of all keys' gradients. The hub does
+        not count the gradients before the `push`, which then sends no bytes. A gradient may change after `send_ahead`: call
+        `push` with `rewritten=True`, or `send_ahead` again.
 
         Nothing is sent early over shared memory, with a codec, checksums, SSP, ASP or the schedule "kvstore", nor for small
         keys.
@@ -771,7 +772,7 @@ class Session:
             HubLostError, JobFailedError: a hub is gone, and did not return.
         """
         if self._owner != os.getpid():
-            raise _phub.ForkError(f"job {self.job!r}: this session belongs to process {self._owner}, and a fork has none: join again in this process")
+            raise _phub.ForkError(f"job {self.job!r}: this session belongs to process {self._owner}, and its forks cannot use it: join again in this process")
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
         hubs = [hub.strip() for hub in self.hub_address.split(",")]
         deadline, is_lost = time.monotonic() + self._hub_wait, False
@@ -795,7 +796,7 @@ class Session:
             RefusedError, HubLostError: as for `state()`.
         """
         if not self.keeps_ema:
-            raise _phub.SettingsError(f"job {self.job!r} keeps no average of its weights: give each Session(ema=0.999), or another decay")
+            raise _phub.SettingsError(f"job {self.job!r} keeps no average of its weights: give all workers' sessions a decay, such as Session(ema=0.999)")
         return self.state().ema or {}
 
     def members(self) -> List[int]:
@@ -839,7 +840,7 @@ class Session:
 
     @property
     def not_finite(self) -> int:
-        """The number of gradient values that were NaN or infinite when they were compressed, since the join."""
+        """The number of gradient values since the join that were NaN or infinite when they were compressed."""
         return self._native.not_finite()
 
     @property

@@ -28,8 +28,8 @@ _MAX_DEPTH = 16
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A job's weights and optimizer state, with which a new job can begin. `Session.state()` returns one, `Session(state=...)`
-    takes one, and a script may make one.
+    """A job's weights and optimizer state, with which a new job can begin. `Session.state()` returns a state,
+    `Session(state=...)` takes a state, and a script may also make a state itself.
 
     Attributes:
         round: the next round. It is 1 if no step was made, since round 0 is the broadcast.
@@ -113,7 +113,7 @@ def _read_into(
         apart = json.loads(about.get("steps", "{}"))
         keys = {name for name in header if not name.startswith(_STATE)}
         if any(key not in keys or type(steps) is not int or not 0 <= steps < 2**32 for key, steps in apart.items()):
-            raise ValueError(f"the numbers of steps are {str(apart)[:80]}; expected a number from 0 for keys of the file")
+            raise ValueError(f"the numbers of steps are {str(apart)[:80]}; expected whole numbers from 0, for keys of the file")
         # A key without a number has made one step in each round after the broadcast.
         return before, bytes_, {key: apart.get(key, max(before - 1, 0)) for key in keys}
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, MemoryError) as error:
@@ -247,7 +247,7 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
     if strange is not None:
         kind = type(optimizer).__name__
         raise _phub.SettingsError(
-            f"state: this job, with {kind} and {len(shapes)} keys, has no {strange!r}"
+            f"state: this job, with {kind} and {len(shapes)} keys, has no tensor or key {strange!r}"
         )
 
     def send() -> Iterator[bytes]:
@@ -271,7 +271,7 @@ def _check_numbers(name: str, values: Any) -> None:
     except (TypeError, ValueError, RuntimeError) as error:
         raise _phub.SettingsError(f"state: {name!r} is no array of f32: {error}") from None
     if dtype.kind != "f":
-        bits = "; bits of bf16 become f32 by (bits.astype('u4') << 16).view('f4')" if dtype == np.uint16 else ""
+        bits = "; convert bits of bf16 to f32 by (bits.astype('u4') << 16).view('f4')" if dtype == np.uint16 else ""
         raise _phub.SettingsError(f"state: {name!r} is an array of {dtype}; expected f32, also for keys of 16 bits{bits}")
 
 

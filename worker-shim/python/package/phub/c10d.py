@@ -132,8 +132,8 @@ class _HubGroup(_Group):  # type: ignore[misc]
         limit = timeout.total_seconds()
 
         def join(depth: int, way: str, **keys: Any) -> Session:
-            # A hub that returns restores all keys at one round. In the group's jobs keys have no common round, because some are
-            # used more often. So a session does not wait for a lost hub.
+            # A hub that returns restores all keys at one round. In the group's jobs keys have no common round, because some
+            # keys are used more often. So a session does not wait for a lost hub.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
             name = f"{job}-{way}-of-callbacks-{depth}" if depth else f"{job}-{way}"
             return Session(hub, rank, size, job=name, **keys, **limits)
@@ -215,14 +215,14 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
 
 def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
     """Returns the hub's address, or None if the launcher's environment has the address. Also returns the beginning of the names
-    of the group's jobs. In a job's name, the type of its numbers follows."""
+    of the group's jobs. In a job's name, the type of the job's numbers follows this beginning."""
     if rank == 0:
         me = worker()
         # If rank 0 picks a free port, it writes the address to the store for the other workers.
         alone = me.hub is None and me.machine is None and me.serve_at is not None and me.serve_at.endswith(":0")
         hub = serve_for(str(me.serve_at), is_here=me.is_on_one_machine) if alone else None
-        # The longest name of a job has 39 letters more: "-c10d-01234567-bf16-mean-of-callbacks-7". Two levels of hubs add 12 letters,
-        # and a name has at most 64.
+        # The longest name of a job adds 39 letters to the run's name: "-c10d-01234567-bf16-mean-of-callbacks-7". Two levels of
+        # hubs add 12 letters, and a name has at most 64.
         store.set("phub", json.dumps([hub, f"{me.job[:13]}-c10d-{name}"]))
     said: Tuple[Optional[str], str] = tuple(json.loads(store.get("phub")))
     return said

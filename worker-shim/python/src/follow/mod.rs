@@ -56,8 +56,8 @@ impl Follower {
         within(subscribed.map_err(|error| raised(&error))?, timeout)
     }
 
-    /// Creates a follower of a directory. `every` and `timeout` are as in `of_hub`. With `each`, versions come whose numbers are
-    /// multiples of `each`.
+    /// Creates a follower of a directory. `every` and `timeout` are as in `of_hub`. With `each`, the follower gets only
+    /// versions whose numbers are multiples of `each`.
     #[staticmethod]
     #[pyo3(signature = (directory, every, each, timeout))]
     fn of_directory(
@@ -83,7 +83,7 @@ impl Follower {
             .map_err(|error| signal.unwrap_or_else(|| raised(&error)))
     }
 
-    /// Forgets the last version, so that the next call returns the newest one at once.
+    /// Forgets the last version, so that the next call returns the newest version at once.
     fn forget(&self) {
         self.0.forget();
     }

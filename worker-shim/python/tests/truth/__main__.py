@@ -1,4 +1,5 @@
-"""Prints the table of all cases: `python -m truth [WORDS...]`. With words, prints only idioms whose names have one of them."""
+"""Prints the table of all cases: `python -m truth [WORDS...]`. With words, prints only idioms whose names contain one of the
+words."""
 
 import collections
 import sys

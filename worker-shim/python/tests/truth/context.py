@@ -127,7 +127,8 @@ class Context:
         return Join([optimizer if self.way in HUB_WAYS else model])
 
     def again(self, net, former, optimizer):
-        """Ends the former optimizer, and wraps another one. Returns the model that the script calls, and the optimizer."""
+        """Ends the former optimizer, and wraps another optimizer. Returns the model that the script calls, and the
+        optimizer."""
         self.leave(former)
         return self.wrap(net, optimizer)
 
@@ -156,7 +157,8 @@ class Context:
         self.records.add_modules("after it", self._models)
 
     def abandon(self):
-        """Ends a script that has raised an exception: closes its sessions, so that other workers do not wait for this one."""
+        """Ends a script that has raised an exception: closes its sessions, so that other workers do not wait for this
+        worker."""
         for each in self._members:
             with contextlib.suppress(BaseException):
                 each.session.close()

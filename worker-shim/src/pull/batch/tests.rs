@@ -1,5 +1,5 @@
-//! Compares the optimum with every way to cut the layers, and the greedy algorithms with examples that were
-//! done by hand.
+//! Compares the optimum with every way to cut the layers, and the greedy algorithms with examples that were computed by
+//! hand.
 
 use proptest::prelude::*;
 
@@ -92,7 +92,7 @@ proptest! {
         }
     }
 
-    /// Each pair of neighbouring batches satisfies the paper's constraint 5, if any choice that was left
+    /// Each pair of neighbouring batches satisfies the paper's constraint 5, if any choice that was still possible
     /// satisfies it.
     #[test]
     fn the_greedy_ones_satisfy_the_constraint_where_it_can_be(profile in costs()) {

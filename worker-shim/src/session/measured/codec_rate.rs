@@ -1,5 +1,6 @@
-//! The rate at which this worker encodes gradients, compared with the speed of its link. A codec that is slower than the
-//! link makes rounds longer. Each join with a codec measures the rate, and logs the rate and the speed.
+//! The rate at which this worker encodes gradients, compared with the speed of its link. A codec that is slower than
+//! the link makes rounds longer. At each join with a codec, the rate is measured and logged together with the link's
+//! speed.
 
 use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -47,11 +48,11 @@ impl fmt::Display for Rates {
         match link {
             Some(Link { nic, gbps }) if self.is_slower_than_link() => write!(
                 out,
-                ", and this machine's NIC {nic} carries {gbps:.1} Gb/s; if the whole way to the hub is as fast and free, a push is \
-                 faster without compression"
+                ", and this machine's NIC {nic} carries {gbps:.1} Gb/s; if the whole path to the hub is as fast and not busy, a push \
+                 is faster without compression"
             ),
             Some(Link { nic, gbps }) => write!(out, ", and this machine's NIC {nic} carries {gbps:.1} Gb/s"),
-            None => write!(out, "; over a faster link a push is faster without compression"),
+            None => write!(out, "; over a link that is faster, a push is faster without compression"),
         }
     }
 }
@@ -98,7 +99,7 @@ fn link_to(hubs: &str) -> Option<Link> {
         SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
         SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
     };
-    // The kernel chooses the route. A datagram socket sends nothing when it connects.
+    // The kernel chooses the route to the hub. `connect` on a datagram socket only sets this route, and sends nothing.
     let socket = UdpSocket::bind(any).ok()?;
     socket.connect(hub).ok()?;
     let here = socket.local_addr().ok()?.ip();
@@ -138,7 +139,7 @@ mod tests {
             (false, format!("{rate}, and this machine's NIC eth0 carries 1.0 Gb/s"))
         );
         let (slower, line) = said(9.0, None);
-        assert!(!slower && line.starts_with(&format!("{rate}; over a faster link")), "{line}");
+        assert!(!slower && line.starts_with(&format!("{rate}; over a link that is faster")), "{line}");
     }
 
     #[test]

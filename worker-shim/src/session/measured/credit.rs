@@ -11,9 +11,8 @@ use pbox_core::Round;
 /// The credits that are tried: from two chunks to the bytes that a fast network has in flight.
 pub const TRIALS: [usize; 8] =
     [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20];
-/// The number of rounds of a trial. The first round is not counted, because posts of the previous trial are
-/// in flight. Of the other rounds only the fastest is counted, because a disturbance only makes a round
-/// longer.
+/// The number of rounds of a trial. The first round is not counted, because posts of the previous trial are in flight.
+/// Of the other rounds only the fastest is counted, because a disturbance can only make a round longer.
 pub const LAPS: u32 = 4;
 
 /// The result of trying a credit.
@@ -76,7 +75,8 @@ mod tests {
     use super::*;
     use pbox_core::Credit;
 
-    /// Whichever credit is best, the search finds and keeps it, even if every third round is disturbed.
+    /// Checks for each credit: if this credit is the best, the search finds and keeps it, even if every third round is
+    /// disturbed.
     #[test]
     fn the_search_ends_with_the_best_trial() {
         for best in TRIALS {

@@ -11,7 +11,7 @@ use membership::{Hub, HubClock};
 use pbox_core::{KeyId, Layout, Round};
 use timeline::{Ahead, Clock, Process, Ring, Span, TraceError, TraceFile};
 
-/// The number of events that are kept, in 2 MB. They cover the pushes, answers and waits of 60 rounds of 160
+/// The number of events that are kept. They take 2 MB, and cover the pushes, answers and waits of 60 rounds with 160
 /// keys.
 const EVENTS: usize = 1 << 15;
 /// The time limit for asking a hub for its clock.
@@ -33,7 +33,7 @@ enum Event {
     Waited { who: Who, begin: Instant, end: Instant },
 }
 
-/// The timeline of a session. The file is written when the last owner drops it.
+/// The timeline of a session. The file is written when the last owner drops the timeline.
 #[derive(Clone, Debug)]
 pub(crate) struct Timeline(Arc<Mutex<Notes>>);
 
@@ -79,8 +79,8 @@ impl Timeline {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Compares this machine's clock with the hubs' clocks. Only the last comparison counts, because clocks
-    /// of two machines drift apart.
+    /// Compares this machine's clock with the hubs' clocks. A new comparison replaces the former comparison, because
+    /// the clocks of two machines drift apart.
     pub fn compare(&self, hubs: &[Hub]) {
         let own = Clock::id();
         for HubClock { reply, at, within } in hubs.iter().filter_map(|hub| hub.clock(CLOCK_LIMIT)) {
@@ -159,8 +159,8 @@ impl Drop for Notes {
     }
 }
 
-/// Returns the path for a rank: `run.json` becomes `run.rank3.json`. The workers of a machine share
-/// `PHUB_TRACE`.
+/// Returns the path for a rank: `run.json` becomes `run.rank3.json`. The rank is needed, because all workers of a
+/// machine get the same `PHUB_TRACE`.
 fn of_rank(path: &Path, rank: u32) -> PathBuf {
     match path.extension() {
         Some(extension) => path.with_extension(format!("rank{rank}.{}", extension.display())),

@@ -8,9 +8,9 @@
 //!               one of 61 is timed       begin and end of each wait that finds an answer missing
 //! ```
 //!
-//! To read a clock takes some 25 ns, which would slow down the push of a small key. So only one push of
-//! [`EVERY`] is timed. The time of all pushes is the time of the timed pushes, times the number of pushes,
-//! divided by the number of timed pushes.
+//! Reading a clock takes some 25 ns, which would slow down the push of a small key. So only one of [`EVERY`] pushes is
+//! timed. The time of all pushes is the time of the timed pushes, times the number of pushes, divided by the number of
+//! timed pushes.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use pbox_core::{KeyId, Round};
 use super::timeline::{Timeline, Who};
 use crate::exchange::Traffic;
 
-/// The interval of timed pushes: one push of 61 is timed, beginning with the first. It is a prime number, so
+/// The interval of timed pushes: one of 61 pushes is timed, beginning with the first push. It is a prime number, so
 /// that different keys are timed in each round.
 const EVERY: u32 = 61;
 
@@ -32,8 +32,8 @@ pub struct Times {
     pub rounds: u32,
     /// The time since the start.
     pub total: Duration,
-    /// The time in calls of push. One push of 61 is timed, and the other pushes count as equally long. The result
-    /// is never longer than `total` allows.
+    /// The time in calls of push. One of 61 pushes is timed, and the other pushes count as equally long. This estimate
+    /// is never longer than `total` minus `waiting`.
     pub pushing: Duration,
     /// The time in calls that waited for the hub, or for a lost hub to return. If the first check of a wait
     /// finds the answer, the wait is not timed, and counts as computing.
@@ -82,7 +82,7 @@ pub(crate) struct Stopwatch {
     pushing: Duration,
     waiting: Duration,
     asleep: Duration,
-    /// The number of calls that wait now. `since` is the time at which the first of them began to wait.
+    /// The number of calls that wait now. `since` is the time at which the first of these calls began to wait.
     waits: u32,
     since: Instant,
     /// The timeline, if one is recorded, and the track for this stopwatch. With a timeline all pushes are
@@ -136,14 +136,14 @@ impl Stopwatch {
         self.timeline.as_ref().map(|(timeline, _)| timeline)
     }
 
-    /// Restarts the times, because the session now has its weights. Earlier times are dropped, except for
-    /// calls that wait now.
+    /// Restarts the times, because the session now has its weights. Earlier times are dropped. Calls that wait now
+    /// count as waiting from now on.
     pub fn restart(&mut self, round: Round, traffic: Traffic) {
         let (waits, every, timeline) = (self.waits, self.every, self.timeline.take());
         *self = Stopwatch { waits, every, timeline, ..Stopwatch::begin(round, traffic) };
     }
 
-    /// Notes that a push of this round begins. Returns a value if the push is timed.
+    /// Notes that a push begins. If the push is timed, returns a value for [`push_ends`](Self::push_ends).
     #[inline]
     pub fn push_begins(&mut self, key: KeyId, round: Round) -> Option<TimedPush> {
         self.pushes += 1;
@@ -252,7 +252,7 @@ mod tests {
         stopwatch.begun += 122 * long;
         let times = stopwatch.times(Round(17), Traffic { sent: 15, received: 29 });
         assert_eq!(times.pushing + times.waiting, times.total, "no more than there is room for");
-        // Within this push the session waited for a lost hub.
+        // During this push the session waits for a lost hub.
         let push = stopwatch.push_begins(KeyId(0), Round(25)).expect("60 were not timed");
         stopwatch.waiting += long;
         stopwatch.push_ends(TimedPush { begun: push.begun - long, ..push });

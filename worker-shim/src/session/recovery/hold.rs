@@ -9,11 +9,11 @@
 //!        --> weights of the checkpoint's round --> skip pushes of rounds that other workers have finished
 //! ```
 //!
-//! The hub counts rounds. After a restart, the hub continues to count from the round of its checkpoint. A session continues its
-//! own count, which includes the lost rounds. In this count, `reached` is the first round for which no worker has an answer.
-//! After the recovery, `reached` is the checkpoint's round. A push of `reached` that was in flight is repeated. Pushes of
-//! earlier rounds are not repeated, because some worker has continued with their answers. So at the end all workers have pushed
-//! each key the same number of times.
+//! The hub counts rounds. After a restart, the hub continues to count from the round of its checkpoint. A session
+//! continues its own count, which includes the lost rounds. In this count, `reached` is the first round for which no
+//! worker has an answer. After the recovery, the checkpoint's round counts as `reached`. A push for round `reached`
+//! that was in flight is repeated. Pushes of earlier rounds are not repeated, because some worker has continued with
+//! their answers. So at the end all workers have pushed each key the same number of times.
 //!
 //! Workers that step alone have no common round. Each has its own `reached`, and keeps the lead over the slowest worker that it
 //! had before the loss. So all these workers lose the same number of rounds. Machines that step alone behave like workers that
@@ -42,8 +42,9 @@ pub(in crate::session) const TELL_LIMIT: Duration = Duration::from_secs(2);
 pub struct Returns {
     /// The number of times that hubs have returned.
     pub times: u32,
-    /// The sum of the rounds of all losses. The rounds of a loss are counted from the checkpoint of the restarted hub to the
-    /// first round for which no worker had an answer. If workers step alone, the slowest worker counts.
+    /// The sum of the rounds of all losses. The lost rounds of one loss are those from the checkpoint of the restarted
+    /// hub to the first round for which no worker had an answer. If workers step alone, to the first round for which
+    /// the slowest worker had no answer.
     pub lost_rounds: u64,
 }
 
@@ -79,7 +80,7 @@ impl Session {
         self.returns
     }
 
-    /// Whether the session waits for lost hubs, in a job whose workers or machines have no common round.
+    /// Whether the session waits for lost hubs (`hub_wait`), in a job whose workers or machines have no common round.
     pub(in crate::session) fn waits_alone(&self) -> bool {
         self.member.waits_for_hubs() && self.asked.consistency != Consistency::Bsp
     }
@@ -90,7 +91,7 @@ impl Session {
         left.map(|left| *left -= 1).is_some()
     }
 
-    /// Waits until a lost hub is back, and continues, if the error is the loss of the hub.
+    /// Handles the loss of a hub: waits until the hub is back, and continues.
     ///
     /// # Errors
     /// Returns the error if it is not the loss of the hub, or if the hub does not return.
@@ -168,8 +169,8 @@ impl Session {
         }
     }
 
-    /// Waits until this worker takes part in a job that it has just joined. If a hub is lost meanwhile, joins again when the hub
-    /// is back, if it `may_join_again`.
+    /// Waits until this worker takes part in a job that it has just joined. If a hub is lost meanwhile and
+    /// `may_join_again` is true, joins again when the hub is back.
     ///
     /// # Errors
     /// Returns the error if it is not the loss of a hub, or if the hub does not return within `hub_wait`.
@@ -236,21 +237,21 @@ impl Session {
         (self.hubs, self.ways) = (hubs, ways);
         self.let_ahead(drafts);
         if let Some(pull) = &self.config.pull {
-            // The hub may be on another machine, so the pulls get a new profile.
+            // The hub may now be on another machine, so the times of pulls are measured again.
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange).map_err(SessionError::from)?);
         }
         let begun = self.begin(deadline);
-        // The job may be over by now: another worker has found that the weights are lost, and has ended. Joining again would
-        // wait for that worker.
+        // The job may be over by now: another worker has found that the weights are lost, and has ended. A second join
+        // would wait for that worker, which does not return.
         own.map_or(Ok(()), |own| self.check_has_weights(own)).map_err(|error| Again::Never(error.into()))?;
         Ok(begun?)
     }
 
-    /// Receives the hub's weights, and continues with the rounds that the weights do not include. `own` is the highest round
-    /// that this worker has reached.
+    /// Waits for the hub's weights, and continues with the rounds that these weights do not include. `own` is the
+    /// highest round that this worker has reached.
     fn catch_up(&mut self, stood: &[Stood], own: Round) -> Result<(), Again<SessionError>> {
         self.wait_all()?;
-        // A checkpoint may include a round for which no worker has an answer.
+        // The checkpoint may be further than all workers: it may include a round for which no worker has an answer.
         let begins = self.counted(self.first);
         let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
         self.check_has_weights(highest).map_err(|error| Again::Never(error.into()))?;
@@ -289,8 +290,8 @@ impl Session {
         Ok(())
     }
 
-    /// Converts a round of the hub into this session's count, which includes the rounds that were lost before. Another worker's
-    /// count may be higher, if this worker has missed a return of the hub.
+    /// Converts a round of the hub into this session's count, which includes the rounds that were lost before. If this
+    /// worker has missed a return of the hub, another worker's count may be higher.
     pub(in crate::session) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }
@@ -303,7 +304,8 @@ impl Session {
         Ok(self.exchange.flush()?)
     }
 
-    /// Checks that the job has not begun without the weights of a job in which workers have reached this round, or a later one.
+    /// Returns an error if the job has begun anew without weights, although workers have already reached this round, or
+    /// a later round.
     fn check_has_weights(&self, own: Round) -> Result<(), MemberError> {
         let reached = membership::reached(&self.hubs).unwrap_or_default().max(own);
         let begins_anew = membership::takes_part(&self.hubs, self.config.rank) == Ok(Round(0));
@@ -317,7 +319,8 @@ impl Session {
         Ok(())
     }
 
-    /// Checks that no other worker has a mean that this worker lacks, in a job without weights.
+    /// Checks, in a job without weights, that no other worker already has the mean of a round for which this worker has
+    /// no mean.
     fn check_has_means(&self, stood: &[Stood], reached: Round) -> Result<(), MemberError> {
         let is_lost = |stood: &Stood| stood.under_way && self.counted(stood.round) < reached;
         if !self.config.terms.optimizer.keeps_weights() && stood.iter().any(is_lost) {

@@ -22,7 +22,7 @@ use crate::session::error::SessionError;
 use crate::session::join::{Attached, attach, drafts};
 use crate::session::session::Session;
 
-/// Whether a worker with these settings asks the hub to wait for new links when links are lost.
+/// Whether a worker with these settings asks the hub, when it joins, to wait for new links after a loss of links.
 pub(in crate::session) fn asks(config: &SessionConfig) -> bool {
     !config.hub_wait.is_zero()
 }
@@ -34,8 +34,8 @@ impl Session {
         self.member.relinks()
     }
 
-    /// Tries to recover from an error of the exchange. Succeeds if the error is a loss of links, or of the
-    /// hub, that the session can repair.
+    /// Tries to recover from an error of the exchange. Succeeds if the error is a loss of links or of the hub, and the
+    /// session can replace the links, or the hub returns.
     ///
     /// # Errors
     /// Returns the error if there is no recovery, with the hub's reason if the hub gives one.
@@ -54,8 +54,8 @@ impl Session {
         made
     }
 
-    /// Carries out the steps that replace links. If there are no new links, tries to recover as after the
-    /// loss of the hub.
+    /// Carries out the steps that replace links. If no new links can be made, tries to recover as after the loss of the
+    /// hub.
     fn mend_links(&mut self, mut step: Step, mut lost: ExchangeError) -> Result<(), SessionError> {
         let (mut let_in, mut why) = (Vec::new(), None);
         loop {
@@ -69,7 +69,7 @@ impl Session {
                             let_in.push(hub);
                             Event::Granted
                         }
-                        // The hub is lost, or refuses and says why.
+                        // The hub is lost, or refuses with a reason.
                         Err(why) => {
                             tracing::warn!("{lost}; the hub did not allow this worker to reconnect: {why}");
                             Event::Failed(Failure::ForGood)

@@ -61,7 +61,8 @@ enum Standing {
     Waiting,
     /// The worker lost its links in the state `Waiting`. It pushes the chunk again, and gets one answer.
     Unlinked,
-    /// The worker may get its answer: now, with the rest of its layer, or when it pulls the layer.
+    /// The worker may get its answer: now, together with the other chunks of the layer, or when the worker pulls the
+    /// layer.
     Allowed,
 }
 
@@ -163,8 +164,8 @@ impl Clocks {
         clock.standing == Standing::Waiting && (is_near || (!self.ends.is_empty() && slowest > Round(0)))
     }
 
-    /// Allows the answer to `rank`, if the rank [may get one](Self::may_answer). Returns the round of the rank's push, only
-    /// once per push.
+    /// Allows the answer to `rank`, if the rank [may get an answer](Self::may_answer). Returns the round of the rank's
+    /// push, only once per push.
     #[inline]
     fn allow(&mut self, index: usize, rank: u32) -> Option<Round> {
         let may = self.may_answer(index, rank);

@@ -17,8 +17,8 @@ use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::weights::{Gather, Mode, Staged};
 
-/// The pushes in flight that are not plain gradients, by chunk and worker. Also marks which bytes and answers were sent
-/// ahead.
+/// The pushes in flight that are not plain gradients, by chunk and worker. [`Contents`] also marks which bytes and
+/// answers were sent ahead.
 #[derive(Debug)]
 pub(super) struct Contents {
     /// One row of bits for each chunk and each content of a push, with a bit for each worker. The row of [`ANSWERED_AHEAD`]
@@ -92,7 +92,8 @@ impl Contents {
         self.note(index, rank, Content::Ahead);
     }
 
-    /// Notes that a worker is answered ahead, if it has sent its bytes ahead. Returns whether it has.
+    /// Notes an answer ahead for a worker that has sent its bytes ahead. Returns false if the worker has sent no bytes
+    /// ahead.
     pub fn note_ahead(&mut self, index: usize, rank: u32) -> bool {
         let has_sent = self.has(index, rank, Content::Ahead);
         if has_sent {
@@ -101,7 +102,7 @@ impl Contents {
         has_sent
     }
 
-    /// Whether a worker was answered ahead, in the round in flight or in the previous one.
+    /// Whether a worker was answered ahead, in the round in flight or in the previous round.
     pub fn is_ahead(&self, index: usize, rank: u32) -> bool {
         self.has(index, rank, ANSWERED_AHEAD)
     }
@@ -181,7 +182,7 @@ impl Arrivals {
         }
     }
 
-    /// Works like [`conclude`](Self::conclude), also for rounds without a plain step.
+    /// Ends a round as [`conclude`](Self::conclude) does, with or without a plain step.
     #[cold]
     pub(super) fn conclude_other<M: Mode>(
         &mut self,
@@ -252,7 +253,7 @@ impl Arrivals {
         self.contents.clear(place);
     }
 
-    /// Returns the error that the workers pushed contents that exclude each other for a chunk, such as weights and
+    /// Describes an error: the workers' pushes of a chunk have contents that exclude each other, such as weights and
     /// gradients. `key` is the name of the chunk's key.
     pub(in crate::turn) fn mixed(&self, place: usize, key: &str) -> String {
         let Round(round) = self.round(place);

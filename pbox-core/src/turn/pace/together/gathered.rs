@@ -45,8 +45,8 @@ pub(super) fn gather<M: Mode>(
     stages.gather.found(place, round).is_some()
 }
 
-/// Whether a gathered chunk waits only for the result of the round. A kept mean needs no pushes. A chunk without a mean
-/// may step on pushed weights, so none of its pushes may have been discarded.
+/// Whether a gathered chunk waits only for the result of the round. A chunk with a kept mean no longer needs its
+/// pushes. A chunk without a mean may step on pushed weights, so it must still have all its pushes.
 pub(super) fn is_decided<M: Mode>(shard: &ShardOf<Arrivals, M>, place: usize, round: Round) -> bool {
     let ShardOf { pace, stages, .. } = shard;
     stages.gather.has_mean(place, round) || stages.gather.has(place, round) && pace.is_whole(place)

@@ -1,7 +1,7 @@
 //! Workers that step together (BSP). The last push of a round steps the chunk, and then all workers are answered.
 //!
-//! Owned by the core. Takes a bit per (chunk, worker) and a word per chunk. `contents` has the rounds in which some push is
-//! no plain gradient, and `ahead` has the rounds with bytes ahead.
+//! Owned by the core. Takes a bit per (chunk, worker) and a word per chunk. The module `contents` handles rounds in
+//! which some push is no plain gradient, and `ahead` handles rounds with bytes ahead.
 //!
 //! On the list of `unsafe` code (`docs/unsafe.md`): the call of the step.
 
@@ -78,8 +78,8 @@ impl State {
 }
 
 impl Arrivals {
-    /// Creates the arrivals: all chunks begin with round 0, and no worker takes part. `broadcasts`: round 0 is a
-    /// broadcast of weights.
+    /// Creates the arrivals: all chunks begin with round 0, and no worker takes part. `broadcasts` says whether round 0
+    /// is a broadcast of weights.
     pub fn new(chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let words_per_chunk = 1 + workers.div_ceil(64) as usize;
         let mut arrivals = Arrivals {
@@ -139,7 +139,8 @@ impl Arrivals {
         self.roster.keep_back(rank);
     }
 
-    /// Handles a push out of turn, as [`Pace::repeated`] does. `has_first`: this hub already has the first weights.
+    /// Handles a push out of turn, as [`Pace::repeated`] does. `has_first` says whether this hub already has the first
+    /// weights.
     pub fn repeats(&mut self, index: usize, rank: u32, bits: u8, has_first: bool) -> Option<Repeated> {
         let is_first = !has_first || self.ungreeted.has_lost(index, rank);
         let next = if is_first { self.roster.first(rank) } else { self.round(index) };
@@ -544,10 +545,11 @@ fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Opt
 /// The workers that take part, by rank.
 #[derive(Debug)]
 struct Roster {
-    /// First round of each rank; `None` for ranks that do not take part.
+    /// The first round of each rank; `None` for ranks that do not take part.
     from: Vec<Option<Round>>,
-    /// The first round before which each rank gets an answer, by rank: the answer has the weights of the previous round. It is
-    /// the rank's first round or, if the first answer is [kept back](Self::keep_back), the next round.
+    /// The first round before which each rank gets an answer, by rank: the answer has the weights of the previous
+    /// round. This is the rank's first round or, if the first answer is [kept back](Self::keep_back), the round after
+    /// it.
     answered_from: Vec<Option<Round>>,
     count: u32,
     /// The round from which all `count` workers take part.

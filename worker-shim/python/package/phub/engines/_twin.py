@@ -89,12 +89,12 @@ def check(twin: Any, forms: List[Form], may_miss: Optional[Callable[[torch.nn.Mo
             twin.load_weights(tensors())
     except Exception as error:
         if not last:
-            raise _phub.SettingsError(f"the engine takes no tensor: {_short(error)}") from error
+            raise _phub.SettingsError(f"the engine's load_weights failed before it took a tensor: {_short(error)}") from error
         name, shape, dtype = last[0]
         expected = f"; expected the shape {tuple(parameters[name].shape)}" if name in parameters else ""
         raise _phub.SettingsError(
             f"tensor {name!r}, {dtype} of the shape {tuple(shape)}{expected}; the engine says {_short(error)}; "
-            "give `names`, from the job's keys to the names in the engine's checkpoint, or start the engine with the job's model"
+            "give `names`, which maps the job's keys to the names in the engine's checkpoint, or start the engine with the job's model"
         ) from error
     missing = [
         f"{name} ({writes.count(parameter)} of {parameter.numel()} elements)"
@@ -103,7 +103,7 @@ def check(twin: Any, forms: List[Form], may_miss: Optional[Callable[[torch.nn.Mo
     ]
     if missing:
         raise _phub.SettingsError(
-            f"no tensor fills {_few(missing)} of the engine's model; give `names`, from the job's keys to the names in the "
+            f"no tensor fills {_few(missing)} of the engine's model; give `names`, which maps the job's keys to the names in the "
             "engine's checkpoint, or start the engine with the job's model"
         )
 

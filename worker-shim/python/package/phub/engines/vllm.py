@@ -125,6 +125,6 @@ def _as_in_checkpoint(module: torch.nn.Module) -> _twin.Tensors:
 def _restored(tensor: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
     restored = restore_layer_refs(to_meta_tensor(tensor), module)
     if hasattr(restored, "weight_loader"):
-        # vLLM's reload leaves its own loaders in the tensor. They load nothing until the next reload.
+        # vLLM's reload leaves its own loaders in the tensor. These loaders load nothing until the next reload.
         restored.weight_loader = _get_original_loader(restored)
     return restored

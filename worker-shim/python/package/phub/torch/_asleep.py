@@ -69,9 +69,10 @@ class Asleep:
             return
         of_this = (self._names.get(id(each)) for each in self._parameters if gradient_of(each) is gradient)
         raise MeanError(
-            f"{line()}: the gradient of {next(of_this, None)!r} is used here, a parameter that no optimizer at the hub has: the "
-            f"gradient is this worker's own, and DDP would have the mean of all workers. Freeze the parameter "
-            f"(requires_grad_(False)) or give it to an optimizer at the hub; with optimizer.no_sync(): uses the worker's own"
+            f"{line()}: the gradient of {next(of_this, None)!r} is used here, but no optimizer at the hub has this parameter: the "
+            f"gradient is this worker's own, and with DDP it would be the mean of all workers. Freeze the parameter "
+            f"(requires_grad_(False)), or give it to an optimizer at the hub; or use the worker's own gradient in a block "
+            f"`with optimizer.no_sync():`"
         )
 
     def zeroed_by_script(self, gradient: Any) -> None:

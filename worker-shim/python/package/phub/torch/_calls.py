@@ -33,8 +33,8 @@ _HERE = threading.local()
 
 
 class _Depth:
-    """The two threads of one depth. One makes the depth's all-reduces, and the other runs their callbacks. All-reduces that these
-    threads call have the next depth."""
+    """The two threads of one depth. One thread makes the depth's all-reduces, and the other thread runs their callbacks.
+    All-reduces that these threads call have the next depth."""
 
     def __init__(self, number: int, join: Callable[..., Session]) -> None:
         begin = functools.partial(setattr, _HERE, "depth", number + 1)

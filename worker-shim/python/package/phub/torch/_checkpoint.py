@@ -74,5 +74,5 @@ def _check_kind(path: object, state: State, optimizer: torch.optim.Optimizer) ->
     if kept != state.names:
         raise SettingsError(
             f"{path} has the optimizer state {', '.join(state.names)}, and this {type(optimizer).__name__} keeps {', '.join(kept) or 'none'}; "
-            f"expected an optimizer with the kind and settings of the job's, or none"
+            f"expected an optimizer of the same kind and with the same settings as the job's, or no optimizer"
         )

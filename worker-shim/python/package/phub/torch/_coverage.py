@@ -3,7 +3,7 @@
 A module that is called waits for the parameters that it holds itself. Some modules use the parameters of a child without
 calling the child, as MultiheadAttention does with its `out_proj`. So for the parameters of a module that is not called, the
 nearest called module above it waits. The first training pass, in which there is nothing to wait for, shows the modules that are
-called. A module that is called first in a later pass, or not in training, waits for all parameters below it.
+called. A module whose first call is in a later pass, or outside of training, waits for all parameters below it.
 """
 
 from __future__ import annotations

@@ -188,12 +188,12 @@ def _checked(bucket: Any) -> str:
     buffer = bucket.buffer()
     if buffer.layout != torch.strided:
         raise SettingsError(
-            f"{_spoken(bucket)}: its gradients are {buffer.layout}, and the hub takes dense ones: make its modules with "
+            f"{_spoken(bucket)}: its gradients are {buffer.layout}, and the hub takes only dense gradients: make its modules with "
             "sparse=False"
         )
     if buffer.dtype not in DTYPES:
         raise SettingsError(
-            f"{_spoken(bucket)}: the hub averages float32, float16 and bfloat16. Make the model one of these (model.float()), or "
+            f"{_spoken(bucket)}: the hub averages float32, float16 and bfloat16. Convert the model to one of these types (model.float()), or "
             f"leave the hook out: DDP averages {buffer.dtype} by itself"
         )
     return DTYPES[buffer.dtype]

@@ -6,7 +6,7 @@ from .._phub import Error, OrderError
 
 
 class GradientError(OrderError):
-    """A gradient that a hub cannot take, such as a sparse one."""
+    """A gradient that a hub cannot take, such as a sparse gradient."""
 
 
 class MeanError(Error):

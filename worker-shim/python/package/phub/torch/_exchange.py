@@ -104,16 +104,16 @@ class Exchange:
         weakref.finalize(self, handle.remove)
 
     def step(self, groups: List[Dict[str, Any]], times: float = 1.0) -> None:
-        """Sends parameters that the script has written. Then makes a round: pushes the gradients times `times`, and the hub
-        steps with the settings of `groups`."""
+        """Sends parameters that the script has written. Then makes a round: pushes the gradients, multiplied by `times`, and
+        the hub steps with the settings of `groups`."""
         if self._has_left:
             self.session.members()  # raises the error of a session that is over
             raise LeftError(f"step(): this optimizer has left job {self.session.job!r}: make another optimizer of torch's own")
         self._check_unscaling(times)
         if self.is_apart and not self.session.is_alone:
             raise StateError(
-                "step() within no_sync(): DDP's workers would step here by their own gradients, and the hub steps by the mean of "
-                "all. Leave the block before step(); for steps of each worker's own use a phub.Session, as for DiLoCo"
+                "step() within no_sync(): with DDP each worker would step here by its own gradients, but the hub steps by the mean of "
+                "all workers. Leave the block before step(); if each worker shall make its own steps, use a phub.Session, as for DiLoCo"
             )
         self._gradients.meet()  # before any round: another worker may wait for it before its step
         self._weights.free_all()
@@ -172,8 +172,8 @@ class Exchange:
             )
 
     def _search_of_this_round(self) -> Callable[[], bool]:
-        """Returns a function. It waits for weights, key by key, until the norm of this round has arrived. Then it returns whether
-        the hub skipped the round because its norm was not finite."""
+        """Returns a function, which waits for weights, key by key, until the norm of this round has arrived. The function returns
+        whether the hub skipped the round because its norm was not finite."""
         number, skipped = self.session.next_round, self.session.skipped
 
         def search() -> bool:
@@ -336,8 +336,8 @@ class Exchange:
                 handle.remove()
             self._handles.clear()
             self._gradients.leave()
-            # If Python's only reference to a gradient is in garbage, its collection takes the gradient's attributes away,
-            # although the parameter still has the gradient.
+            # If the only Python reference to a gradient is in garbage, Python's garbage collection deletes the gradient's
+            # attributes, although the parameter still has the gradient.
             self._pushes.replaced()
         self._windows.close()
         if self._buffers is not None:

@@ -1,4 +1,4 @@
-"""The gradients of a round. Bytes are sent as the backward pass makes them. They count if `step()` finds gradients unchanged.
+"""The gradients of a round. Their bytes are sent during the backward pass, and count if `step()` finds the gradients unchanged.
 
 ```
    backward   gradient made -> in a bucket -> written to the window (memory that the hub reads) -> sent ahead, watched
@@ -60,8 +60,8 @@ class Gradients:
         self._begin, self._lend, self._mean = begin, lend, mean
         self._bucket: Dict[str, torch.Tensor] = {}
         self._in_bucket = 0
-        # The numbers of backward passes that have added to a gradient: since the last step, and for the last step. The second
-        # number shows which pass is the last.
+        # The number of backward passes that have added to a gradient: since the last step (`_passes`), and for the last step
+        # (`_expected`). `_expected` shows which pass is the last before the next step.
         self._passes: Dict[str, int] = {}
         self._expected: Dict[str, int] = {}
         self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}

@@ -297,7 +297,7 @@ def hold(parameter: Any, holder: Holder) -> None:
 
 
 def claim(parameters: Iterable[Any], holder: Holder) -> None:
-    """Makes this holder the one that counts. First waits for values that another holder expects."""
+    """Makes this holder the holder that counts. First waits for values that another holder expects."""
     for parameter in parameters:
         if _holder_of(parameter) is not holder:
             _read(parameter)

@@ -1,4 +1,4 @@
-"""The joins of an optimizer: first of its job, later of new jobs with other keys or with a loaded state."""
+"""The joins of an optimizer. It first joins its job, and later new jobs with other keys or with a loaded state."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Join:
         broadcast_buffers: bool,
     ) -> None:
         """`session`, `exchange`: their settings."""
-        # The optimizer itself is not kept: when a script drops it, it is freed at once, and leaves its job.
+        # This object keeps no reference to the optimizer, so an optimizer that a script drops is freed at once, and leaves its
+        # job.
         self._kind, self.model = type(optimizer), model
         self._session, self._exchange, self._broadcast_buffers = session, exchange, broadcast_buffers
         self._job, self._times = "", 0

@@ -77,8 +77,8 @@ def _optimizer(own: type) -> torch.optim.Optimizer:
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> None:
-    """Checks that the optimizer has the step of its class, at most in the function by which a scheduler counts steps. Another
-    function would call torch's own step, and not the hub's.
+    """Checks that the optimizer has the `step` of its class. Only the function by which a scheduler counts steps may be around
+    it. Another function would call torch's own step, and not the hub's.
 
     Raises:
         WrapError: the script has replaced `step`.
@@ -103,7 +103,8 @@ def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: M
     named = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_phub_own": kind}
     optimizer.__class__ = type(kind.__name__, (joined, kind), named)
     optimizer._phub = membership  # type: ignore[attr-defined]
-    # Torch wraps `step` of a class in a function that calls hooks and marks steps for the profiler. The new class needs it, too.
+    # Torch wraps `step` of a class in a function that calls hooks and marks steps for the profiler. The new class needs this
+    # function, too.
     patch: Any = getattr(optimizer, "_patch_step_function", None) or getattr(optimizer, "_hook_for_profile")  # noqa: B009
     patch()
     if counted is not None:

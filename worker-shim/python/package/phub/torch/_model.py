@@ -188,7 +188,8 @@ def _reach(parameter: torch.Tensor) -> int:
 
 
 def _have_common(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have an element in common. Columns of one matrix, for example, lie between each other."""
+    """Whether two tensors have an element in common. Columns of one matrix, for example, alternate in memory, but have no
+    element in common."""
     if torch.Tensor.data_ptr(one) == torch.Tensor.data_ptr(other):
         return True
     return bool(torch.isin(_addresses(one), _addresses(other)).any())

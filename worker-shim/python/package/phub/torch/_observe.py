@@ -3,7 +3,7 @@
 ```
    |<- before ->|<- forward ->|<- backward ->|<- waiting ->|
    data, step   model(...)    its gradients  those of all  model(...)
-                                             ^ every fifth time, five rows of four times leave here
+                                             ^ in every fifth step, five rows of four times are sent here
 ```
 
 An all-reduce makes the steps of all ranks equally long, because every rank waits for the slowest rank. So a step's length does
@@ -138,8 +138,8 @@ def late(times: Times) -> Optional[Late]:
 
 
 def _lower_median(values: Any, axis: int) -> Any:
-    """Returns the median; of an even number of values, the lower of the two in the middle. So of two ranks, the slower is compared
-    with the faster."""
+    """Returns the median: with an even number of values, the lower of the two middle values. So of two ranks, the slower rank is
+    compared with the faster rank."""
     return np.sort(values, axis).take((values.shape[axis] - 1) // 2, axis)
 
 
@@ -220,7 +220,7 @@ class _Rows:
         self.error, self.awaits = error, False
         self._remove_hooks()
         self.session.close()
-        _LOG.warning("job %s: nobody is observed any more, and training continues: %s", self.session.job, error)
+        _LOG.warning("job %s: the observation has ended, and training continues: %s", self.session.job, error)
 
     def _remove_hooks(self) -> None:
         for hook in self.hooks:
@@ -259,8 +259,8 @@ class _Rows:
 
 
 class _Hook:
-    """A hook of the observed model. A copy of the model, such as a saved one, has a function that does nothing in its place: the
-    copy is not observed, and is loaded without this package."""
+    """A hook of the observed model. In a copy of the model, such as a saved model, a function that does nothing replaces the
+    hook: the copy is not observed, and is loaded without this package."""
 
     __slots__ = ("_call",)
 
@@ -322,8 +322,8 @@ class Observer:
     def _backward_begins(self, _gradient: Any) -> None:
         if self._backward is None and self._forward is not None:
             self._backward = self._now()
-            # Torch calls these callbacks in the order in which they were queued. So this one is called before DDP's, which waits
-            # for the gradients of all ranks.
+            # Torch calls these callbacks in the order in which they were queued. So this callback is called before DDP's
+            # callback, which waits for the gradients of all ranks.
             _ENGINE.queue_callback(self._backward_ends)
 
     def _backward_ends(self) -> None:
@@ -365,7 +365,7 @@ class Observer:
 
     def __str__(self) -> str:
         if self._rows.error is not None:
-            return f"nobody is observed any more: {self._rows.error}"
+            return f"the observation has ended: {self._rows.error}"
         found, steps = self.late, len(self.times)
         if found is not None:
             return str(found)
@@ -408,7 +408,8 @@ def observe(
         The observer. Keep it: when it is dropped, the observation ends.
 
     Raises:
-        SettingsError: `mesh`, or a hub below others, without a process group, so that the rank among all workers is unknown.
+        SettingsError: the rank among all workers is unknown: `mesh` is given, or the hub is below other hubs, and there is no
+            process group.
         UnreachableError, RefusedError, MissingWorkersError: as for `phub.Session`.
     """
     group = group_of_torch()

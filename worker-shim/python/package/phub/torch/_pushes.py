@@ -46,7 +46,8 @@ class Pushes:
     def __init__(self, session: Session, windows: Windows, overlap: bool, clip_value: Optional[float]) -> None:
         """Args:
             overlap: whether bytes are sent before the push, for keys for which this saves time.
-            clip_value: elements are sent clipped to between minus and plus this value. The gradient itself is not clipped.
+            clip_value: the bound of each sent element: elements are clipped to the range from minus this value to this value.
+                The gradient itself is not clipped.
         """
         self._session, self._windows, self._clip_value = session, windows, clip_value
         ahead = session.keys if windows.crosses_a_bus else session.leaves_ahead()
@@ -57,7 +58,7 @@ class Pushes:
         """Keys whose bytes were sent since the last push, even if the gradient has changed since."""
 
     def send_ahead(self, gradients: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
-        """Sends the bytes of gradients, times a factor. They count from the push on."""
+        """Sends the bytes of gradients, multiplied by `times`. The gradients count only from the push on."""
         self._windows.write(gradients, times, self._clip_value)
         self._windows.do(list(gradients), self._session.send_ahead)
         for key, gradient in gradients.items():
@@ -140,8 +141,8 @@ class Mean:
     def replace(
         self, gradients: Dict[str, Any], parameters: Dict[str, torch.nn.Parameter], factor: Optional[torch.Tensor] = None
     ) -> None:
-        """Puts the mean of all workers into each gradient. A parameter without a gradient on this worker gets one if another
-        worker has one. `factor` is the number by which a scaler is about to multiply the means.
+        """Puts the mean of all workers into each gradient. A parameter without a gradient on this worker gets the mean if
+        another worker has a gradient. `factor` is the number by which a scaler is about to multiply the means.
 
         Raises:
             MeanError: not all workers reached this line, or their scalers have different scales.
@@ -183,13 +184,13 @@ class Mean:
 
 
 def scales_key(session: Session) -> Key:
-    """Returns the key for the scales of the workers' scalers. It has a place for each rank, if ranks count all workers. Three more
-    places are for sums over all workers: of ones, of scales, and of squares of scales."""
+    """Returns the key for the scales of the workers' scalers. The key has a place for each rank, if ranks count all workers.
+    Three more places are for sums over all workers: of ones, of scales, and of squares of scales."""
     return Key((_ranks(session) + 3,))
 
 
 def _ranks(session: Session) -> int:
-    # Machines may have different numbers of workers, and all need the same key.
+    # Machines may have different numbers of workers, but all machines need the same key.
     return 0 if session.has_local_rank else session.world_size
 
 
@@ -221,11 +222,11 @@ def _check_scales(session: Session) -> None:
     for rank, other in of_ranks.items():
         if not math.isclose(scale, other, rel_tol=1e-5):
             raise MeanError(
-                f"{line()}: the GradScaler of rank {first} has the scale {scale:g}, and that of rank {rank} {other:g}: {advice}"
+                f"{line()}: the GradScaler of rank {first} has the scale {scale:g}, and the GradScaler of rank {rank} has the scale {other:g}: {advice}"
             )
     if ones * squares > sum_ * sum_ * (1 + 1e-5):  # equal only if all scales are equal
         raise MeanError(
-            f"{line()}: the GradScalers of workers on different machines have different scales, in the mean {sum_ / ones:g}: {advice}"
+            f"{line()}: the GradScalers of workers on different machines have different scales, whose mean is {sum_ / ones:g}: {advice}"
         )
 
 
@@ -237,13 +238,13 @@ def check(gradients: Mapping[str, torch.Tensor]) -> None:
     """
     sparse = next((key for key, each in gradients.items() if each.is_sparse), None)
     if sparse is not None:
-        raise GradientError(f"parameter {sparse!r} has a sparse gradient; the hub takes dense ones (sparse=False)")
+        raise GradientError(f"parameter {sparse!r} has a sparse gradient; the hub takes only dense gradients: make its module with sparse=False")
 
 
 def _advise(rank: int) -> None:
     if rank == 0 and is_within("clip_grad_norm_"):
         warnings.warn(
-            f"{line()}: clip_grad_norm_ needs the mean of all workers' gradients before step(), which is one more exchange of all "
+            f"{line()}: clip_grad_norm_ needs the mean of all workers' gradients before step(). This mean costs one more exchange of all "
             f"gradients in each step. DistributedOptimizer(..., clip_norm=1.0) clips by the 2-norm without this exchange. Then "
             f"leave clip_grad_norm_ out: optimizer.grad_norm is the norm",
             UserWarning,
@@ -260,7 +261,7 @@ def _says_where() -> Iterator[None]:
     except Error as error:
         raise MeanError(
             f"{line()}: gradients are used here, where DDP would have the mean of all workers; the hub's mean did not arrive: "
-            f"{error}. Touch gradients at the same line of all workers, or read them after leave()"
+            f"{error}. Use gradients at the same line on all workers, or read them after leave()"
         ) from error
 
 

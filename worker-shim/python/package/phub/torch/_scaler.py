@@ -8,8 +8,8 @@
    scaler.update()                 the scaler reads the result of the search: it waits for the norm of the round
 ```
 
-So the search needs no separate exchange of gradients. A scaler that itself unscales and searches would need one, to get the mean
-of all workers first.
+So the search needs no separate exchange of gradients. A scaler that itself unscales and searches would need such an exchange, to
+get the mean of all workers first.
 """
 
 from __future__ import annotations

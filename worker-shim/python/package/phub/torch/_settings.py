@@ -65,7 +65,7 @@ class Settings:
     """The settings of a torch optimizer's groups, translated to optimizers of the hub and to multipliers."""
 
     optimizers: Tuple[_optimizers.Optimizer, ...]
-    """The optimizer of each group, without the group's multipliers. The first one is the job's."""
+    """The optimizer of each group, without the group's multipliers. The first optimizer is the job's."""
 
     groups: Tuple[Multipliers, ...]
 
@@ -187,7 +187,7 @@ def _numbers(
             if _kind_of(name, group) != _kind_of(name, first):
                 raise UnsupportedOptimizerError(
                     f"{kind.__name__}: its parameter groups differ in {name}: group 0 has {first.get(name)}, and group "
-                    f"{number} {group.get(name)}: the hub would need two optimizers, and runs one; {_HOW}"
+                    f"{number} has {group.get(name)}: the hub would need two optimizers, and runs one; {_HOW}"
                 )
     rate, rates = _shares([_rate(group) for group in groups], [each.learning_rate for each in former])
     decay, decays = _shares([group["weight_decay"] for group in groups], [each.weight_decay for each in former])
@@ -247,8 +247,8 @@ _OF_NORMS = ("clip_norm", "clip_norm_last", "skip_nonfinite", "skip_spikes")
 
 
 def check_parts(what: str, session: Mapping[str, Any]) -> None:
-    """Checks the settings of jobs that average parts of a gradient, such as buckets. The norm would be that of a part. A part
-    that is skipped would keep the mean of an earlier step.
+    """Checks the settings of jobs that average parts of a gradient, such as buckets. The norm would be the norm of a part. A
+    part that is skipped would keep the mean of an earlier step.
 
     Raises:
         SettingsError: a setting needs the whole gradient.

@@ -56,8 +56,8 @@ def from_torch(
             kept[key] = {name: torch.zeros_like(parameter) for name in names}
         elif seen != sorted(names):
             raise SettingsError(
-                f"parameter {key!r}: torch's optimizer keeps {', '.join(seen) or 'nothing'} of it, and "
-                f"{type(at_hub).__name__} keeps {', '.join(names) or 'nothing'}: load a state of the same optimizer"
+                f"parameter {key!r}: torch's optimizer has the state {', '.join(seen)}, and the "
+                f"hub's {type(at_hub).__name__} keeps {', '.join(names) or 'no state'}: load a state of the same optimizer"
             )
         for name in names:
             value = kept[key][name]

@@ -51,7 +51,7 @@ def broadcast_parameters(
             raise SettingsError(f"broadcast_parameters: {name!r} is {kind}; expected a dense tensor of numbers: {_OTHERS}")
         if repeats_elements(each):
             raise SettingsError(
-                f"broadcast_parameters: {name!r} has elements that share memory (expand); expected memory for each: use its clone()"
+                f"broadcast_parameters: {name!r} has elements that share memory (expand); expected separate memory for each element: use its clone()"
             )
     settings = {"job": Helper("broadcast"), "hub": hub, "rank": rank, "world_size": world_size, **session}
     Broadcast(tensors, settings, Sum()).leave()  # `Sum`, because a hub writes no checkpoint of such a job

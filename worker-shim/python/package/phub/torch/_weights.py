@@ -255,7 +255,7 @@ class Weights:
 
         Raises:
             SettingsError: the hub cannot step a parameter in the memory that the script has given it.
-            StateError: a parameter is not the tensor any more that this optimizer has.
+            StateError: a parameter was exchanged for another tensor, which this optimizer does not have.
         """
         if self._moved:
             self._check_moved()
@@ -264,7 +264,7 @@ class Weights:
         if swapped is not None:
             raise StateError(
                 f"parameter {swapped!r} was exchanged for another tensor (torch.utils.swap_tensors, or load_state_dict and to() by "
-                f"torch.__future__.set_swap_module_params_on_conversion): the hub has its former memory. Write the values by copy_, "
+                f"torch.__future__.set_swap_module_params_on_conversion): the hub's values go to the former tensor's memory. Write the values by copy_, "
                 f"or exchange tensors before DistributedOptimizer"
             )
         found = []

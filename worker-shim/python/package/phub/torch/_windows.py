@@ -123,7 +123,7 @@ class HostWindows:
         self._session.settle(key)
 
     def ready(self, keys: Sequence[str]) -> List[str]:
-        """Returns those of the keys whose answer has arrived. With pulls in batches, returns none."""
+        """Returns the keys whose answer has arrived, of the given keys. With pulls in batches, returns no key."""
         return [] if self._session.pull is not None else self._session.ready(*keys)
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
@@ -171,7 +171,7 @@ def have_other_bits(values: torch.Tensor, others: torch.Tensor) -> bool:
 _COMPARE = ctypes.CDLL(None).memcmp
 _COMPARE.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
-# Integer types of the same size: as integers, equal NaNs compare equal.
+# Integer types of the same size. If NaNs with equal bits are compared as integers, they are equal.
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -201,7 +201,8 @@ class CudaWindows(HostWindows):
     def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0, clip_value: Optional[float] = None) -> None:
         for key in values:
             self._made[key].wait()  # the bytes of an earlier call are read from the window
-        # The stream waits until the values are made, and until the weights of the round before were copied out of their window.
+        # The stream waits until the values are made, and until the weights of the previous round were copied out of their
+        # window.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for key, each in values.items():

@@ -128,7 +128,7 @@ def of_numpy_views_before_the_wrap(ctx):
 
 @idiom()
 def of_a_state_dict_taken_once(ctx):
-    """The script takes `state_dict()` once, and uses it in each step, because it shares memory with the model."""
+    """The script takes `state_dict()` once, and uses this dict in each step, because the dict shares memory with the model."""
     run = ctx.run()
     state = run.net.state_dict()
     for _ in run.after_steps():

@@ -69,7 +69,7 @@ def backbone_without_gradients(ctx):
 
 @idiom()
 def probe_first_and_all_later(ctx):
-    """LP-FT: the head is trained with one optimizer, and then all parameters with another."""
+    """LP-FT: the head is trained with one optimizer, and then all parameters with another optimizer."""
     net = Mlp()
     net.first.requires_grad_(False)
     net.second.requires_grad_(False)

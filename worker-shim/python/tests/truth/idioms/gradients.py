@@ -41,7 +41,7 @@ def replaced(ctx):
 
 @idiom()
 def replaced_by_one_number(ctx):
-    """A gradient of which all elements are one number in memory."""
+    """A gradient whose elements are all the same number in memory."""
     run = ctx.run()
     for _ in run.before_steps():
         run.net.first.weight.grad = torch.full((1, 1), 0.1).expand(8, 6)

@@ -125,7 +125,7 @@ def unfrozen_after_zero_grad_and_read(ctx):
 
 @idiom()
 def frozen_before_the_step_as_another_is_unfrozen(ctx):
-    """After the backward pass one layer is frozen and another is unfrozen. Torch still makes the step of the frozen layer."""
+    """After the backward pass one layer is frozen and another layer is unfrozen. Torch still makes the step of the frozen layer."""
     net = Mlp()
     net.head.requires_grad_(False)
     run = ctx.run(net, adamw, wrap={"unused": True})

@@ -363,7 +363,7 @@ def moved_to_where_it_is(ctx):
 
 @idiom()
 def moved_to_where_it_is_at_rank_0(ctx):
-    """Rank 0 saves `model.cpu().state_dict()`, for a model that is in this memory already."""
+    """Rank 0 saves `model.cpu().state_dict()`, for a model that is in host memory already."""
     run = ctx.run()
     for _ in run.after_steps():
         if ctx.rank == 0:

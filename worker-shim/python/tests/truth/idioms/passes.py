@@ -56,7 +56,7 @@ def sharpness_aware_by_copies(ctx):
 
 @idiom()
 def adversarial_weights(ctx):
-    """FGM on one layer: a second pass adds to the gradients of the first."""
+    """FGM on one layer: a second pass adds to the gradients of the first pass."""
     run = ctx.run()
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()
@@ -248,7 +248,7 @@ def never_zeroed(ctx):
 
 @idiom()
 def a_pass_thrown_away(ctx):
-    """The script discards a backward pass because of its loss, and makes another one."""
+    """The script discards a backward pass because of its loss, and makes another pass."""
     run = ctx.run(make=adamw)
     for inputs, targets in ctx.batches():
         run.optimizer.zero_grad()

@@ -261,7 +261,7 @@ def with_autocast(ctx):
 
 
 def with_the_old_name(ctx, **wrap):
-    """`torch.cuda.amp.GradScaler`. Without CUDA it disables itself, with a warning: losses are not scaled. With CUDA the script
+    """`torch.cuda.amp.GradScaler`. Without CUDA the scaler disables itself, with a warning: losses are not scaled. With CUDA the script
     disables it, because the tensors are in host memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -119,7 +119,7 @@ def resumed_after_skipped_steps(ctx):
 
 @idiom(workers=(1, 2, 4))
 def loaded_between_backward_and_clip(ctx):
-    """The gradients are those of before, and so they are means."""
+    """The script loads a state, and then clips the gradients from before the load: they are means nevertheless."""
     run = ctx.run(make=adamw)
     for step, _ in enumerate(run.before_steps()):
         if step == 2:

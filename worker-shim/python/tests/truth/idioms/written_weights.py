@@ -188,7 +188,7 @@ def memory_set_to_that_of_another_tensor(ctx):
 
 @idiom()
 def swapped_between_parameters(ctx):
-    """Population-based training: one layer takes the values of another."""
+    """Population-based training: one layer takes the values of another layer."""
     run = ctx.run()
     for step, _ in enumerate(run.after_steps()):
         if step == 2:
