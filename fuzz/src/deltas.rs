@@ -6,7 +6,8 @@ use pbox_core::Dtype;
 /// The file with the values.
 const FILE: &[u8] = include_bytes!("../corpus/checkpoint/adam");
 
-/// Applies the bytes, and then a frame for each block.
+/// Applies the bytes as 1, 2 and [`MAX_DELTAS`] deltas, and as one delta too many. Zeros after the bytes stand for a
+/// block without a change.
 pub fn run(bytes: &[u8]) {
     let base = decode(FILE, FILE.len() as u64).expect("a valid file").base();
     let header = &FILE[..8 + u64::from_le_bytes(*FILE.first_chunk().expect("eight bytes")) as usize];

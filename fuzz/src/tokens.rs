@@ -66,7 +66,7 @@ fn altered(bytes: &[u8]) {
     altered_proof(&token, *at, *to);
     let mut text = token.to_string().into_bytes();
     let place = usize::from(*at) % text.len();
-    // Another case of a digit does not alter the proof.
+    // The same letter in another case does not count as a change.
     if text[place].eq_ignore_ascii_case(to) {
         return;
     }

@@ -145,7 +145,7 @@ pub(crate) fn sweep(dir: &Path) -> Result<(), VersionError> {
 /// Syncs the names in a directory to disk.
 fn sync(dir: &Path) -> io::Result<()> {
     match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems cannot sync a directory. Their server keeps the names.
+        // Some network file systems cannot sync a directory. The server of such a file system keeps the names.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         other => other,
     }

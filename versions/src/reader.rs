@@ -75,7 +75,8 @@ pub fn without_index(dir: &Path) -> Result<Vec<VersionError>, VersionError> {
     Ok(without.map(|id| fault(of_version(dir, id))).collect())
 }
 
-/// Whether a version has an index. True if the directory cannot be read: the reader then gets the reason.
+/// Whether a version has an index. Returns true if the directory cannot be read: the reader then gets the reason from a
+/// later call.
 fn has_index(dir: &Path, id: VersionId) -> bool {
     let there = of_version(dir, id).join(INDEX).try_exists();
     there.unwrap_or_else(|error| error.kind() != ErrorKind::NotADirectory)

@@ -10,7 +10,7 @@ import time
 PORT = 9100
 # MXNet splits a tensor with more values than this over all servers.
 BIG_ARRAY = 1_000_000
-# The longest wait, in seconds, for weights that have already arrived.
+# If a wait for weights is not longer than this time, in seconds, the weights had already arrived.
 WAS_THERE_S = 0.0005
 
 

@@ -9,7 +9,7 @@ numactl -H | tee /tmp/numactl
 grep -q "available: 2 nodes" /tmp/numactl
 phub-server topology --model resnet50 | tee /tmp/topology
 
-# sysfs shows the true nodes. An RDMA device in software has no PCI parent, but its net device has one.
+# sysfs shows the true nodes. An RDMA device in software has no PCI parent, but its network interface has a PCI parent.
 for ((i = 0; i < PHUB_RXE_NICS; i++)); do
     net=$(cat "/sys/class/infiniband/rxe$i/ports/1/gid_attrs/ndevs/0")
     pci=$(readlink -f "/sys/class/net/$net/device/..")

@@ -75,7 +75,7 @@ says "^FAIL  memlock +resnet50 with 8 workers registers 16[3-9][0-9]{7} bytes .*
     "fix: ulimit -l unlimited" "LimitMEMLOCK=infinity" "--ulimit memlock=-1" \
     "^FAIL  bytes over rxe0 +cannot register"
 
-# The model is one tensor of 1 MB. The kernel has pinned memory for the hub of its job.
+# The kernel pins as many bytes for a running hub as the doctor says. The model is one tensor of 1 MB.
 header='{"w":{"dtype":"F32","shape":[250000],"data_offsets":[0,1000000]}}'
 printf "\\x$(printf %x ${#header})\0\0\0\0\0\0\0%s" "$header" >/tmp/small.safetensors
 truncate -s $((8 + ${#header} + 1000000)) /tmp/small.safetensors

@@ -15,7 +15,7 @@ modprobe -d "${PHUB_RXE_DIR:-target/rxe}/kernel" vivid n_devs=1 node_types=1
 within 20 test -c /dev/video0
 export PHUB_TEST_VIDEO=/dev/video0 PHUB_TEST_HUB=127.0.0.1:7077
 serve --listen 127.0.0.1:7077 --cores 2 --transports verbs,tcp
-# run TEST...: runs tests of gradients in dma-bufs, none of which may be skipped.
+# run TEST...: runs these tests of gradients in dma-bufs. No test may be skipped.
 run() {
     together --test-threads 1 --nocapture "$@" 2>&1 | tee /tmp/tests
     ! grep "skipped:" /tmp/tests || exit 1

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Every RoCE packet on the wire has the traffic class that NCCL's variable names, in both directions. No
-# packet is longer than the MTU that a flag gives to the hub alone. Packets are captured at the hub's NIC.
+# Every RoCE packet on the wire has the traffic class that NCCL's variable names, in both directions. No packet is longer than
+# the MTU, which only the hub gets, by a flag. Packets are captured at the hub's NIC.
 # guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe
