@@ -163,7 +163,7 @@ mod tests {
         assert!(all.secrets().is_ok());
         let error = one.secrets().unwrap_err().to_string();
         assert!(
-            error.contains("a test") && error.contains("the secret that tokens are made from"),
+            error.contains("a test") && error.contains("the secret from which tokens are made"),
             "{error}"
         );
         assert!(!format!("{all:?} {one:?}").contains(secret.reveal()));
@@ -178,7 +178,7 @@ mod tests {
         }
         for (text, word) in [
             ("\"0123456789abcdef\"\n", "quotation marks: remove the quotation marks"),
-            ("PHUB_TOKEN=0123456789abcdef\n", "write only what follows it"),
+            ("PHUB_TOKEN=0123456789abcdef\n", "write only the secret after the equals sign"),
         ] {
             let error = Credential::parse(text, "the file x").unwrap_err().to_string();
             assert!(error.contains("the file x") && error.contains(word), "{error}");

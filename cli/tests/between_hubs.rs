@@ -94,7 +94,7 @@ fn hubs_that_give_no_common_round_in_five_tries_are_asked_again_later() {
     while_counting(&mut session, &next, || {
         match source.fetch() {
             Err(NoWeights::NotYet(why)) => {
-                says(why, &["job \"job\"", "one round in 5 tries", "512 rounds ahead; try again"]);
+                says(why, &["job \"job\"", "one round in 5 tries", "512 rounds ahead of the job; try again"]);
             }
             other => panic!("{other:?}"),
         }

@@ -15,7 +15,7 @@ use crate::failure::{Cause, Failure, RETRY};
 /// The delay beyond a request's timeout after which this process counts as suspended.
 const STOOD_STILL: Duration = Duration::from_secs(1);
 
-/// The news of the job at one hub.
+/// The last answer of one hub to a heartbeat, or the loss of the hub.
 #[derive(Debug)]
 pub(crate) struct News {
     /// The last reply of the hub.

@@ -51,7 +51,7 @@ pub(crate) struct Hubs {
     named: Vec<String>,
     /// The hubs with the job's state: the named hubs, or the hubs at the top of the levels above the named hubs.
     all: Vec<HubOf>,
-    /// The job's name at these hubs, if the job was found at the named hubs.
+    /// The job's name at the hubs in `all`. `None` until a named hub has the job.
     found: Option<String>,
     /// The index in [`MARGINS`] with which the next fetch begins, and the round of the last fetch. `None` if
     /// all hubs gave one round at once.

@@ -56,7 +56,8 @@ fn weights(job: &Simulated) -> [Vec<f32>; 2] {
     [0, 1].map(|rank| job.workers[rank].weights::<f32>(KEY).unwrap().to_vec())
 }
 
-/// Makes two rounds, once with answers ahead and once without, and compares the weights. `round` makes the first round.
+/// Runs two rounds with answers ahead, and the same two rounds in another job without them. Compares the weights. `round`
+/// makes the first of the two rounds.
 fn same(what: &str, round: impl Fn(&mut Simulated)) {
     let [ahead, plain] = [true, false].map(|answers_ahead| {
         let mut job = sent_ahead(answers_ahead);

@@ -1,13 +1,13 @@
 #!/bin/bash
-# Measures incast over RDMA: `tools/rxe/incast.sh [REPETITIONS]` (3). Four workers in one virtual machine, each with its own
+# Measures incast over RDMA: `tools/rxe/incast.sh [REPETITIONS]` (default: 3). Four workers in one virtual machine, each with its own
 # NIC, push to a hub in another virtual machine. The hub's only NIC is behind a switch port of 64 Mb/s. The port has a queue of
 # 256 KB, and drops packets when the queue is full:
 #
 #     workers: nic0 to nic3 --wires-- nic0 to nic3 [bridge] port: tbf -- veth -- the hub's NIC
 #
-# For each credit in PHUB_INCAST_CREDITS, and without a limit, the script prints the packets that the switch dropped, the
-# retries of the workers' NICs, and the goodput in MB/s. Measurements with the different credits alternate. The processors are
-# emulated, so only ratios count.
+# For each credit in PHUB_INCAST_CREDITS, in bytes or `none`, the script prints the number of packets that the switch dropped,
+# the number of retries of the workers' NICs, and the goodput in MB/s. Measurements with the different credits alternate. The
+# processors are emulated, so only ratios count.
 set -eu -o pipefail
 rate=64mbit queue=256kb
 read -ra credits <<<"${PHUB_INCAST_CREDITS:-none 1048576 262144 131072 65536 32768}"

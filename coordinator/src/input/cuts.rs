@@ -10,8 +10,8 @@ use super::Request;
 use crate::hub::{Hub, JobEnded};
 use crate::job::{CutId, Effect, NotReleased, Purpose};
 
-/// A request of hub 0 to pause a running job for a cut. Cuts that already wait at this hub are made first. The answer
-/// has the cut's number at this hub.
+/// A request from hub 0 to this hub: pause a running job for a cut. Cuts that already wait at this hub are made first. The
+/// answer has the cut's number at this hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldByLead {

@@ -98,8 +98,9 @@ const MTU: PathSetting = PathSetting {
     default: 4096,
     help: "The largest packet in bytes; a port with a lower MTU uses its own MTU",
 };
-/// The setting that makes immediates separate writes. A fabric with adaptive routing spreads the packets of
-/// plain writes over its paths, but keeps the packets of a write with immediate in order.
+/// The setting that sends the immediate as a write of its own, after a plain write of the bytes. A fabric with
+/// adaptive routing spreads the packets of plain writes over its paths, but keeps the packets of a write with
+/// immediate in order.
 const ADAPTIVE_ROUTING: PathSetting = PathSetting {
     flag: "--rdma-adaptive-routing",
     variables: &["PHUB_RDMA_ADAPTIVE_ROUTING", "NCCL_IB_ADAPTIVE_ROUTING"],

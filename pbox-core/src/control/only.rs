@@ -42,7 +42,7 @@ impl StateQuery {
         let seen: String = query.chars().take(SHOWN_CHARS).collect();
         let reason = format!(
             "the query is {seen:?}; expected no query, or pairs joined by &: only=weights or only=averages, dtype=bf16 or \
-             dtype=f16 (only together with the pair of `only`), and before=ROUND; each name at most once"
+             dtype=f16 (only together with `only`), before=ROUND; each name at most once"
         );
         Err(ParseError::Malformed { what: "state", reason })
     }

@@ -159,7 +159,7 @@ const TABLE: &[(Term, Term, &str)] = &[
     (
         Term::Ema,
         Term::Ablate,
-        "steps that ablate leaves out change no weights, so their average is useless; leave the average out",
+        "`ablate` skips steps, which then change no weights, so an average of the weights is useless; leave the average out",
     ),
     (
         Term::Compare,

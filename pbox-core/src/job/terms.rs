@@ -144,7 +144,8 @@ pub enum InvalidTerms {
     #[error("{what} {seen}: expected a number above 0; leave it out for no bound")]
     ClipNorm { what: &'static str, seen: f32 },
     #[error(
-        "skip_spikes {seen}: expected a multiple of the norm's running mean, above 1; leave it out to skip no round"
+        "skip_spikes {seen}: expected a number above 1; a round is skipped if its norm is above this number times the running mean of \
+         norms; leave skip_spikes out to skip no round"
     )]
     SkipSpikes { seen: f32 },
     #[error("ema {seen}: expected a decay above 0 and below 1, also in f32; leave it out for no average")]

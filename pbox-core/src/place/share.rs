@@ -127,7 +127,7 @@ pub fn first_chunks(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Ch
     firsts.into_iter().filter(|&first| first < u32::MAX).map(ChunkId).collect()
 }
 
-/// Returns the parts of keys and groups, each with its hub.
+/// Splits each key and each group into parts, and returns the chunks of each part with the index of its hub.
 fn shared(layout: &Layout, schedule: Schedule, share: Share) -> Vec<(usize, Range<u32>)> {
     let keys = (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key)));
     let Share { hubs, split_above, .. } = share;

@@ -172,7 +172,7 @@ mod tests {
             values in proptest::collection::vec((any::<u32>(), 1u32..9), 0..60),
             cut in any::<prop::sample::Index>(),
         ) {
-            // Some values are sums of squares that were rounded before.
+            // A value may stand for several equal squares: their sum, which is rounded.
             let finite = |&(bits, times): &(u32, u32)| {
                 let value = f32::from_bits(bits);
                 value.is_finite().then(|| square(value) * f64::from(times))

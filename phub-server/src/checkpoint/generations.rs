@@ -164,9 +164,9 @@ impl CheckpointStore {
         disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 
-    /// Removes the least needed file of a job, so that the state before `round` has room. A file from which no job
-    /// continues is needed least, then a file of a later round that the job has gone back from, then the oldest
-    /// generation. The newest readable generation is kept. Returns whether a file was removed.
+    /// Removes one file of a job to make room for the state before `round`. Files from which no job continues are removed
+    /// first, then files of rounds after `round`, which the job repeats, and then the oldest generations. The newest
+    /// readable generation is kept. Returns whether a file was removed.
     pub(super) fn make_room(&self, job: &str, share: Share, round: Round) -> io::Result<bool> {
         let mut names = vec![damaged_name(job, share), not_finite_name(job, share)];
         if share.is_whole() {

@@ -186,7 +186,7 @@ impl Life {
         }
     }
 
-    /// Asks to join with a taken rank, or with other terms.
+    /// Asks to join with a taken rank, or with terms that differ from the job's terms. The hubs refuse.
     pub fn refuses(&mut self) {
         let (rank, differs) = (self.dice.below(u64::from(WORKERS)) as u32, self.dice.below(3) == 0);
         let hubs = self.job.hubs.hubs.iter_mut();

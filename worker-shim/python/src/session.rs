@@ -143,7 +143,7 @@ impl Session {
         self.push_as(&keys, Pushed::Gradient)
     }
 
-    /// Pushes gradients that the script may have changed after `send_ahead` sent them. All bytes are then sent again.
+    /// Pushes gradients that `send_ahead` has sent, but that the script may have changed since. Sends all bytes again.
     fn push_rewritten(&self, keys: Vec<u32>) -> PyResult<()> {
         self.push_as(&keys, Pushed::Rewritten)
     }

@@ -48,7 +48,9 @@ pub enum PullError {
         why: String,
     },
     /// The session does not pull in batches.
-    #[error("layers were set for a session without batches; set SessionConfig::pull before the join")]
+    #[error(
+        "layers were set, but this session does not pull layers in batches; set SessionConfig::pull before the join"
+    )]
     NoBatches,
 }
 

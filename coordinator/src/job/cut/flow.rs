@@ -175,8 +175,8 @@ impl Moved<'_> {
     pub fn held_everywhere(mut self) -> Vec<Effect> {
         let (cut, job) = (&mut self.cut, &self.job);
         match cut.purpose {
-            // With several hubs, no hub knows each worker's rounds at all hubs. So the workers continue to step after the
-            // cut, and their later rounds are lost, as if the hub had been killed after the cut.
+            // With several hubs, a hub does not know which rounds a worker has reached at the other hubs. So the workers
+            // continue to step after the cut, and their later rounds are lost, as if all hubs had been killed after the cut.
             Purpose::Snapshot(CutAt::LastRound) if job.hubs.share.is_whole() => {
                 self.waits(WaitsFor::Lines, Step::Lines)
             }

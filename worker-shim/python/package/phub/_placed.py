@@ -41,8 +41,8 @@ def _own(checkpoints: str, number: int, of: int) -> str:
         others = os.path.relpath(file, checkpoints).partition(os.sep)[0]
         if others != f"hubs-{of}":
             raise SettingsError(
-                f"{checkpoints}/{others} has this run's checkpoint, of another number of hubs than this attempt's {of} hubs: give the "
-                f"run as many nodes as before, or move these files away and continue from Ray's own checkpoint "
+                f"{checkpoints}/{others} has this run's checkpoint, which another number of hubs wrote; this attempt has {of} hubs: "
+                f"give the run as many nodes as before, or move these files away and continue from Ray's own checkpoint "
                 f"(ray.train.get_checkpoint)"
             )
     own = os.path.join(checkpoints, f"hubs-{of}", str(number))

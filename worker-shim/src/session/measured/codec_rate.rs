@@ -130,7 +130,7 @@ mod tests {
         assert!(
             slower
                 && line.starts_with(&format!(
-                    "{rate}, and this machine's NIC eth0 carries 25.0 Gb/s; if the whole way"
+                    "{rate}, and this machine's NIC eth0 carries 25.0 Gb/s; if the whole path"
                 )),
             "{line}"
         );

@@ -21,8 +21,8 @@ use crate::weights::{Gather, Mode, Staged};
 /// answers were sent ahead.
 #[derive(Debug)]
 pub(super) struct Contents {
-    /// One row of bits for each chunk and each content of a push, with a bit for each worker. The row of [`ANSWERED_AHEAD`]
-    /// has a bit for each worker that was answered ahead.
+    /// One row of bits for each chunk and each kind of content, with one bit for each worker. In the row of
+    /// [`ANSWERED_AHEAD`], the bits of the workers that were answered ahead are set.
     words: Vec<u64>,
     words_per_row: usize,
     broadcasts: bool,
