@@ -2,6 +2,7 @@
 optimizer."""
 
 import copy
+import gc
 
 import pytest
 
@@ -276,3 +277,22 @@ def test_a_state_that_rank_0_alone_loads_is_an_error_that_says_so(hub):
     told, _ = in_processes(2, loads_at_rank_0_alone, hub.address)
     assert "left job 'job' for a new job, and other workers have not" in told and "[1] of 2" in told
     assert "test_torch_new_jobs.py" in told and "only before DistributedOptimizer" in told
+
+
+def loads_and_counts_mappings(rank, hub):
+    model = Net()
+    optimizer = wrap(OPTIMIZERS["adamw"](model.parameters()), model, hub, rank=rank, world_size=2)
+    counts = []
+    gc.disable()
+    for times in range(4):
+        train(model, optimizer, 2 * times, 2 * times + 2)
+        optimizer.load_state_dict(optimizer.state_dict())
+        with open("/proc/self/maps") as maps:
+            counts.append(sum("/memfd:" in line for line in maps))
+    optimizer.leave()
+    return counts
+
+
+def test_the_windows_of_former_jobs_are_freed_without_a_garbage_collection(hub):
+    for counts in in_processes(2, loads_and_counts_mappings, hub.address):
+        assert counts[0] > 0 and len({*counts}) == 1, counts

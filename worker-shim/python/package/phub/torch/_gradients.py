@@ -393,6 +393,7 @@ class Gradients:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+        self._begin = lambda: None  # the former function refers to the owner of this object, and so would keep the windows
         for parameter in self._parameters.values():
             gradient = gradient_of(parameter)
             if gradient is not None:

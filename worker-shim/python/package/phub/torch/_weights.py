@@ -73,6 +73,7 @@ class Weights:
 
     def __init__(self, parameters: Dict[str, torch.nn.Parameter], windows: Windows) -> None:
         self.parameters, self._windows = parameters, windows
+        self._holder: Optional[Holder] = None  # from `begin` to `leave`
         self._keys = {id(parameter): key for key, parameter in parameters.items()}
         self._weights: Dict[str, _Weight] = {}
         self.pending: Set[str] = set()
@@ -87,9 +88,10 @@ class Weights:
 
     def begin(self, gradients: Callable[[], Optional[Taker]]) -> None:
         """Copies the first values into the parameters, and makes them held parameters."""
-        self._holder = Holder(self._read, self._exposed, self._has_moved, gradients)
+        self._gradients = gradients
+        self._holder = holder = Holder(self._read, self._exposed, self._has_moved, gradients)
         for key, parameter in self.parameters.items():
-            hold(parameter, self._holder)
+            hold(parameter, holder)
             self._weights[key] = _Weight(parameter)
         self.arrange(list(self.parameters))
         self._put(list(self.parameters))
@@ -212,7 +214,7 @@ class Weights:
         self._weights[key].look_again()
         self._moved.add(key)
         self._note_places()
-        gradients = self._holder.gradients()
+        gradients = self._gradients()
         if gradients is not None:
             gradients.moved(parameter)
 
@@ -259,6 +261,7 @@ class Weights:
         """
         if self._moved:
             self._check_moved()
+        assert self._holder is not None
         claim(self.parameters.values(), self._holder)  # another optimizer with the same parameters may have made a step
         swapped = next((key for key, each in self.parameters.items() if not hasattr(type(each), "_phub_own")), None)
         if swapped is not None:
@@ -291,8 +294,10 @@ class Weights:
     def leave(self) -> None:
         """Makes the parameters ordinary parameters again, with the values that they have."""
         self.pending.clear()
-        for parameter in self.parameters.values():
-            release(parameter, self._holder)
+        holder, self._holder = self._holder, None  # its methods refer to this object, and so would keep the windows
+        if holder is not None:
+            for parameter in self.parameters.values():
+                release(parameter, holder)
 
 
 def _fill(weights: List[Tuple[_Weight, torch.Tensor]]) -> None:
