@@ -186,8 +186,11 @@ def test_tensors_of_other_types_than_rank_0s_are_refused(hub):
         assert values == [1, 1]
 
 
+VALUES = [-0.0, float("nan"), 1e-40, 3.0]
+
+
 def broadcast_twice(rank, hub):
-    values = torch.tensor([-0.0, float("nan"), 1e-40, 3.0]) if rank == 0 else torch.zeros(4)
+    values = torch.tensor(VALUES) if rank == 0 else torch.zeros(4)
     tensors = {"f32": values, "f16": values.half(), "i64": torch.tensor([2**40 + 1 - rank]), "none": torch.ones(0)}
     phub.torch.broadcast_parameters(tensors, hub=hub, rank=rank, world_size=2)
     assert tensors["f32"].numpy().view("u4").tolist() == [0x80000000, 0x7FC00000, 71362, 0x40400000]
@@ -195,9 +198,10 @@ def broadcast_twice(rank, hub):
 
 
 def test_a_broadcast_leaves_nothing_with_a_hub_that_has_checkpoints(tmp_path):
+    halves = torch.tensor(VALUES).half().numpy().view("u2").tolist()  # versions of torch give NaN other bits
     with phub.serve(cores=1, idle="sleep", checkpoints=tmp_path, checkpoint_every=100) as hub:
         for _ in range(2):
-            assert in_processes(2, broadcast_twice, hub.address) == [(2**40 + 1, [0x8000, 0x7E00, 0, 0x4200])] * 2
+            assert in_processes(2, broadcast_twice, hub.address) == [(2**40 + 1, halves)] * 2
     assert [file.name for file in tmp_path.rglob("*.safetensors")] == []
 
 

