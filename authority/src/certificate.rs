@@ -12,6 +12,10 @@ use rustls::{RootCertStore, ServerConfig};
 use sha2::{Digest, Sha256};
 
 use crate::digits::hex;
+use crate::file::read_file;
+
+/// The longest file with certificates or a key that is read, in bytes. The certificates that Debian trusts have 0.2 MB.
+const FILE_BYTES: u64 = 16 << 20;
 
 /// An error: certificates or keys cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +66,8 @@ pub(crate) struct Pair {
 impl Pair {
     pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let chain = certificates(certificate)?;
-        let read = PrivateKeyDer::from_pem_file(key);
+        let read = read_file(key, FILE_BYTES).map_err(pem::Error::Io);
+        let read = read.and_then(|bytes| PrivateKeyDer::from_pem_slice(&bytes));
         let unreadable = |error| TlsError::Unreadable {
             path: key.to_owned(),
             expected: "the key of a certificate",
@@ -75,8 +80,9 @@ impl Pair {
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let unreadable =
         |error| TlsError::Unreadable { path: path.to_owned(), expected: "one or more certificates", error };
-    let read = CertificateDer::pem_file_iter(path).map_err(unreadable)?;
-    let read: Vec<_> = read.collect::<Result<_, _>>().map_err(unreadable)?;
+    let bytes = read_file(path, FILE_BYTES).map_err(|error| unreadable(pem::Error::Io(error)))?;
+    let read: Vec<_> =
+        CertificateDer::pem_slice_iter(&bytes).collect::<Result<_, _>>().map_err(unreadable)?;
     if read.is_empty() { Err(TlsError::Empty { path: path.to_owned() }) } else { Ok(read) }
 }
 

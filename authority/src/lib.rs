@@ -15,6 +15,7 @@
 mod certificate;
 mod credential;
 mod digits;
+mod file;
 mod own_file;
 mod proof;
 mod secret;
@@ -24,6 +25,7 @@ mod trust;
 pub use certificate::{TlsError, fingerprint, serve};
 pub use credential::{Credential, CredentialError};
 pub use digits::{hex, unhex};
+pub use file::{check_no_fifo, read_file};
 pub use own_file::directory as own_directory;
 pub use proof::{BodyDigest, Proof};
 pub use secret::{Secret, Secrets, WeakSecret, random};

@@ -2,11 +2,12 @@
 //! created when it is first needed.
 
 use std::fs;
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::credential::CredentialError;
+use crate::file::read_file;
 use crate::secret::Secret;
 
 /// The longest file with secrets that is read, in bytes.
@@ -51,19 +52,7 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
 /// Returns an error if the file is a FIFO, from which a read may wait forever, or has no end, such as `/dev/zero`. The
 /// pipe of a shell has no path in a directory, and can be read.
 pub(crate) fn text(path: &Path) -> io::Result<String> {
-    if fs::metadata(path)?.file_type().is_fifo() && path.canonicalize().is_ok() {
-        return Err(io::Error::other(
-            "expected a file, found a FIFO, from which a read may wait forever; give a file",
-        ));
-    }
-    let mut text = Vec::new();
-    fs::File::open(path)?.take(FILE_BYTES + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > FILE_BYTES {
-        return Err(io::Error::other(format!(
-            "expected a secret in each line, found more than {FILE_BYTES} bytes; give a file of secrets"
-        )));
-    }
-    String::from_utf8(text).map_err(io::Error::other)
+    String::from_utf8(read_file(path, FILE_BYTES)?).map_err(io::Error::other)
 }
 
 /// Creates the file. Several processes may create the file at the same time, also on machines that share the

@@ -615,5 +615,5 @@ fn a_configuration_file_has_the_flags() {
     let output = phub_server(&["serve"]).arg(named_by_bytes).output().unwrap();
     says(String::from_utf8_lossy(&output.stderr), &["cannot read /no/such/", "--config wants a TOML file"]);
     let large = "#".repeat((1 << 20) + 1);
-    says(serve(&large, &[], &[]).1, &[named, "not a configuration"]);
+    says(serve(&large, &[], &[]).1, &[named, "found more than 1048576 bytes", "wants a TOML file"]);
 }

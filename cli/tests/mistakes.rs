@@ -165,6 +165,34 @@ fn what_is_no_hub_and_no_job_is_said_before_anybody_is_asked() {
     }
 }
 
+/// Checks that no hub waits for the other end of a FIFO: SIGTERM does not end such a hub.
+#[test]
+fn a_fifo_in_place_of_a_file_of_settings_ends_a_hub() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&fifo).status().unwrap().success());
+    let fifo = text(&fifo);
+    let tls = dir.path().join("tls");
+    assert!(phub_server(&["certificate", "--out", text(&tls)]).output().unwrap().status.success());
+    let (certificate, key) = (tls.join("hub.crt"), tls.join("hub.key"));
+    let (certificate, key) = (text(&certificate), text(&key));
+    for arguments in [
+        &["--config", fifo][..],
+        &["--token-file", fifo],
+        &["--tls-cert", fifo, "--tls-key", key],
+        &["--tls-cert", certificate, "--tls-key", fifo],
+        &["--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", fifo],
+        &["--trace", fifo],
+    ] {
+        says(serve(arguments), &[fifo, "expected a file, found a FIFO"]);
+    }
+    says(
+        serve(&["--tls-cert", "/dev/zero", "--tls-key", key]),
+        &["/dev/zero", "found more than 16777216 bytes"],
+    );
+}
+
 /// Checks that no command waits for the writer of a FIFO. The pipe of a shell is read.
 #[test]
 fn a_fifo_in_place_of_a_file_ends_a_command_and_a_pipe_is_read() {

@@ -77,7 +77,9 @@ fn checkpoints(settings: &HubSettings) -> Found {
 fn timeline(settings: &HubSettings) -> Found {
     let Some(path) = &settings.trace else { return Ok(None) };
     let opened = match path.exists() {
-        true => OpenOptions::new().write(true).open(path).map(drop),
+        true => {
+            authority::check_no_fifo(path).and_then(|()| OpenOptions::new().write(true).open(path).map(drop))
+        }
         false => can_make_in(parent(path)),
     };
     let failed = |error| TraceError::File { path: path.clone(), doing: "opening it for writing", error };

@@ -10,6 +10,7 @@
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Seek, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -72,6 +73,10 @@ impl TraceFile {
     pub fn create(path: impl Into<PathBuf>) -> Result<Self, TraceError> {
         let path = path.into();
         let failed = |error| TraceError::File { path: path.clone(), doing: "opening it for writing", error };
+        // Opening a FIFO would wait for its reader. A trace needs a file with places, which a FIFO does not have.
+        if path.metadata().is_ok_and(|found| found.file_type().is_fifo()) {
+            return Err(failed(std::io::Error::other("expected a file, found a FIFO")));
+        }
         let file = File::create(&path).map_err(failed)?;
         let mut trace = TraceFile { path, file };
         trace.write(&[])?;
@@ -220,6 +225,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let error = TraceFile::create(directory.path()).unwrap_err().to_string();
         assert!(error.contains("opening it for writing failed") && error.contains("name a file"), "{error}");
+        let fifo = directory.path().join("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let error = TraceFile::create(&fifo).unwrap_err().to_string();
+        assert!(error.contains("found a FIFO") && error.contains("name a file"), "{error}");
         let other = directory.path().join("other.json");
         std::fs::write(&other, "[1, 2]\n").unwrap();
         let error = merge(&[other]).unwrap_err().to_string();

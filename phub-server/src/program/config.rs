@@ -4,8 +4,6 @@
 //! a file.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -102,18 +100,11 @@ fn value_of(flag: &str, arguments: &[OsString]) -> Option<OsString> {
 }
 
 fn text(path: &Path) -> Result<String, String> {
-    let at = path.display();
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
-    match read {
-        Err(error) => {
-            Err(format!("cannot read {at}: {error}; --config wants a TOML file that this user may read"))
-        }
-        Ok(bytes) if bytes as u64 > MAX_BYTES => {
-            Err(format!("{at} has more than {MAX_BYTES} bytes: it is not a configuration"))
-        }
-        Ok(_) => Ok(text),
-    }
+    let read = authority::read_file(path, MAX_BYTES);
+    let text = read.and_then(|bytes| String::from_utf8(bytes).map_err(std::io::Error::other));
+    text.map_err(|error| {
+        format!("cannot read {}: {error}; --config wants a TOML file that this user may read", path.display())
+    })
 }
 
 /// Returns a value as a command line has it. The items of a list have commas between them.
