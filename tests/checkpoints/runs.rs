@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
@@ -41,5 +42,11 @@ fn old_runs_leave_their_files_and_those_that_are_here_keep_theirs() {
     }
     until("the files of two jobs are left, beside the model", || files(dir.path()).len() == 3);
     assert_eq!(files(dir.path()), ["here.safetensors", "model.safetensors", "run-4.safetensors"]);
+    // The clock is set back by an hour, so the earlier file looks newer. Each run's own file once went first.
+    let earlier = std::fs::File::options().write(true).open(dir.path().join("run-4.safetensors")).unwrap();
+    earlier.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
+    run(&hub, "run-5");
+    until("two jobs are left", || !files(dir.path()).contains(&"run-4.safetensors".to_owned()));
+    assert_eq!(files(dir.path()), ["here.safetensors", "model.safetensors", "run-5.safetensors"]);
     here.remove(0).leave().unwrap();
 }

@@ -145,17 +145,19 @@ impl Registry {
         tracing::info!(job = job.name, "job ended: all workers left");
         self.command(&job, || Command::RemoveJob { job: id });
         let had_files = self.saves(&state);
+        let ended = job.name.clone();
         self.free(Discarded::of((state, job)));
         self.freed.notify_waiters();
         if let Some(registry) = self.me.upgrade().filter(|_| had_files) {
-            self.runtime.spawn(on_thread("phub-checkpoint", move || registry.remove_old_jobs()));
+            self.runtime.spawn(on_thread("phub-checkpoint", move || registry.remove_old_jobs(&ended)));
         }
     }
 
     /// Removes the files of the jobs that were saved longest ago, if `--checkpoint-jobs` bounds the number of
     /// jobs. Meanwhile the name of each job is reserved, so that no job begins with files that are being
-    /// removed.
-    fn remove_old_jobs(&self) {
+    /// removed. The files of the job that has just `ended` stay, even if they look older than all others: the clock may
+    /// have been set back.
+    fn remove_old_jobs(&self, ended: &str) {
         let Some(store) = &self.store else { return };
         let (old, mut too_many) = match store.old_jobs() {
             Ok(found) => found,
@@ -169,7 +171,7 @@ impl Registry {
             }
             let name = job.name.clone();
             let mut inner = self.lock();
-            if inner.hub().end().is_closed() || !inner.hub().names().is_free(&name) {
+            if inner.hub().end().is_closed() || !inner.hub().names().is_free(&name) || name == ended {
                 continue;
             }
             let _reserved = self.reserve(&mut inner, &name);
