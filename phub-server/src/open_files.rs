@@ -22,3 +22,14 @@ pub fn attainable(limit: &Rlimit) -> u64 {
     let raised = limit.maximum.map_or(REASONABLE, |hard| hard.min(REASONABLE));
     limit.current.map_or(u64::MAX, |limit| limit.max(raised))
 }
+
+/// Returns the limit that counts now; `None` if there is none.
+pub(crate) fn limit() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
+/// Returns the number of open files of this process; `None` without /proc.
+pub(crate) fn open() -> Option<u64> {
+    let listed = std::fs::read_dir("/proc/self/fd").ok()?.count() as u64;
+    Some(listed.saturating_sub(1)) // the listing itself has a descriptor
+}

@@ -183,6 +183,19 @@ fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     hub.lives();
 }
 
+/// Checks that the first worker hears it. Formerly all workers were admitted, and failed after 10 s.
+#[test]
+fn a_job_whose_workers_need_too_many_descriptors_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = Hub::start();
+    hub.limit(Resource::Nofile, 64);
+    let error = refused(config_at(&hub.address, "large", 0, 100));
+    says(&error, &["\"large\": 100 workers need", "this hub may have 64", "ulimit -n", "use fewer workers"]);
+    assert_eq!(describe(&hub.address).jobs, [], "a refused job is none");
+    hub.limit(Resource::Nofile, 1024);
+    hub.lives();
+}
+
 /// A limit on locked memory is harmless with shared memory, because the hub locks no memory then.
 #[test]
 fn no_locked_memory_is_needed() {

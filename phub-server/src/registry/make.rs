@@ -15,7 +15,7 @@ use fabric::{PortId, Ranges, SendWindow, Spans};
 use hub_threads::alarm::guarded;
 use hub_threads::near::Near;
 use hub_threads::{Carried, Command, CoreHandle};
-use pbox_core::control::{JoinRequest, RefusalCode, Versions};
+use pbox_core::control::{JoinRequest, RefusalCode, TransportAddress, Versions};
 use pbox_core::{
     Below, JobCores, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound,
     Placement, Restored, Round, ShardSpec, Wire,
@@ -27,6 +27,7 @@ use super::job::{Cores, Job, Load};
 use super::{Because, Inner, Refusal, Registry};
 use crate::job_memory::{self, JobMemory};
 use crate::lanes::{self, Lane};
+use crate::open_files;
 
 fn listed(numbers: impl IntoIterator<Item = impl ToString>) -> String {
     numbers.into_iter().map(|number| number.to_string()).collect::<Vec<_>>().join(",")
@@ -131,6 +132,7 @@ impl Registry {
             Some(below) => (self.nodes(&numbers), below.placement.clone()),
         };
         let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
+        self.check_open_files(name, terms.workers, owners)?;
         // Each joining worker puts its own port in the place of port 0.
         let links = placement.links(&wire, self.cores.len(), numbers.iter().copied(), &[PortId(0)]);
         tracing::info!(
@@ -167,6 +169,29 @@ impl Registry {
         let begin = Begin { spec, hub: hubs, from };
         let warning = warning.flatten();
         Ok(Made { begin, wire, cores, weights, peers, joined, warning, shards, above: ways })
+    }
+
+    /// Checks that this process may open the files that the workers of all jobs need. Otherwise connections of admitted
+    /// workers would wait until joins fail. Links by RDMA and shared memory are not counted one by one.
+    fn check_open_files(&self, name: &str, workers: u32, links: usize) -> Result<(), Refusal> {
+        let has_rdma = self.transports.iter().any(|each| matches!(each, TransportAddress::Verbs { .. }));
+        // A worker has a connection to the control port, and a connection for each link. The job has a window.
+        let needs = |workers: u32, links: usize| {
+            1 + u64::from(workers) * (1 + if has_rdma { 0 } else { links as u64 })
+        };
+        let of_jobs: u64 = {
+            let inner = self.lock();
+            inner.hub().living().map(|job| needs(job.spec.terms.workers, job.spec.made.owners)).sum()
+        };
+        let (needed, open) = (needs(workers, links), self.files_at_start);
+        match open_files::limit() {
+            Some(limit) if open + of_jobs + needed > limit => {
+                Err(RefusalCode::NoResource.because(format!(
+                    "job {name:?}: {workers} workers need {needed} open files, and this hub may have {limit}: it has {open} without                      jobs, and other jobs need {of_jobs}; allow more (ulimit -n, LimitNOFILE= of a unit), or use fewer workers"
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Makes the windows of a job, and its links to the hubs above, if there are any.

@@ -59,6 +59,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use crate::checkpoint::CheckpointStore;
+use crate::open_files;
 use above::Meetings;
 use inner::{Both, Inner};
 use job::Job;
@@ -139,6 +140,8 @@ pub(crate) struct Registry {
     discard: Sender<Discarded>,
     /// The resident memory of this process when there were no jobs.
     resident_at_start: u64,
+    /// The number of open files of this process when there were no jobs.
+    files_at_start: u64,
     /// The memory of copies and deltas.
     for_readers: ForReaders,
     /// The time since which there has been no job.
@@ -204,6 +207,7 @@ impl Registry {
             store,
             discard,
             resident_at_start: fabric::resident_bytes().unwrap_or(0),
+            files_at_start: open_files::open().unwrap_or(0),
             for_readers: ForReaders::default(),
             unused_since: watch::Sender::new(Some(Instant::now())),
             draining: watch::Sender::default(),
