@@ -203,6 +203,25 @@ fn a_hub_that_does_not_come_back_is_an_error_in_time() {
     says(error, &["\"job\" failed", "a test", "the hub did not come back within", "cannot reach"]);
 }
 
+/// Formerly the error said that the hub had not come back.
+#[test]
+fn a_worker_that_returns_alone_hears_that_the_hub_is_back() {
+    let _watchdog = Watchdog::start();
+    let address = free_address();
+    let listening = HubSettings { listen: address, ..settings(1, 30) };
+    let hub = Hub::start(&listening).unwrap();
+    let mut sessions = ready_all(WORKERS, |rank| SessionConfig {
+        join_limit: Duration::from_millis(300),
+        hub_wait: Duration::from_secs(5),
+        ..waiting(address, rank)
+    });
+    hub.stop("a test");
+    let _again = started(&listening);
+    let error = step(&mut sessions[0], 0, 0).unwrap_err().to_string();
+    says(&error, &["a test", "the hub answers again", "worker(s) [1] of 2", "start the job again"]);
+    assert!(!error.contains("did not come back"), "{error}");
+}
+
 /// Checks that workers wait for a lost hub also while a proxy in front of it answers 502 in the hub's place.
 #[test]
 fn a_request_waits_for_a_hub_that_is_started_again_behind_a_proxy() {

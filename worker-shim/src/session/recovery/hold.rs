@@ -141,7 +141,14 @@ impl Session {
                         return Err(error);
                     }
                     let waited = since.elapsed().as_secs_f64();
-                    let more = format!("; the hub did not come back within {waited:.1} s: {error}");
+                    // A worker that found workers missing was admitted, so the hub is back.
+                    let more = match &error {
+                        SessionError::Missing { .. } => format!(
+                            "; the hub answers again, but the job did not begin again within {waited:.1} s: {error}; if only this worker \
+                             was cut off, the other workers have ended, and their errors name this worker: start the job again"
+                        ),
+                        _ => format!("; the hub did not come back within {waited:.1} s: {error}"),
+                    };
                     return Err(lost.with_more(&more).into());
                 }
                 Step::GoOn => return Ok(()),
