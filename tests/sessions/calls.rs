@@ -290,6 +290,23 @@ fn a_key_that_the_peer_does_not_push_is_named_at_the_limit() {
     });
 }
 
+/// The broadcast was once ignored, and each worker kept the mean of its first round.
+#[test]
+fn a_broadcast_after_an_average_is_an_error() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    for optimizer in [Optimizer::Average, Optimizer::Sum] {
+        let terms = |terms: &mut JobTerms| terms.optimizer = optimizer;
+        let mut session =
+            join_all(1, |rank| config(&hub, optimizer.name(), rank, 1).with_terms(terms)).remove(0);
+        push_all(&mut session).unwrap();
+        session.wait_all().unwrap();
+        let error = session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(3.0)).unwrap_err();
+        says(error, &["before round 1", "broadcast once, before the first push"]);
+        session.leave().unwrap();
+    }
+}
+
 #[test]
 fn an_average_needs_no_broadcast() {
     let _watchdog = Watchdog::start();

@@ -80,7 +80,8 @@ impl Session {
     /// worker keeps the job's weights. So a program that is started again can call it in the same way.
     ///
     /// # Errors
-    /// Returns an error if this session has made a round since its broadcast: another broadcast would change nothing.
+    /// Returns an error if this session has made a round since its broadcast, or any round in a job whose optimizer keeps no
+    /// weights: a broadcast would change nothing.
     pub fn broadcast_weights<E: Element>(
         &mut self,
         mut fill: impl FnMut(KeyId, &mut [E]),
@@ -108,7 +109,10 @@ impl Session {
     /// Carries out the first part of [`broadcast_written`](Self::broadcast_written), without the wait.
     pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
         let round = self.next_round();
-        if round > self.first.max(Round(1)) {
+        // A job without weights has no broadcast of its own. So any of its rounds may be another result.
+        let keeps_weights = self.config.terms.optimizer.keeps_weights();
+        let begins = if keeps_weights { self.first.max(Round(1)) } else { self.first };
+        if round > begins {
             return Err(ExchangeError::LateBroadcast { round: round.0 }.into());
         }
         if round == Round(0) {

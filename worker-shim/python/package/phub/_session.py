@@ -534,7 +534,8 @@ class Session:
 
         Raises:
             SettingsError: an array does not have its key's shape.
-            OrderError: this session has made a round since its broadcast, so the weights would not change.
+            OrderError: this session has made a round since its broadcast, or any round with the optimizers `Average` and `Sum`.
+                So the weights would not change.
         """
         if self.rank == 0 and self.next_round == 0:
             for key, value in (weights or {}).items():
