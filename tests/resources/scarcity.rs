@@ -190,7 +190,9 @@ fn a_job_whose_workers_need_too_many_descriptors_is_refused() {
     let hub = Hub::start();
     hub.limit(Resource::Nofile, 64);
     let error = refused(config_at(&hub.address, "large", 0, 100));
-    says(&error, &["\"large\": 100 workers need", "this hub may have 64", "ulimit -n", "use fewer workers"]);
+    let words =
+        ["\"large\": 100 workers need", "may have 64: it has", "without jobs", "ulimit -n", "fewer workers"];
+    says(&error, &words);
     assert_eq!(describe(&hub.address).jobs, [], "a refused job is none");
     hub.limit(Resource::Nofile, 1024);
     hub.lives();

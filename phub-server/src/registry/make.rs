@@ -132,7 +132,7 @@ impl Registry {
             Some(below) => (self.nodes(&numbers), below.placement.clone()),
         };
         let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
-        self.check_open_files(name, terms.workers, owners)?;
+        self.check_open_files(name, terms.workers, numbers.len())?;
         // Each joining worker puts its own port in the place of port 0.
         let links = placement.links(&wire, self.cores.len(), numbers.iter().copied(), &[PortId(0)]);
         tracing::info!(
@@ -172,22 +172,23 @@ impl Registry {
     }
 
     /// Checks that this process may open the files that the workers of all jobs need. Otherwise connections of admitted
-    /// workers would wait until joins fail. Links by RDMA and shared memory are not counted one by one.
-    fn check_open_files(&self, name: &str, workers: u32, links: usize) -> Result<(), Refusal> {
+    /// workers would wait until joins fail. Shared memory needs more files than are counted, and RDMA fewer.
+    fn check_open_files(&self, name: &str, workers: u32, cores: usize) -> Result<(), Refusal> {
         let has_rdma = self.transports.iter().any(|each| matches!(each, TransportAddress::Verbs { .. }));
-        // A worker has a connection to the control port, and a connection for each link. The job has a window.
-        let needs = |workers: u32, links: usize| {
-            1 + u64::from(workers) * (1 + if has_rdma { 0 } else { links as u64 })
+        // A worker has a connection to the control port, and a TCP connection for each core. The job has a window.
+        let needs = |workers: u32, cores: usize| {
+            1 + u64::from(workers) * (1 + if has_rdma { 0 } else { cores as u64 })
         };
         let of_jobs: u64 = {
             let inner = self.lock();
-            inner.hub().living().map(|job| needs(job.spec.terms.workers, job.spec.made.owners)).sum()
+            inner.hub().living().map(|job| needs(job.spec.terms.workers, job.spec.made.cores)).sum()
         };
-        let (needed, open) = (needs(workers, links), self.files_at_start);
+        let (needed, open) = (needs(workers, cores), self.files_at_start);
         match open_files::limit() {
             Some(limit) if open + of_jobs + needed > limit => {
                 Err(RefusalCode::NoResource.because(format!(
-                    "job {name:?}: {workers} workers need {needed} open files, and this hub may have {limit}: it has {open} without                      jobs, and other jobs need {of_jobs}; allow more (ulimit -n, LimitNOFILE= of a unit), or use fewer workers"
+                    "job {name:?}: {workers} workers need {needed} open files, and this hub may have {limit}: it has {open} without \
+                     jobs, and other jobs need {of_jobs}; allow more (ulimit -n, LimitNOFILE= of a unit), or use fewer workers"
                 )))
             }
             _ => Ok(()),
