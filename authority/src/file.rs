@@ -1,4 +1,4 @@
-//! The reading of a file that a setting names: neither a FIFO nor a file without an end holds the program up.
+//! Reads a file that a setting names: neither a FIFO nor a file without an end holds the program up.
 
 use std::fs;
 use std::io::{self, Read};

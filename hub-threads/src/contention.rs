@@ -28,7 +28,7 @@ struct Seen {
     part: Option<f64>,
 }
 
-/// What the kernel counts for a thread, in nanoseconds.
+/// The counts of the kernel for a thread, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     ran: u64,

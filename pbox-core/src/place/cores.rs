@@ -20,7 +20,7 @@ pub struct JobCores(Vec<JobCore>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct JobCore {
     pub node: u32,
-    /// From 1 to [`FULL_SPEED`].
+    /// The speed, from 1 to [`FULL_SPEED`].
     pub speed: u8,
 }
 
