@@ -80,8 +80,8 @@ impl Session {
     /// worker keeps the job's weights. So a program that is started again can call it in the same way.
     ///
     /// # Errors
-    /// Returns an error if this session has made a round since its broadcast, or any round in a job whose optimizer keeps no
-    /// weights: a broadcast would change nothing.
+    /// Returns an error if this session has made a round since its broadcast: another broadcast would change nothing. In a job
+    /// whose optimizer keeps no weights, any round counts.
     pub fn broadcast_weights<E: Element>(
         &mut self,
         mut fill: impl FnMut(KeyId, &mut [E]),
