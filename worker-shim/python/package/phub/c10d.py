@@ -121,7 +121,10 @@ class _HubGroup(_Group):  # type: ignore[misc]
         words = gather(StoreBoard(store), rank, size, new_word(), timeout.total_seconds())
         self.unique_name = words[0]
         store = _c10d.PrefixStore(self.unique_name, store)
-        super().__init__(store, rank, size, *_OPTIONS)
+        try:
+            super().__init__(store, rank, size, *_OPTIONS)
+        except TypeError:  # torch 2.9 gives only a group of its own class a store
+            super().__init__(rank, size)
         gloo, kind = _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout), _Group.BackendType.GLOO
         self._gloo = _Group(store, rank, size, *_OPTIONS)
         for group in (self, self._gloo):
