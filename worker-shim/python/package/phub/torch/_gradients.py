@@ -217,6 +217,7 @@ class Gradients:
             return False
         return True
 
+    @eager
     def _backward_ended(self) -> None:
         """Sends the remaining gradients. Computes scheduled means before the script continues, because the script may have views
         of gradients."""
