@@ -302,7 +302,7 @@ fn a_mean_of_norms_is_refused_by_name_where_there_is_none() {
     };
     for (value, seen) in [("1", "skip_spikes 1:"), ("inf", "skip_spikes inf"), ("nan", "skip_spikes NaN")] {
         let error = join(&|config| config.set("skip_spikes", value).unwrap());
-        says(&error, &[seen, "above 1; leave it out to skip no round"]);
+        says(&error, &[seen, "a number above 1", "leave skip_spikes out to skip no round"]);
     }
     let error = join(&|config| config.set("consistency", "asp").unwrap());
     says(&error, &["skip_spikes with consistency asp", "use bsp"]);

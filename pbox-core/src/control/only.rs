@@ -141,7 +141,7 @@ mod tests {
         ] {
             let error = StateQuery::parse(wrong).unwrap_err().to_string();
             assert!(error.contains("pairs joined by &: only=weights or only=averages"), "{error}");
-            assert!(error.len() < 300);
+            assert!(error.len() < 400);
         }
     }
 }

@@ -150,7 +150,7 @@ mod tests {
         assert!(
             highest(&[Some(7), Some(72)])
                 .unwrap_err()
-                .contains("in round 7, and the chunks of another hub in round 72")
+                .contains("in round 7, and the chunks of another hub are in round 72")
         );
     }
 }
