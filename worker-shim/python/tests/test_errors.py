@@ -36,7 +36,7 @@ def test_a_hub_that_is_no_address():
 def test_no_hub_is_named(monkeypatch):
     for name in ("PHUB_HUB", "DMLC_PS_ROOT_URI", "RANK", "PHUB_RANK"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(phub.SettingsError, match="rank 1 without a launcher.*say hub="):
+    with pytest.raises(phub.SettingsError, match="rank 1 without a launcher.*give hub="):
         join(None, 1, 2)
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "2")
@@ -56,7 +56,7 @@ def test_no_hub_is_named(monkeypatch):
         ({"keys": {"weight": (2, -1)}}, r"'weight' is \(2, -1\): expected a shape"),
         ({"keys": {"weight": phub.Key(10)}}, r"'weight' is Key\(shape=10.*: expected a shape"),
         ({"keys": {"weight": phub.Key((2, -1))}}, r"'weight' is Key\(shape=\(2, -1\).*: expected a shape"),
-        ({"keys": {"weight": phub.Key((2,), np.float32)}}, r"'weight' is Key.*: expected .* one such as phub.Key\(\(10, 64\), 'f32'\)"),
+        ({"keys": {"weight": phub.Key((2,), np.float32)}}, r"'weight' is Key.*: expected .* a key such as phub.Key\(\(10, 64\), 'f32'\)"),
         ({"keys": {"weight": phub.Key((2,), lr_mult=None)}}, "'weight' is Key.*: expected"),
         ({"maximize": "false"}, "maximize is 'false': expected True or False"),
         ({"skip_nonfinite": "no"}, "skip_nonfinite is 'no': expected True or False"),

@@ -247,7 +247,7 @@ def test_pulls_that_cannot_be(hub):
     session.push("also first", "second", "third")
     session.wait("first")
     session.leave()
-    with join(hub, job="other") as session, pytest.raises(phub.SettingsError, match="without batches"):
+    with join(hub, job="other") as session, pytest.raises(phub.SettingsError, match="does not pull layers in batches"):
         session.pull_by([["weight"], ["bias"]])
 
 

@@ -78,5 +78,5 @@ def test_replicas_of_shards_have_the_bits_of_the_sums_by_hand(hub, tmp_path, are
 def test_a_model_that_is_not_sharded_is_refused(hub):
     with pytest.raises(phub.SettingsError, match="call fully_shard on the model before"):
         phub.torch.Replicas(net(), None, hub=hub)
-    with pytest.raises(phub.SettingsError, match="say hub='host:port', or set PHUB_HUB"):
+    with pytest.raises(phub.SettingsError, match="give hub='host:port', or set PHUB_HUB"):
         phub.torch.Replicas(net(), None)
