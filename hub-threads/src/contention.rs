@@ -1,14 +1,17 @@
 //! The contention for a core's cpu: the core's thread wants to run, and the kernel runs other threads there.
 //!
-//! A thread that is pinned, or interrupts of another device, can take time from one core alone. The next job then gives
-//! this core fewer chunks.
+//! A pinned thread of another program takes time from one core alone. The next job then gives this core fewer chunks.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The least time that a thread must have wanted to run, in nanoseconds, so that its part of the cpu is not chance.
 const LEAST: u64 = 1_000_000_000;
+
+/// The age at which a part no longer counts: the other threads may have ended.
+const OLD: Duration = Duration::from_secs(60);
 
 /// The longest text that the kernel writes: three numbers of 20 digits.
 const TEXT_BYTES: usize = 64;
@@ -25,7 +28,7 @@ pub struct Contention {
 struct Seen {
     /// The counts when the part was last computed.
     last: Counts,
-    part: Option<f64>,
+    part: Option<(f64, Instant)>,
 }
 
 /// The counts of the kernel for a thread, in nanoseconds.
@@ -46,20 +49,25 @@ impl Counts {
 
 impl Seen {
     /// Computes the part again, if the thread has wanted to run for long enough since the last time.
-    fn update(&mut self, now: Counts) {
+    fn update(&mut self, now: Counts, at: Instant) {
         let (ran, waited) =
             (now.ran.saturating_sub(self.last.ran), now.waited.saturating_sub(self.last.waited));
         let wanted = ran.saturating_add(waited);
         if wanted >= LEAST {
-            *self = Seen { last: now, part: Some(ran as f64 / wanted as f64) };
+            *self = Seen { last: now, part: Some((ran as f64 / wanted as f64, at)) };
         }
+    }
+
+    fn part_at(&self, now: Instant) -> f64 {
+        let young = self.part.filter(|(_, at)| now.saturating_duration_since(*at) <= OLD);
+        young.map_or(1.0, |(part, _)| part)
     }
 }
 
 impl Contention {
     /// Creates a measurement with this result, for a core without a thread.
     pub fn of_part(part: f64) -> Self {
-        let seen = Seen { part: Some(part), ..Seen::default() };
+        let seen = Seen { part: Some((part, Instant::now())), ..Seen::default() };
         Contention { seen: Mutex::new(seen), ..Contention::default() }
     }
 
@@ -77,13 +85,13 @@ impl Contention {
         let read = self.counts.get().and_then(|counts| counts.read_at(&mut text, 0).ok());
         let counts = read.and_then(|read| Counts::parse(str::from_utf8(&text[..read]).ok()?));
         if let Some(counts) = counts {
-            self.seen().update(counts);
+            self.seen().update(counts, Instant::now());
         }
     }
 
-    /// Returns the part, from 0 to 1. It is 1 until the thread has wanted to run for a second.
+    /// Returns the part, from 0 to 1. It is 1 until the thread has wanted to run for a second, and again when a minute has passed since then.
     pub fn part(&self) -> f64 {
-        self.seen().part.unwrap_or(1.0)
+        self.seen().part_at(Instant::now())
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -95,7 +103,6 @@ impl Contention {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::channel;
-    use std::time::{Duration, Instant};
 
     use fabric::{IdlePolicy, any};
     use pbox_core::kernels::Kernels;
@@ -108,15 +115,16 @@ mod tests {
 
     #[test]
     fn a_part_is_of_the_last_second_of_work() {
-        let mut seen = Seen::default();
+        let (mut seen, begun) = (Seen::default(), Instant::now());
         let mut after = |ran: u64, waited: u64| {
-            seen.update(Counts { ran: ran * 1_000_000, waited: waited * 1_000_000 });
-            seen.part
+            seen.update(Counts { ran: ran * 1_000_000, waited: waited * 1_000_000 }, begun);
+            seen.part_at(begun + OLD)
         };
-        assert_eq!(after(600, 300), None);
-        assert_eq!(after(600, 400), Some(0.6));
-        assert_eq!(after(1100, 800), Some(0.6), "only 0.9 s since");
-        assert_eq!(after(1600, 800), Some(1000.0 / 1400.0));
+        assert_eq!(after(600, 300), 1.0);
+        assert_eq!(after(600, 400), 0.6);
+        assert_eq!(after(1100, 800), 0.6, "only 0.9 s since");
+        assert_eq!(after(1600, 800), 1000.0 / 1400.0);
+        assert_eq!(seen.part_at(begun + 2 * OLD), 1.0);
     }
 
     #[test]

@@ -225,7 +225,8 @@ impl Hub {
         let control = self.control.within(self.limit);
         let reply: JoinReply = self.insist(|| control.post("relink", "make new links", &request))?;
         let token = reply.token.clone();
-        let reply = JoinReply { relinks: self.relinks, token: self.token.clone(), ..reply };
+        let (protocol, relinks) = (self.protocol, self.relinks);
+        let reply = JoinReply { protocol, relinks, token: self.token.clone(), ..reply };
         Ok(LetIn::again(self, reply, token))
     }
 

@@ -371,7 +371,7 @@ impl LetIn {
         let nodes = self.cores();
         if nodes.cores() != cores.len() {
             return Err(nonsense(format!(
-                "a list of NUMA nodes for {} cores, but a job on {} cores",
+                "a list of the nodes of {} cores, but a job on {} cores",
                 nodes.cores(),
                 cores.len()
             )));

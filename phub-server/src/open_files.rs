@@ -2,8 +2,11 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The limit that is asked for. No hub needs more files.
-const REASONABLE: u64 = 65_536;
+/// The limit that is asked for: 4096 workers with a TCP connection for each of 253 cores.
+const REASONABLE: u64 = 1 << 20;
+
+/// The files that joins and requests need for a moment.
+const RESERVE: u64 = 16;
 
 /// Raises the limit as far as the process may without privileges, up to a reasonable number.
 pub fn raise_open_files() {
@@ -23,9 +26,18 @@ pub fn attainable(limit: &Rlimit) -> u64 {
     limit.current.map_or(u64::MAX, |limit| limit.max(raised))
 }
 
-/// Returns the limit that counts now; `None` if there is none.
-pub(crate) fn limit() -> Option<u64> {
-    getrlimit(Resource::Nofile).current
+/// Returns the number of files that a hub needs for each worker whose links are TCP: two connections to the control port, and a
+/// link for each core. On shared memory a worker needs four files more, and with RDMA only the two connections.
+pub fn of_a_worker(cores: u64) -> u64 {
+    2 + cores
+}
+
+/// Checks that this process may have `needed` more files than the `open` ones. Returns the limit if the process may not.
+pub(crate) fn check(open: u64, needed: u64) -> Result<(), u64> {
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if open.saturating_add(needed).saturating_add(RESERVE) > limit => Err(limit),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the number of open files of this process; `None` without /proc.

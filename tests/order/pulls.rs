@@ -245,7 +245,10 @@ fn other_layers_are_pulled_by_between_rounds() {
     assert_eq!(session.pull_plan().unwrap().rounds, 1, "of the new plan, up to the last push");
     session.leave().unwrap();
     let mut session = Session::join(config(&hub, "plain", 0, 1)).unwrap();
-    says(session.pull_by(Vec::new()).unwrap_err(), &["does not pull layers in batches", "SessionConfig::pull"]);
+    says(
+        session.pull_by(Vec::new()).unwrap_err(),
+        &["does not pull layers in batches", "SessionConfig::pull"],
+    );
 }
 
 #[test]

@@ -28,12 +28,12 @@ pub struct SavedJob {
 
 impl CheckpointStore {
     /// Returns the jobs whose files may be removed, and the number of jobs to remove. The job that was saved
-    /// longest ago comes first. A job over several hubs is left out, because the parts of all its hubs are
+    /// longest ago comes first; then come the jobs in `ended`, in this order. A job over several hubs is left out, because the parts of all its hubs are
     /// needed. A file that no hub wrote is left out, too.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be read.
-    pub fn old_jobs(&self) -> Result<(Vec<SavedJob>, usize), CheckpointError> {
+    pub fn old_jobs(&self, ended: &[String]) -> Result<(Vec<SavedJob>, usize), CheckpointError> {
         let Some(most) = self.jobs else { return Ok((Vec::new(), 0)) };
         let found = self.by_job().map_err(|error| self.failed("looking for files of old jobs", error))?;
         let mut jobs = Vec::new();
@@ -45,7 +45,8 @@ impl CheckpointStore {
                 jobs.push((saved, SavedJob { name, files }));
             }
         }
-        jobs.sort_by_key(|(saved, _)| *saved);
+        let ended = |job: &SavedJob| ended.iter().position(|name| *name == job.name);
+        jobs.sort_by_key(|(saved, job)| (ended(job), *saved));
         let too_many = jobs.len().saturating_sub(most.get() as usize);
         Ok((jobs.into_iter().map(|(_, job)| job).collect(), too_many))
     }

@@ -12,6 +12,9 @@ use pbox_core::JobId;
 use super::job::{Job, Load};
 use super::recorder::Recorder;
 
+/// The most names of ended jobs that are kept.
+const MOST_ENDED: usize = 256;
+
 /// The state under the lock.
 #[derive(Debug)]
 pub(super) struct Inner {
@@ -22,6 +25,8 @@ pub(super) struct Inner {
     pub loads: HashMap<String, Load>,
     /// The members whose client does not have the answer to its join yet.
     pub unanswered: HashSet<(JobId, u32)>,
+    /// The names of the jobs with files that ended last, in the order of their ends.
+    ended: Vec<String>,
     recorder: Option<Recorder>,
 }
 
@@ -35,6 +40,7 @@ impl Inner {
             jobs: BTreeMap::new(),
             loads: HashMap::new(),
             unanswered: HashSet::new(),
+            ended: Vec::new(),
             recorder,
         }
     }
@@ -47,6 +53,20 @@ impl Inner {
         let answer = self.hub.ask(request, now);
         recorder.note(&input, now, &answer);
         answer
+    }
+
+    /// Notes that a job with files has ended.
+    pub fn note_end(&mut self, name: &str) {
+        self.ended.retain(|ended| ended != name);
+        self.ended.push(name.to_owned());
+        if self.ended.len() > MOST_ENDED {
+            self.ended.remove(0);
+        }
+    }
+
+    /// Returns the names of the jobs with files that ended last, in the order of their ends.
+    pub fn ended(&self) -> &[String] {
+        &self.ended
     }
 
     /// Returns the coordinator's hub, for reading.

@@ -15,7 +15,7 @@ use fabric::{PortId, Ranges, SendWindow, Spans};
 use hub_threads::alarm::guarded;
 use hub_threads::near::Near;
 use hub_threads::{Carried, Command, CoreHandle};
-use pbox_core::control::{JoinRequest, RefusalCode, TransportAddress, Versions};
+use pbox_core::control::{JoinRequest, RefusalCode, TransportAddress};
 use pbox_core::{
     Below, JobCores, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound,
     Placement, Restored, Round, ShardSpec, Wire,
@@ -125,7 +125,7 @@ impl Registry {
         let below = let_in.as_ref().map(|let_in| let_in.place(numbers.len())).transpose()?;
         let (job_cores, placement) = match &below {
             None => {
-                let cores = self.job_cores(name, &numbers, request.versions());
+                let cores = self.job_cores(name, &numbers, request);
                 let placement = Placement::of_share(layout, terms.level.schedule, hubs.share, cores.clone());
                 (cores, placement)
             }
@@ -172,27 +172,24 @@ impl Registry {
     }
 
     /// Checks that this process may open the files that the workers of all jobs need. Otherwise connections of admitted
-    /// workers would wait until joins fail. Shared memory needs more files than are counted, and RDMA fewer.
+    /// workers would wait until joins fail. Counts the links as TCP, or as RDMA if this hub has RDMA.
     fn check_open_files(&self, name: &str, workers: u32, cores: usize) -> Result<(), Refusal> {
         let has_rdma = self.transports.iter().any(|each| matches!(each, TransportAddress::Verbs { .. }));
-        // A worker has a connection to the control port, and a TCP connection for each core. The job has a window.
-        let needs = |workers: u32, cores: usize| {
-            1 + u64::from(workers) * (1 + if has_rdma { 0 } else { cores as u64 })
-        };
+        let links = |cores: usize| if has_rdma { 0 } else { cores as u64 };
+        // Each job has a window.
+        let needs =
+            |workers: u32, cores: usize| 1 + u64::from(workers) * open_files::of_a_worker(links(cores));
         let of_jobs: u64 = {
             let inner = self.lock();
             inner.hub().living().map(|job| needs(job.spec.terms.workers, job.spec.made.cores)).sum()
         };
         let (needed, open) = (needs(workers, cores), self.files_at_start);
-        match open_files::limit() {
-            Some(limit) if open + of_jobs + needed > limit => {
-                Err(RefusalCode::NoResource.because(format!(
-                    "job {name:?}: {workers} workers need {needed} open files, and this hub may have {limit}: it has {open} without \
-                     jobs, and other jobs need {of_jobs}; allow more (ulimit -n, LimitNOFILE= of a unit), or use fewer workers"
-                )))
-            }
-            _ => Ok(()),
-        }
+        open_files::check(open, of_jobs + needed).map_err(|limit| {
+            RefusalCode::NoResource.because(format!(
+                "job {name:?}: {workers} workers need {needed} open files, and this hub may have {limit}: it has {open} without jobs, \
+                 and other jobs need {of_jobs}; allow more (ulimit -n, LimitNOFILE= of a unit), or use fewer workers"
+            ))
+        })
     }
 
     /// Makes the windows of a job, and its links to the hubs above, if there are any.
@@ -239,10 +236,11 @@ impl Registry {
     }
 
     /// Returns these cores with their NUMA nodes and speeds, for a new job. A core is slow if other threads used its cpu
-    /// during the last second of its work. `versions` are those of the worker that makes the job.
-    fn job_cores(&self, name: &str, cores: &[usize], versions: Versions) -> JobCores {
+    /// during the last second of its work. All cores are equally fast if the worker that makes the job is of a version
+    /// without speeds, or returns to a job that may have members of this version.
+    fn job_cores(&self, name: &str, cores: &[usize], request: &JoinRequest) -> JobCores {
         let equal = self.nodes(cores);
-        if !versions.know_speeds() {
+        if !request.versions().know_speeds() || request.reached.is_some() {
             return equal;
         }
         let parts: Vec<f64> = cores.iter().map(|&core| self.cores[core].contention.part()).collect();
@@ -254,7 +252,7 @@ impl Registry {
                 job = name,
                 cpus,
                 speeds,
-                "other threads use cpus of this hub's cores; each core gets a part of the job by its speed, in eighths of \
+                "other threads have used cpus of this hub's cores; each core gets a part of the job by its speed, in eighths of \
                  the fastest core's speed"
             );
         }

@@ -25,13 +25,13 @@ pub(crate) fn open_files(workers: u32, cores: usize, limit: &Rlimit) -> Check {
     )
 }
 
-/// Returns an upper bound of the descriptors. The figures were counted in running hubs. A worker takes 6
-/// descriptors on shared memory, 2 plus one for each core on TCP, and 2 with RDMA. An idle hub with two cores
-/// has 28 descriptors. A hub with eight cores and RDMA on four NICs has 68. Handshakes and requests need some
-/// more descriptors for a moment.
+/// Returns an upper bound of the descriptors. The figures were counted in running hubs. An idle hub with two cores has
+/// 28 descriptors. A hub with eight cores and RDMA on four NICs has 68. Handshakes and requests need some more
+/// descriptors for a moment.
 fn needed(workers: u32, cores: usize) -> u64 {
     let cores = cores as u64;
-    32 + 8 * cores + u64::from(workers) * (6.max(cores + 2) + 2)
+    let on_shared_memory = open_files::of_a_worker(cores) + 4;
+    32 + 8 * cores + u64::from(workers) * on_shared_memory
 }
 
 #[cfg(test)]

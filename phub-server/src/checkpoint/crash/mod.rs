@@ -264,7 +264,8 @@ impl Story {
     /// Removes all files of one job of hub 0, which then begins from zero.
     fn removes(&mut self) {
         let trouble = self.trouble();
-        let Some(Some(old)) = self.does(0, Trouble::default(), |_, store| store.old_jobs().unwrap().0.pop())
+        let Some(Some(old)) =
+            self.does(0, Trouble::default(), |_, store| store.old_jobs(&[]).unwrap().0.pop())
         else {
             return;
         };

@@ -27,7 +27,7 @@ use authority::{Credential, SUMS};
 use fabric::any;
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
 use membership::{Join, LOOKUP_LIMIT, LetIn, MemberError, Named, PeerList, Ports, Way, look_up};
-use pbox_core::control::{JoinRequest, MAX_JOB_NAME_BYTES, Machine, Mesh, PROTOCOL, RefusalCode};
+use pbox_core::control::{JoinRequest, MAX_JOB_NAME_BYTES, Machine, Mesh, PROTOCOL, RefusalCode, Versions};
 use pbox_core::{Above, Below, JobTerms, LevelTerms, Members, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
 
@@ -211,8 +211,8 @@ impl Up {
         let wire = Wire::of_terms(&terms).map_err(|error| refused(error.to_string()))?;
         let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
         let trial = request.trial;
-        // The worker gets the answer of the hubs above, so the answer must have nothing that only newer versions have.
-        let protocol = request.versions().highest.min(PROTOCOL);
+        // The worker gets the placement of the hubs above, so the placement has speeds only if the worker knows them.
+        let protocol = if request.versions().know_speeds() { PROTOCOL } else { Versions::SPEEDS - 1 };
         let request = JoinRequest {
             protocol,
             relinks: true,

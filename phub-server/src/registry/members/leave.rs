@@ -145,21 +145,24 @@ impl Registry {
         tracing::info!(job = job.name, "job ended: all workers left");
         self.command(&job, || Command::RemoveJob { job: id });
         let had_files = self.saves(&state);
-        let ended = job.name.clone();
+        if had_files {
+            inner.note_end(&job.name);
+        }
         self.free(Discarded::of((state, job)));
         self.freed.notify_waiters();
         if let Some(registry) = self.me.upgrade().filter(|_| had_files) {
-            self.runtime.spawn(on_thread("phub-checkpoint", move || registry.remove_old_jobs(&ended)));
+            self.runtime.spawn(on_thread("phub-checkpoint", move || registry.remove_old_jobs()));
         }
     }
 
     /// Removes the files of the jobs that were saved longest ago, if `--checkpoint-jobs` bounds the number of
     /// jobs. Meanwhile the name of each job is reserved, so that no job begins with files that are being
-    /// removed. The files of the job that has just `ended` stay, even if they look older than all others: the clock may
-    /// have been set back.
-    fn remove_old_jobs(&self, ended: &str) {
+    /// removed. Jobs that ended since this hub started are newer than all other jobs, even if their files look older: the
+    /// clock may have been set back.
+    fn remove_old_jobs(&self) {
         let Some(store) = &self.store else { return };
-        let (old, mut too_many) = match store.old_jobs() {
+        let ended = self.lock().ended().to_vec();
+        let (old, mut too_many) = match store.old_jobs(&ended) {
             Ok(found) => found,
             Err(error) => {
                 return tracing::warn!(%error, "cannot list the files of old jobs, so these files are kept");
@@ -171,7 +174,7 @@ impl Registry {
             }
             let name = job.name.clone();
             let mut inner = self.lock();
-            if inner.hub().end().is_closed() || !inner.hub().names().is_free(&name) || name == ended {
+            if inner.hub().end().is_closed() || !inner.hub().names().is_free(&name) {
                 continue;
             }
             let _reserved = self.reserve(&mut inner, &name);
