@@ -82,6 +82,6 @@ fn a_hub_prints_no_more_than_a_line_of_a_strangers_reason() {
     });
     says(&waits, &["rank 1 failed: no way  yyyy"]);
     // The worker gets the reason by the hub's notice, or as the error of its connection. The error of a
-    // connection has more words before the reason.
-    assert!(waits.len() < MAX_REASON_BYTES + 200 && !waits.contains('\n'), "{waits}");
+    // connection has more words before the reason, and may also name the failure of shared memory.
+    assert!(waits.len() < MAX_REASON_BYTES + 400 && !waits.contains('\n'), "{waits}");
 }
