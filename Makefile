@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` work without further steps.
-.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim environment integration units seeds together others replay
+.PHONY: help help-all run test check deny house bench setup assertions loom wheel pytest python frameworks engines fuzz miri asan other-compiler neon rxe nightly slurm kubernetes chaos page perfetto figures compression dist release clean sim environment integration units seeds together others scripts replay
 
 CARGO ?= cargo
 # The flag to build with hwloc, if this machine has a recent hwloc. Without it the programs read the topology from sysfs.
@@ -20,9 +20,8 @@ test: setup  ## test everything that needs no special hardware, as it is shipped
 	$(MAKE) --no-print-directory -j2 loom environment
 	$(MAKE) --no-print-directory integration wheel
 	$(MAKE) --no-print-directory -j3 pytest together units
-	$(MAKE) --no-print-directory -j2 seeds others
+	$(MAKE) --no-print-directory -j2 seeds scripts
 	! command -v python3 >/dev/null || python3 tools/check-commands.py
-	sh tools/figures/check.sh
 
 # The tests that use crates from outside, and their programs. They are built before the unit tests: cargo would build the largest
 # unit test last, alone on one core. While cargo builds, it starts no test. So the path of the test program `together` is kept.
@@ -46,6 +45,10 @@ together:
 
 others:
 	$(CARGO) test --release $(FEATURES) --workspace --exclude sim-tests --exclude hub-tests --exclude fabric-loom --exclude phub-python
+
+# The scripts of the figures. They run beside the last seeds.
+scripts: others
+	sh tools/figures/check.sh
 
 # The crates on the path of a chunk, and those around it. The server is left out, because its build with assertions takes minutes.
 ASSERTED = authority topology timeline fabric pbox-core membership coordinator hub-threads worker-shim sim-tests
