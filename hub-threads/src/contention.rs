@@ -89,7 +89,8 @@ impl Contention {
         }
     }
 
-    /// Returns the part, from 0 to 1. It is 1 until the thread has wanted to run for a second, and again when a minute has passed since then.
+    /// Returns the part, from 0 to 1. It is 1 before the thread has wanted to run for a second, and again a minute after
+    /// the last measurement.
     pub fn part(&self) -> f64 {
         self.seen().part_at(Instant::now())
     }

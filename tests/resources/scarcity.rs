@@ -183,7 +183,7 @@ fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     hub.lives();
 }
 
-/// Checks that the first worker hears it. Formerly all workers were admitted, and failed after 10 s.
+/// Checks that the first worker gets the error. Formerly all workers were admitted, and failed after 10 s.
 #[test]
 fn a_job_whose_workers_need_too_many_descriptors_is_refused() {
     let _watchdog = Watchdog::start();

@@ -498,7 +498,7 @@ fn check_speeds(job: &Job, versions: Versions) -> Result<(), Refusal> {
     }
     Err(RefusalCode::ProtocolDiffers.because(format!(
         "job {:?} has cores of different speeds, because other threads use some of their cpus, and a worker of protocol {versions} \
-         cannot place chunks on them: expected {} or newer; update this worker, or start all workers again with this worker first",
+         cannot place chunks on them: expected protocol {} or newer; update this worker, or start all workers again with this worker first",
         job.name,
         Versions::SPEEDS
     )))
@@ -510,7 +510,7 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    use pbox_core::control::{PROTOCOL, RefusalCode, Versions};
+    use pbox_core::control::{JoinRequest, PROTOCOL, RefusalCode, Versions};
     use pbox_core::{Layout, Placement};
 
     use crate::registry::test_bed::{registry, registry_of, request, runtime};
@@ -551,6 +551,9 @@ mod tests {
             assert!(refusal.why.contains("job \"job\" has cores of different speeds"), "{}", refusal.why);
 
             request.rank = 0;
+            let reached = Some(pbox_core::Round(3));
+            let returns = JoinRequest { reached, protocol: PROTOCOL, ..request.clone() };
+            assert_eq!(registry.join("returns".into(), returns).await.unwrap().nodes, None);
             let reply = registry.join("older".into(), request.clone()).await.unwrap();
             assert_eq!(reply.nodes, None);
             assert_eq!(reply.placement, Placement::new(&layout, 2).digest());
