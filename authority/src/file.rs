@@ -29,7 +29,7 @@ pub fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     fs::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
         return Err(io::Error::other(format!(
-            "found more than {most} bytes, which no such file needs; give another file"
+            "expected a short file, found more than {most} bytes; give another file"
         )));
     }
     Ok(bytes)

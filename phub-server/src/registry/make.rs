@@ -253,7 +253,7 @@ impl Registry {
                 cpus,
                 speeds,
                 "other threads have used cpus of this hub's cores; each core gets a part of the job by its speed, in eighths of \
-                 the fastest core's speed"
+                 the fastest core's speed; keep other programs off these cpus"
             );
         }
         job_cores
