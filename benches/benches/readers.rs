@@ -103,7 +103,7 @@ impl Source {
                 let dtype = if has("bf16") { Dtype::BF16 } else { Dtype::F32 };
                 let query = StateQuery { only: Some(Only::Weights), before, dtype };
                 let credential = Credential::find_if_any().expect("a secret");
-                let values = (Values::InMemory, BYTES + MAX_HEADER_BYTES);
+                let values = (Values::InMemory(None), BYTES + MAX_HEADER_BYTES);
                 let state = fetch_state(&address.to_string(), "job", query, values, credential.as_ref());
                 let values = state.expect("the hub has it").expect("all of it").take_values();
                 let bytes = size_of_val(values.expect("the hub is on this machine").as_slice());

@@ -22,6 +22,7 @@ mod credit;
 mod handshake;
 mod idle;
 mod links;
+pub mod loan;
 mod memory;
 mod port_state;
 mod proof;

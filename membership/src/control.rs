@@ -100,6 +100,11 @@ impl Control {
         self
     }
 
+    /// Whether the requests use TLS.
+    pub fn is_encrypted(&self) -> bool {
+        self.trust.is_some()
+    }
+
     /// Returns the URL of a path.
     fn url(&self, path: &str) -> String {
         let scheme = if self.trust.is_some() { "https" } else { "http" };

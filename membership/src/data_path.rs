@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use authority::unhex;
 use fabric::any::{self, Address, Transport};
+use fabric::loan::rdma::LoanPort;
 use fabric::tcp;
 use fabric::verbs::{self, Device, Fitness, GroupOptions, Nccl, NicList, NicOptions, PathFlags, RailMap};
 use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
@@ -167,8 +168,29 @@ fn make_rdma(
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
         return Err("no hub that this member must reach by RDMA offers RDMA".into());
     }
+    let (nics, options) = nics_of(nics, rank, transport.is_some())?;
+    let (group, port) = verbs::worker_group(&nics, options).map_err(|error| error.to_string())?;
+    Ok((group, vec![port]))
+}
+
+/// Opens this machine's RDMA NICs for loans, by the environment's settings. Loans with different numbers begin with different
+/// NICs.
+///
+/// # Errors
+/// Returns the reason why this machine cannot use RDMA.
+pub(crate) fn loan_port(number: u32) -> Result<LoanPort, String> {
+    let (nics, options) = nics_of(&NicSettings::default(), number, false)?;
+    LoanPort::new(&nics, options).map_err(|error| error.to_string())
+}
+
+/// Returns the RDMA NICs that the member with this rank may use, and how. `wants_rdma`: only RDMA may be used.
+fn nics_of(
+    nics: &NicSettings,
+    rank: u32,
+    wants_rdma: bool,
+) -> Result<(Vec<NicOptions>, GroupOptions), String> {
     let nccl = Nccl::of_environment(&nics.paths, nics.list.is_some());
-    if nccl.disabled && transport.is_none() && nics.list.is_none() {
+    if nccl.disabled && !wants_rdma && nics.list.is_none() {
         return Err(
             "NCCL_IB_DISABLE turns RDMA off; set the session's nics or transport, or unset NCCL_IB_DISABLE"
                 .into(),
@@ -181,9 +203,7 @@ fn make_rdma(
         tracing::info!(%rails, "a map of rails pairs this machine's NICs with the hub's");
     }
     let options = GroupOptions { rails, first_vector: local_rank, paths: nics.paths.clone() };
-    let nics = usable_nics(nics.list.as_ref().unwrap_or(&nccl.list), local_rank)?;
-    let (group, port) = verbs::worker_group(&nics, options).map_err(|error| error.to_string())?;
-    Ok((group, vec![port]))
+    Ok((usable_nics(nics.list.as_ref().unwrap_or(&nccl.list), local_rank)?, options))
 }
 
 /// Whether a member may reach one of these hubs by shared memory. `transport` is the only transport that the member may

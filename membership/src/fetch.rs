@@ -1,20 +1,18 @@
-//! The download of a job's state from a hub: piece by piece, or into memory that this process lends to a hub on the
-//! same machine.
+//! The download of a job's state from a hub: piece by piece, or into memory that this process lends to the hub.
 //!
 //! Runs on the caller's thread. Must not depend on the content of the state.
 
 use std::io::{self, Read};
-use std::thread;
 use std::time::Duration;
 
-use authority::{Credential, hex};
+use authority::Credential;
 use fabric::Slab;
-use fabric::shm::Lender;
 use pbox_core::control::{BASE_HEADER, DELTAS_HEADER, MEMORY_HEADER, StateQuery};
 use ureq::http::StatusCode;
 
 use crate::control::Control;
 use crate::error::MemberError;
+use crate::lend::{Header, LoanNics, while_lending};
 use crate::named::Named;
 
 /// The time within which a hub must begin to send. Half of this time is the hub's wait for the end of a round.
@@ -63,15 +61,16 @@ impl Read for StateReader {
 }
 
 /// The place of the values of a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Values<'a> {
     /// The bytes of the reader, behind the header.
     Sent,
     /// The bytes of the reader, behind the header. If the hub has the differences from the file with this digest, it
     /// sends these differences instead of the values. Without a digest, the hub prepares to send differences later.
     Changed(Option<&'a str>),
-    /// Memory, if the hub is on this machine and in this network namespace. Otherwise the bytes of the reader.
-    InMemory,
+    /// Memory, if the hub is on this machine and in this network namespace, or if it reaches these NICs by RDMA. Otherwise
+    /// the bytes of the reader. A hub with TLS does not use RDMA, which is not encrypted.
+    InMemory(Option<&'a mut LoanNics>),
 }
 
 /// Asks the hub at this address for the part of a job's state that the query describes. Returns `None` if the hub has no part
@@ -90,25 +89,20 @@ pub fn fetch_state(
     let limit = BEGIN_LIMIT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
     let control = Control::new(address, job, limit, credential, &Named::Here)?;
     let path = format!("/v1/jobs/{job}/state{query}");
-    let get = |lent: &[_]| control.get(&path, lent).map_err(|failure| failure.error);
-    // A process that cannot lend memory gets the values from the hub's answer.
-    let lender = if values == Values::InMemory { Lender::new().ok() } else { None };
-    let (response, lent) = match &lender {
-        None => match values {
-            Values::Changed(base) => (get(&[(BASE_HEADER, base.unwrap_or("none").to_owned())]), None),
-            Values::Sent | Values::InMemory => (get(&[]), None),
-        },
-        Some(lender) => thread::scope(|scope| {
-            let lends = thread::Builder::new().name("phub-lender".into());
-            match lends.spawn_scoped(scope, || lender.lend(bytes)) {
-                Err(_) => (get(&[]), None),
-                Ok(lends) => {
-                    let response = get(&[(MEMORY_HEADER, hex(&lender.token()))]);
-                    lender.stop();
-                    (response, lends.join().expect("a lender does not panic").ok().flatten())
-                }
+    let get = |more: &[Header]| control.get(&path, more).map_err(|failure| failure.error);
+    let (response, lent) = match values {
+        Values::Sent => (get(&[]), None),
+        Values::Changed(base) => (get(&[(BASE_HEADER, base.unwrap_or("none").to_owned())]), None),
+        Values::InMemory(nics) => {
+            let mut nics = nics.filter(|_| !control.is_encrypted());
+            let (response, lent) = while_lending(nics.as_deref_mut(), bytes, get);
+            if let (Some(nics), Ok(response)) = (nics, &response)
+                && response.status() == StatusCode::OK
+            {
+                nics.note(response.headers().contains_key(MEMORY_HEADER));
             }
-        }),
+            (response, lent)
+        }
     };
     let response = response?;
     let (what, hub) = ("give the state", address.to_owned());

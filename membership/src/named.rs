@@ -63,6 +63,11 @@ enum Peer {
 }
 
 impl PeerList {
+    /// Whether a machine at this address, whose name is not known, may be a peer.
+    pub fn allows_address(&self, ip: IpAddr) -> bool {
+        self.allows("", ip)
+    }
+
     fn allows(&self, host: &str, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         let is_it = |peer: &Peer| match peer {

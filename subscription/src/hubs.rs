@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use authority::{Credential, SUMS};
 use checkpoint_file::{Base, DecodeError, Decoded, ValuesFrom, decode_as};
-use membership::{MemberError, Values, describe, fetch_state, hub_addresses};
+use membership::{LoanNics, MemberError, Values, describe, fetch_state, hub_addresses};
 use pbox_core::control::{JobReply, JobState, Only, RefusalCode, StateQuery};
 use pbox_core::manifest::MAX_HEADER_BYTES;
 use pbox_core::{Dtype, Round};
@@ -70,6 +70,11 @@ struct HubOf {
     runs: bool,
     /// The last part, if the hub may send the next part as differences from it.
     last: Option<Base>,
+    /// The hub's number among the hubs of the job.
+    number: u32,
+    /// The NICs by which the hub can write weights into this process's memory. `None` before the first fetch from a hub with
+    /// NICs.
+    nics: Option<LoanNics>,
 }
 
 /// The reason why a hub gives no part now.
@@ -110,13 +115,13 @@ impl Hubs {
     /// Returns an error if an address is missing, invalid or listed twice.
     pub fn new(addresses: &str) -> Result<Self, MemberError> {
         let named: Vec<String> = hub_addresses(addresses)?.into_iter().map(str::to_owned).collect();
-        Ok(Hubs { all: named.iter().map(|hub| HubOf::new(hub)).collect(), named, found: None, known: None })
+        Ok(Hubs { all: hubs_of(&named), named, found: None, known: None })
     }
 
     /// Forgets the hubs above, and begins again with the hubs that the user named: the job may have other hubs above now.
     pub fn start_over(&mut self, ask: &Ask) {
         if self.found.as_ref().is_some_and(|job| *job != ask.job) {
-            self.all = self.named.iter().map(|hub| HubOf::new(hub)).collect();
+            self.all = hubs_of(&self.named);
             (self.found, self.known) = (None, None);
         }
     }
@@ -147,7 +152,7 @@ impl Hubs {
                 }
                 Some(_) => {
                     if !above.is_empty() {
-                        self.all = above.iter().map(|address| HubOf::new(address)).collect();
+                        self.all = hubs_of(&above);
                     }
                     self.found = Some(ask.job.clone());
                     return Ok(ask);
@@ -315,9 +320,14 @@ fn further(round: Round, rounds: u32) -> Round {
     Round(round.0.saturating_add(rounds))
 }
 
+fn hubs_of(addresses: &[String]) -> Vec<HubOf> {
+    (0..).zip(addresses).map(|(number, address)| HubOf::new(number, address)).collect()
+}
+
 impl HubOf {
-    fn new(address: &str) -> Self {
-        HubOf { address: address.to_owned(), start: String::new(), keys: 0, runs: false, last: None }
+    fn new(number: u32, address: &str) -> Self {
+        let address = address.to_owned();
+        HubOf { address, start: String::new(), keys: 0, runs: false, last: None, number, nics: None }
     }
 
     fn fetch(&mut self, ask: &Ask, before: Option<Round>) -> Result<Option<Decoded>, NoPart> {
@@ -352,7 +362,7 @@ impl HubOf {
         let query = StateQuery { only: Some(*only), before, dtype: *dtype };
         let values = match fetch_deltas {
             true => Values::Changed(last.as_ref().map(Base::digest)),
-            false => Values::InMemory,
+            false => Values::InMemory(self.nics.as_mut()),
         };
         let state = fetch_state(&self.address, job, query, (values, most), credential.as_ref());
         let Some(mut state) = state.map_err(|error| no_part(error, before))? else { return Ok(Ok(None)) };
@@ -390,6 +400,9 @@ impl HubOf {
         let hub = describe(&self.address, DESCRIBE_LIMIT, ask.credential.as_ref()).map_err(no_weights)?;
         let job = hub.job(&ask.job).cloned();
         self.runs = job.as_ref().is_some_and(|job| job.state == JobState::Running);
+        if self.nics.is_none() && !ask.fetch_deltas && !hub.nics.is_empty() {
+            self.nics = Some(LoanNics::open(self.number));
+        }
         Ok((hub.id, job))
     }
 }

@@ -309,8 +309,8 @@ fn a_reader_on_the_hubs_machine_gets_the_weights_in_its_memory() {
     for dtype in Dtype::ALL {
         let (is_in_memory, sent) = read((Values::Sent, 1), dtype);
         assert!(!is_in_memory);
-        assert_eq!(read((Values::InMemory, 5 << 22), dtype), (true, sent.clone()));
-        assert_eq!(read((Values::InMemory, 1), dtype), (false, sent), "the reader lends too little");
+        assert_eq!(read((Values::InMemory(None), 5 << 22), dtype), (true, sent.clone()));
+        assert_eq!(read((Values::InMemory(None), 1), dtype), (false, sent), "the reader lends too little");
     }
     until("all reads are done", || large.readers().done == 3 * Dtype::ALL.len() as u64);
     large.session.leave().unwrap();

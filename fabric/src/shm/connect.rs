@@ -347,7 +347,7 @@ pub fn connect(
     welcomed(answer, &socket, group, name, receive_into, plan)
 }
 
-pub(super) fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
+pub(crate) fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     let fail = |doing| move |error: rustix::io::Errno| socket_error(doing, address, error);
     let socket = new_socket().map_err(fail("opening a socket"))?;
     let name = SocketAddrUnix::new_abstract_name(address.as_bytes()).map_err(fail("naming the hub"))?;

@@ -136,7 +136,7 @@ impl ReplyMessage {
 }
 
 /// Sends one message. The socket keeps the boundaries of messages.
-pub(super) fn send(socket: BorrowedFd, bytes: &[u8], fds: &[BorrowedFd]) -> io::Result<()> {
+pub(crate) fn send(socket: BorrowedFd, bytes: &[u8], fds: &[BorrowedFd]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
@@ -162,7 +162,7 @@ pub(super) fn peek(socket: BorrowedFd, timeout: Duration) -> io::Result<Vec<u8>>
 }
 
 /// Receives one message and its descriptors, within `timeout`.
-pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+pub(crate) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
     let (bytes, count, fds, cut) = take_message(socket, RecvFlags::empty()).map_err(silent_for(timeout))?;
     // Descriptors are missing although the buffer had room for them: this process is not allowed to open more
@@ -195,7 +195,7 @@ pub(super) fn drain(socket: BorrowedFd) {
 }
 
 /// Closes descriptors of a stranger. May block, like [`dispose`].
-pub(super) fn discard(fds: Vec<OwnedFd>) {
+pub(crate) fn discard(fds: Vec<OwnedFd>) {
     for fd in &fds {
         let _ = sockopt::set_socket_linger(fd, None);
     }

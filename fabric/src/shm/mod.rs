@@ -20,19 +20,17 @@
 mod bells;
 #[allow(unsafe_code)]
 mod cells;
-mod connect;
+pub(crate) mod connect;
 mod futex;
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
-mod loan;
-mod message;
+pub(crate) mod message;
 mod port;
 #[cfg(test)]
 mod tests;
-mod waking;
+pub(crate) mod waking;
 
 pub use connect::{Accepted, ConnectError, Hello, Listener, connect};
 pub use group::Group;
-pub use loan::{Lender, Lent, Loan};
 pub use port::{Endpoint, Port, group};

@@ -45,7 +45,7 @@ pub struct Group {
     /// The NICs of each port, open or not.
     wanted: Vec<Vec<NicOptions>>,
     pub(super) watch: Watch,
-    pub(super) options: GroupOptions,
+    pub(crate) options: GroupOptions,
     settings: PathSettings,
     /// The number of links to hubs that this group has on each NIC, in the order of the ports' rails.
     loads: Mutex<Vec<u32>>,
@@ -216,6 +216,12 @@ impl Group {
         let own = &self.wanted[port][0];
         let known = nics.wanted.iter().find(|nic| nic.options == *own).and_then(|nic| nic.nic.as_ref().ok());
         known.map_or_else(|| own.device.clone(), |nic| nic.name())
+    }
+
+    /// Returns the NICs of all ports, open or not, each once.
+    pub(crate) fn all_nics(&self) -> Vec<NicOptions> {
+        let nics = self.nics_in_use();
+        nics.wanted.iter().map(|nic| nic.options.clone()).collect()
     }
 
     /// Returns the open NICs of a port. A hub's port has one NIC, and a worker's port has several.

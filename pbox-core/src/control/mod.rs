@@ -54,6 +54,9 @@ pub const READER_HEADER: &str = "phub-reader";
 /// answer it has the number of bytes of values that are in this memory, and so not in the answer.
 pub const MEMORY_HEADER: &str = "phub-memory";
 
+/// The header with the TCP port at which a reader that lends memory waits for a hub's handshake over RDMA.
+pub const MEMORY_PORT_HEADER: &str = "phub-memory-port";
+
 /// The header of a reader that wants deltas: the differences from a state that it has. It has the digest of this state's file, or
 /// `none` if the reader has no state yet.
 pub const BASE_HEADER: &str = "phub-base";

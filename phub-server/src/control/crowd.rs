@@ -25,6 +25,11 @@ impl ClientAddress {
         ClientAddress(from.ip().to_canonical())
     }
 
+    /// Returns the address of a port of the client's machine.
+    pub fn at(self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.0, port)
+    }
+
     /// Returns the client for a refusal: its address, and the name that a header of the request gives.
     pub fn asker(self, headers: &HeaderMap) -> Asker {
         let host = headers.get(HOST_HEADER).and_then(|host| host.to_str().ok());

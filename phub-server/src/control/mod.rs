@@ -27,9 +27,9 @@ use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
     BASE_HEADER, ClockReply, CompareRequest, DELTAS_HEADER, ErrorReply, HeartbeatRequest, JobState,
-    LearningRateRequest, LeaveRequest, MEMORY_HEADER, NicReply, OfferRequest, OptimizerRequest,
-    PrioritiesRequest, ReadyRequest, RefusalCode, RelinkRequest, StateQuery, parse, parse_join,
-    parse_versioned,
+    LearningRateRequest, LeaveRequest, MEMORY_HEADER, MEMORY_PORT_HEADER, NicReply, OfferRequest,
+    OptimizerRequest, PrioritiesRequest, ReadyRequest, RefusalCode, RelinkRequest, StateQuery, parse,
+    parse_join, parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,7 +37,7 @@ use timeline::Clock;
 use tokio::sync::Semaphore;
 
 use crate::refusals::Refusals;
-use crate::registry::{Because, Instead, Refusal, Registry, Sent, Wish, on_thread};
+use crate::registry::{Because, Instead, Offer, Refusal, Registry, Sent, Wish, on_thread};
 use body::{Parts, Received};
 use coordinator::Asker;
 use crowd::ClientAddress;
@@ -367,7 +367,7 @@ async fn state(
 ) -> Answer {
     let query = StateQuery::parse(request.uri().query().unwrap_or_default())?;
     let reader = client.reader(request.headers());
-    let wish = wish(request.headers());
+    let wish = wish(client, request.headers());
     let cut_off = move || connection.close();
     let sent = to_its_end(async move { desk.registry.state(&job, query, (reader, wish), cut_off).await });
     let Some(Sent { bytes, instead, pieces }) = sent.await? else {
@@ -387,10 +387,11 @@ async fn state(
 }
 
 /// Returns the form in which a reader wants the values of a state.
-fn wish(headers: &HeaderMap) -> Wish {
+fn wish(client: ClientAddress, headers: &HeaderMap) -> Wish {
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let rdma = header(MEMORY_PORT_HEADER).and_then(|port| Some(client.at(port.parse().ok()?)));
     match (header(MEMORY_HEADER).and_then(unhex), header(BASE_HEADER)) {
-        (Some(token), _) => Wish::InMemory(token),
+        (Some(token), _) => Wish::InMemory(Offer { token, rdma }),
         (None, Some(base)) => Wish::Deltas(base.as_bytes().try_into().ok()),
         (None, None) => Wish::InFile,
     }

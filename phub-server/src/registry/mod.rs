@@ -63,14 +63,14 @@ use crate::open_files;
 use above::Meetings;
 use inner::{Both, Inner};
 use job::Job;
-use saved::ForReaders;
+use saved::{ForReaders, Loans};
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use coordinator::STOPS;
 pub(crate) use recorder::Recorder;
 pub(crate) use refusal::{Because, Refusal};
 pub(crate) use rounds::timeline::Timeline;
-pub(crate) use saved::{Instead, Reader, Sent, Wish};
+pub(crate) use saved::{Instead, Offer, Reader, Sent, Wish};
 pub(crate) use thread::{NoThread, on_thread};
 
 /// The guard of the registry's lock. It publishes the news for the members of jobs before it releases the lock.
@@ -144,6 +144,7 @@ pub(crate) struct Registry {
     files_at_start: u64,
     /// The memory of copies and deltas.
     for_readers: ForReaders,
+    loans: Arc<Loans>,
     /// The time since which there has been no job.
     pub unused_since: watch::Sender<Option<Instant>>,
     /// Whether the hub refuses new jobs.
@@ -209,6 +210,7 @@ impl Registry {
             resident_at_start: fabric::resident_bytes().unwrap_or(0),
             files_at_start: open_files::open().unwrap_or(0),
             for_readers: ForReaders::default(),
+            loans: Arc::default(),
             unused_since: watch::Sender::new(Some(Instant::now())),
             draining: watch::Sender::default(),
             stops: watch::Sender::default(),

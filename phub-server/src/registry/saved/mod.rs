@@ -13,6 +13,7 @@
 //! | `reads` | counts the clients |
 //! | `for_readers` | counts the memory of copies and deltas |
 //! | `send` | sends a copy to a client |
+//! | `loans` | writes the values of a copy into memory that a client lends |
 
 pub(super) mod bring;
 pub(super) mod checkpoint;
@@ -22,11 +23,14 @@ mod copies;
 mod deltas;
 mod for_readers;
 pub(super) mod last;
+mod loans;
 mod reads;
 mod restore;
 mod send;
 pub(super) mod snapshot;
 
 pub(super) use for_readers::ForReaders;
+pub(super) use loans::Loans;
+pub(crate) use loans::Offer;
 pub(crate) use reads::Reader;
 pub(crate) use send::{Instead, Sent, Wish};

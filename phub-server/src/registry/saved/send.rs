@@ -5,8 +5,7 @@
 //!                                     |__ the cores may take the next snapshot
 //! ```
 //!
-//! A client on this machine may lend memory ([`fabric::shm::Lender`]). The values are then written there, and only the file's
-//! header is sent. A client that has an older state may get the differences ([`deltas`](super::deltas)).
+//! A client may lend memory ([`loans`](super::loans)). The values are then written there, and only the file's header is sent. A client that has an older state may get the differences ([`deltas`](super::deltas)).
 //!
 //! Clients may be slow, and a checkpoint must not wait for them. So the cores take the next snapshot in other memory.
 //! Each job has at most two files at a time. Clients that ask later share the next file ([`copies`](super::copies)).
@@ -19,24 +18,22 @@ use authority::hex;
 use axum::body::Bytes;
 use checkpoint_file::{Delta, check_keys};
 use coordinator::{CutAt, JobEnded, NoState, NotBefore, Secret};
-use fabric::shm::Loan;
 use pbox_core::control::{Only, RefusalCode, StateQuery};
 use pbox_core::{JobId, Selection, Tensor, Tensors, ValueRange};
 use sha2::{Digest, Sha256};
 use tokio::select;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::clients::bytes_of;
 use super::copies::{StateFile, What};
 use super::deltas::{FileDigest, Row};
+use super::loans::Offer;
 use super::reads::{Reader, Reading};
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
 use crate::registry::job::Job;
-use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
+use crate::registry::{Because, Refusal, Registry, on_thread};
 
 /// The number of pieces that wait for a client, besides the piece that is being made.
 const PIECES: usize = 1;
@@ -45,23 +42,21 @@ pub(super) const PIECE_BYTES: usize = 256 << 10;
 /// The lowest permitted speed of a client. While a client reads, a copy of the state stays in this hub's memory.
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
 /// The lowest permitted speed of a client while other clients wait until the copy is dropped.
-const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
-/// The lowest permitted speed at which a client allocates the memory that it lends.
-const SLOWEST_LOAN: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 256 << 20 };
+pub(super) const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
 /// The number of bytes in the name by which readers distinguish jobs with the same name. Each byte is two hexadecimal
 /// digits.
 const RUN_BYTES: usize = 16;
 
 /// The time that a client has to take its bytes: extra time, plus the time that the bytes need at the lowest permitted speed.
 #[derive(Clone, Copy, Debug)]
-struct Pace {
+pub(super) struct Pace {
     /// The extra time.
-    grace: Duration,
-    bytes_per_s: u64,
+    pub grace: Duration,
+    pub bytes_per_s: u64,
 }
 
 impl Pace {
-    fn time_for(self, bytes: usize) -> Duration {
+    pub fn time_for(self, bytes: usize) -> Duration {
         self.grace + Duration::from_secs(bytes as u64 / self.bytes_per_s)
     }
 
@@ -86,8 +81,8 @@ pub(crate) struct Sent {
 pub(crate) enum Wish {
     /// Values in the file.
     InFile,
-    /// Values in the memory that the client lends, which has this token.
-    InMemory([u8; 16]),
+    /// Values in the memory that the client lends.
+    InMemory(Offer),
     /// Differences from the state with this digest. The client may have no state yet.
     Deltas(Option<FileDigest>),
 }
@@ -113,9 +108,6 @@ enum Behind {
     Deltas(Vec<Arc<Delta>>),
 }
 
-/// The memory that a client lends, or the reason why there is no such memory.
-type Borrowed = JoinHandle<Result<Result<Loan, String>, NoThread>>;
-
 impl Registry {
     /// Returns a job's state as a checkpoint file, before the round that the query names. If the query
     /// names no round, the file has the state before the round that the furthest chunk has reached. In a job over several hubs,
@@ -131,17 +123,18 @@ impl Registry {
     ) -> Result<Option<Sent>, Refusal> {
         let id = self.lock().hub().id(name)?;
         let reads = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reads))?;
-        let borrowed = if let Wish::InMemory(token) = wish { self.borrow(id, query, token) } else { None };
+        let borrowed = if let Wish::InMemory(offer) = wish { self.borrow(id, query, offer) } else { None };
         let copy = self.state_for(name, id, query).await.inspect_err(|_| reads.refused())?;
         let Some(copy) = copy else { return Ok(None) };
         let (sink, pieces) = Pieces::new(PIECES);
         let (all, header, taken) = (copy.image.bytes(), copy.image.header().len() as u64, copy.taken);
         let (job, reading) = (name.to_owned(), reads.begin(reader, copy.before));
-        let mut saved = 0;
+        let (mut saved, mut lent) = (0, None);
         let (behind, instead) = match (wish, borrowed) {
-            (_, Some(borrowed)) => match write_values(Arc::clone(&copy), borrowed).await {
-                Ok(bytes) => {
+            (_, Some(borrowed)) => match self.write_values(Arc::clone(&copy), borrowed).await {
+                Ok((bytes, transport)) => {
                     reading.got(bytes as usize);
+                    lent = Some(transport.name());
                     (Behind::Nothing, Some(Instead::InMemory(bytes)))
                 }
                 Err(why) => {
@@ -172,7 +165,7 @@ impl Registry {
             match send(copy, behind, &sink, &reading).await {
                 Ok(()) => {
                     reading.got_all(taken, saved);
-                    tracing::info!(job, bytes, of = all, "state sent");
+                    tracing::info!(job, bytes, of = all, lent, "state sent");
                 }
                 Err(error) => {
                     cut_off();
@@ -205,18 +198,6 @@ impl Registry {
             Row::deltas(&mut row, &file, base, has_room).map_err(|error| error.to_string())
         };
         on_thread("phub-delta", make).await.map_err(|error| error.to_string())?
-    }
-
-    /// Begins to borrow the memory that a client lends for the values of a state. The client allocates it while the job is still
-    /// before the wanted round.
-    fn borrow(&self, id: JobId, query: StateQuery, token: [u8; 16]) -> Option<Borrowed> {
-        let elements = self.of_job(id, |state, _| {
-            let selection = selection(&state.spec.terms.tensors(), query.only).ok()?;
-            Some(bytes_of(state, selection) / size_of::<f32>() as u64)
-        });
-        let bytes = elements.ok()?? * query.dtype.bytes() as u64;
-        let take = move || Loan::take(token, bytes, SLOWEST_LOAN.time_for(bytes as usize));
-        Some(tokio::spawn(on_thread("phub-loan", move || take().map_err(|error| error.to_string()))))
     }
 
     /// Returns a copy of the state; nothing if this hub has no part.
@@ -315,26 +296,6 @@ fn pieces_of(
     }
 }
 
-/// Writes the values of a file into the memory that a client on this machine lends. Returns the number of their bytes.
-///
-/// # Errors
-/// Returns an error if there is no memory, or if the memory has another length than the values.
-async fn write_values(file: Arc<StateFile>, borrowed: Borrowed) -> Result<u64, String> {
-    let mut loan = borrowed.await.map_err(|error| error.to_string())???;
-    let write = move || {
-        let image = &file.image;
-        let (bytes, room) = (image.value_bytes(), loan.bytes());
-        if bytes != room {
-            return Err(format!(
-                "the values have {bytes} bytes, and the lent memory has {room} bytes; expected the same length"
-            ));
-        }
-        let written = image.ranges().try_for_each(|range| loan.write(image.values(&range)));
-        written.map(|()| bytes).map_err(|error| error.to_string())
-    };
-    on_thread("phub-loan", write).await?
-}
-
 /// Sends a file to a client in pieces, until the client's connection needs no more of their memory. After an error the caller must
 /// close the connection, because the connection may still have pieces.
 async fn send(
@@ -402,7 +363,7 @@ pub(super) fn no_state(job: &str, why: &NoState) -> Refusal {
 }
 
 /// Returns the tensors of each key that a client gets.
-fn selection(tensors: &Tensors, only: Option<Only>) -> Result<Selection, String> {
+pub(super) fn selection(tensors: &Tensors, only: Option<Only>) -> Result<Selection, String> {
     match only {
         None => Ok(Selection::All),
         Some(Only::Weights) => Ok(Selection::One(Tensor::Weights)),

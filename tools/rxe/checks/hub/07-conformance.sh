@@ -1,6 +1,6 @@
 #!/bin/bash
 # The contract of a port over verbs, on a real device. The check runs the conformance suite, and tests of
-# hostile peers and handshakes, forks, limits on locked memory, and a port that goes down. No test may skip
+# hostile peers and handshakes, forks, limits on locked memory, a port that goes down, and loans. No test may skip
 # for lack of a device.
 # guest: one
 # build: test conformance_verbs
@@ -12,7 +12,7 @@
 export PHUB_TEST_LINK_DOWN=nic0
 conformance_verbs --test-threads 1 --nocapture 2>&1 | tee /tmp/conformance
 verbs_handshake --nocapture 2>&1 | tee -a /tmp/conformance
-fabric verbs:: --test-threads 1 --nocapture 2>&1 | tee -a /tmp/conformance
+fabric verbs:: loan:: --test-threads 1 --nocapture 2>&1 | tee -a /tmp/conformance
 if grep "skipped:" /tmp/conformance; then
     echo "a test was skipped, on a machine with a device"
     exit 1

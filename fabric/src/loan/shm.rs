@@ -1,4 +1,4 @@
-//! Memory that a reader of a job's weights lends to a hub of its machine. The hub writes the weights into it.
+//! A loan on one machine: the hub writes into a file in memory that the reader has made.
 //!
 //! ```text
 //!   reader                                           hub
@@ -24,12 +24,12 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pwrite, retry_on_intr};
 
-use super::connect::{ConnectError, Listener, dial};
-use super::message::{discard, receive, send};
-use super::waking::Name;
 use crate::memory::{Access, Mapping, Slab, WindowError, check_plain};
 use crate::proof::{PROOF, name_of, proof, proves};
 use crate::ranges::Ranges;
+use crate::shm::ConnectError;
+use crate::shm::connect::{Listener, dial};
+use crate::shm::message::{discard, receive, send};
 
 /// The time within which a process that has connected to a lender must show its proof.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
@@ -62,19 +62,12 @@ pub struct Loan {
 }
 
 impl Lender {
-    /// Creates a lender with a new token, which listens for the hub.
+    /// Creates a lender that listens for the hub with this token.
     ///
     /// # Errors
     /// Returns an error if this process cannot make a socket.
-    pub fn new() -> Result<Self, ConnectError> {
-        let token =
-            Name::random().map_err(|errno| ConnectError::Nonsense(io::Error::from(errno).to_string()))?.0;
+    pub fn new(token: [u8; 16]) -> Result<Self, ConnectError> {
         Ok(Lender { token, listener: Listener::bind(&address(token))? })
-    }
-
-    /// Returns the token, which only the hub should get.
-    pub fn token(&self) -> [u8; 16] {
-        self.token
     }
 
     /// Waits until the hub asks for memory, and lends it at most `most` bytes. Returns `None` after [`stop`](Self::stop).
@@ -174,17 +167,17 @@ impl Loan {
         self.bytes
     }
 
-    /// Writes the next bytes.
+    /// Returns the number of bytes that are not written yet.
+    pub fn room(&self) -> u64 {
+        self.bytes - self.written
+    }
+
+    /// Writes the next bytes, for which there must be room.
     ///
     /// # Errors
-    /// Returns an error if there is no room for them, or if the kernel refuses.
+    /// Returns an error if the kernel refuses.
     pub fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
-        if bytes.len() as u64 > self.bytes - self.written {
-            let (more, room) = (bytes.len(), self.bytes - self.written);
-            return Err(io::Error::other(format!(
-                "{more} bytes do not fit into the {room} bytes that are left"
-            )));
-        }
+        assert!(bytes.len() as u64 <= self.room(), "the caller checks the room");
         while !bytes.is_empty() {
             let count = retry_on_intr(|| pwrite(&self.file, bytes, self.written))?;
             if count == 0 {
@@ -242,6 +235,7 @@ mod tests {
 
     use zerocopy::IntoBytes;
 
+    use super::super::token;
     use super::*;
     use crate::conformance::Watchdog;
 
@@ -249,10 +243,11 @@ mod tests {
 
     /// Lends memory for `bytes` bytes to a hub, which writes `values`.
     fn lent(bytes: u64, values: &[&[u8]]) -> Slab {
-        let lender = Lender::new().unwrap();
+        let token = token().unwrap();
+        let lender = Lender::new(token).unwrap();
         thread::scope(|scope| {
             let lent = scope.spawn(|| lender.lend(bytes).unwrap().unwrap());
-            let mut loan = Loan::take(lender.token(), bytes, LONG).unwrap();
+            let mut loan = Loan::take(token, bytes, LONG).unwrap();
             values.iter().for_each(|values| loan.write(values).unwrap());
             drop(loan);
             lent.join().unwrap().seal().unwrap()
@@ -272,11 +267,11 @@ mod tests {
     #[test]
     fn a_reader_may_change_the_memory_and_nobody_else() {
         let _watchdog = Watchdog::start();
-        let lender = Lender::new().unwrap();
+        let token = token().unwrap();
+        let lender = Lender::new(token).unwrap();
         thread::scope(|scope| {
             let lent = scope.spawn(|| lender.lend(4).unwrap().unwrap());
-            let mut loan = Loan::take(lender.token(), 4, LONG).unwrap();
-            assert!(loan.write(&[0; 5]).is_err());
+            let mut loan = Loan::take(token, 4, LONG).unwrap();
             loan.write(&1f32.to_le_bytes()).unwrap();
             let mut slab = lent.join().unwrap().seal().unwrap();
             loan.written = 0;
@@ -289,7 +284,8 @@ mod tests {
     #[test]
     fn who_lacks_the_token_gets_no_memory() {
         let _watchdog = Watchdog::start();
-        let lender = Lender::new().unwrap();
+        let token = token().unwrap();
+        let lender = Lender::new(token).unwrap();
         thread::scope(|scope| {
             let lent = scope.spawn(|| lender.lend(8).map(|lent| lent.map(|lent| lent.bytes())));
             let stranger = dial(lender.listener.address(), LONG).unwrap();
@@ -304,10 +300,11 @@ mod tests {
     #[test]
     fn a_loan_has_a_limit() {
         let _watchdog = Watchdog::start();
-        let lender = Lender::new().unwrap();
+        let token = token().unwrap();
+        let lender = Lender::new(token).unwrap();
         thread::scope(|scope| {
             let lent = scope.spawn(|| lender.lend(8).unwrap_err().to_string());
-            assert!(Loan::take(lender.token(), 9, LONG).is_err());
+            assert!(Loan::take(token, 9, LONG).is_err());
             let why = lent.join().unwrap();
             assert!(why.contains("9 bytes; expected at most 8"), "{why}");
         });
