@@ -4,7 +4,10 @@
 //! on its meaning.
 
 /// The length limit of a [reason](reason), in bytes.
-pub const MAX_REASON_BYTES: usize = 256;
+pub const MAX_REASON_BYTES: usize = 1000;
+
+/// The end of a text that is cut.
+const CUT: &str = " ...";
 
 /// Returns a failing worker's text as one printable line of at most [`MAX_REASON_BYTES`] bytes. Every character that
 /// controls a terminal or the direction of text becomes a space.
@@ -12,6 +15,8 @@ pub fn reason(words: &str) -> String {
     let mut line = String::new();
     for c in words.chars().map(|c| if is_printed(c) { c } else { ' ' }) {
         if line.len() + c.len_utf8() > MAX_REASON_BYTES {
+            line.truncate(line.floor_char_boundary(MAX_REASON_BYTES - CUT.len()));
+            line.push_str(CUT);
             break;
         }
         line.push(c);
@@ -45,11 +50,9 @@ mod tests {
 
     #[test]
     fn words_are_cut_between_two_characters() {
-        for (words, bytes) in
-            [("x".repeat(256), 256), ("x".repeat(257), 256), ("é".repeat(300), 256), ("€".repeat(300), 255)]
-        {
-            assert_eq!(reason(&words).len(), bytes);
-            assert!(words.starts_with(&reason(&words)));
+        assert_eq!(reason(&"x".repeat(1000)), "x".repeat(1000));
+        for (c, length, kept) in [("x", 1001, 996), ("é", 900, 498), ("€", 900, 332)] {
+            assert_eq!(reason(&c.repeat(length)), format!("{} ...", c.repeat(kept)));
         }
     }
 }
