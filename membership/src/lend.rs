@@ -5,7 +5,6 @@
 //!   answer <-------------------- hub <--- memory
 //! ```
 
-use std::io;
 use std::thread::{Builder, Scope, ScopedJoinHandle, scope};
 
 use authority::hex;
@@ -28,7 +27,9 @@ pub struct LoanNics {
     /// The port over the NICs. `None` if this process does not use RDMA.
     port: Option<LoanPort>,
     /// The number of requests since the hub last borrowed memory.
-    in_vain: u32,
+    failures: u32,
+    /// The last failure at this end.
+    failure: Option<String>,
 }
 
 impl LoanNics {
@@ -37,16 +38,18 @@ impl LoanNics {
     pub fn open(number: u32) -> Self {
         let port = loan_port(number);
         let say = |why: &String| tracing::info!(why, "the hub has RDMA, but this process reads without it");
-        LoanNics { port: port.inspect_err(say).ok(), in_vain: 0 }
+        LoanNics { port: port.inspect_err(say).ok(), failures: 0, failure: None }
     }
 
     /// Notes whether the hub has borrowed memory for a request that offered it.
     pub(crate) fn note(&mut self, is_lent: bool) {
-        self.in_vain = if is_lent { 0 } else { self.in_vain + 1 };
-        if self.in_vain == TRIES && self.port.take().is_some() {
+        self.failures = if is_lent { 0 } else { self.failures + 1 };
+        if self.failures == TRIES && self.port.take().is_some() {
+            let why = self.failure.as_deref().unwrap_or("the hub's log at level debug has the reason");
             tracing::info!(
-                "the hub has RDMA, but did not write into this process's memory {TRIES} times in a row: this process \
-                 now reads over TCP; the hub's log at level debug has the reason"
+                why,
+                "the hub has RDMA, but did not write into this process's memory {TRIES} times in a row: \
+                 this process now reads over TCP"
             );
         }
     }
@@ -62,45 +65,49 @@ pub(crate) fn while_lending<T>(
 ) -> (T, Option<Lent>) {
     let Ok(token) = loan::token() else { return (request(&[]), None) };
     let here = shm::Lender::new(token).ok();
-    let port = nics.and_then(|nics| nics.port.as_mut());
-    let by_rdma = port.and_then(|port| Some((rdma::Lender::new(port, token).ok()?, port)));
+    let (port, failure) = nics.map(|nics| (nics.port.as_mut(), &mut nics.failure)).unzip();
+    let by_rdma = port.flatten().and_then(|port| Some((rdma::Lender::new(port, token).ok()?, port)));
     let (by_rdma, port) = by_rdma.unzip();
     scope(|scope| {
-        let mut threads: Vec<ScopedJoinHandle<Option<Lent>>> = Vec::new();
         let mut headers: Vec<Header> = Vec::new();
-        if let Some(lender) = &here
-            && let Ok(thread) = spawn(scope, || Ok(lender.lend(most)?.map(Lent::Shm)))
-        {
-            threads.push(thread);
-        }
-        if let (Some(lender), Some(port)) = (&by_rdma, port)
-            && let Ok(thread) = spawn(scope, move || Ok(lender.lend(port, most)?.map(Lent::Rdma)))
-        {
-            threads.push(thread);
+        let thread_here = here.as_ref().and_then(|lender| {
+            spawn(scope, || Ok(lender.lend(most).map_err(|error| error.to_string())?.map(Lent::Shm)))
+        });
+        let thread_by_rdma = by_rdma.as_ref().zip(port).and_then(|(lender, port)| {
             headers.push((MEMORY_PORT_HEADER, lender.tcp_port().to_string()));
-        }
-        if !threads.is_empty() {
+            spawn(scope, || Ok(lender.lend(port, most).map_err(|error| error.to_string())?.map(Lent::Rdma)))
+        });
+        if thread_here.is_some() || thread_by_rdma.is_some() {
             headers.push((MEMORY_HEADER, hex(&token)));
         }
         let answer = request(&headers);
         here.iter().for_each(shm::Lender::stop);
         by_rdma.iter().for_each(rdma::Lender::stop);
-        let lent = threads.into_iter().map(|thread| thread.join().expect("a lender does not panic"));
-        // All threads have ended after this line.
-        let lent: Vec<Option<Lent>> = lent.collect();
-        (answer, lent.into_iter().flatten().next())
+        let lent_here = thread_here.and_then(|thread| lent(thread).ok()?);
+        let lent_by_rdma = thread_by_rdma.and_then(|thread| {
+            let lent = lent(thread);
+            failure.into_iter().for_each(|failure| *failure = lent.as_ref().err().cloned());
+            lent.ok()?
+        });
+        (answer, lent_here.or(lent_by_rdma))
     })
 }
 
-/// Starts a thread that lends memory. Without memory, the hub sends the bytes through the control port.
+/// A thread that lends memory.
+type Lending<'scope> = ScopedJoinHandle<'scope, Result<Option<Lent>, String>>;
+
+/// Starts a thread that lends memory. Returns `None` if there are too many threads.
 fn spawn<'scope>(
     scope: &'scope Scope<'scope, '_>,
-    lend: impl FnOnce() -> Result<Option<Lent>, fabric::any::ConnectError> + Send + 'scope,
-) -> io::Result<ScopedJoinHandle<'scope, Option<Lent>>> {
-    Builder::new().name("phub-lender".into()).spawn_scoped(scope, || {
-        lend().unwrap_or_else(|error| {
-            tracing::debug!(%error, "the hub does not write into this process's memory, but sends the bytes");
-            None
-        })
-    })
+    lend: impl FnOnce() -> Result<Option<Lent>, String> + Send + 'scope,
+) -> Option<Lending<'scope>> {
+    Builder::new().name("phub-lender".into()).spawn_scoped(scope, lend).ok()
+}
+
+/// Waits for a thread that lends memory. Without memory, the hub sends the bytes through the control port.
+fn lent(thread: Lending) -> Result<Option<Lent>, String> {
+    let say = |why: &String| {
+        tracing::debug!(why, "the hub does not write into this process's memory, but sends the bytes")
+    };
+    thread.join().expect("a lender does not panic").inspect_err(say)
 }

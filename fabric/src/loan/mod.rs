@@ -52,7 +52,7 @@ pub enum Loan {
     /// A file in the memory of this machine.
     Shm(shm::Loan),
     /// Memory that a NIC reaches.
-    Rdma(rdma::Loan),
+    Rdma(Box<rdma::Loan>),
 }
 
 impl Loan {

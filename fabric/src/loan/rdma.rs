@@ -38,6 +38,8 @@ use crate::verbs::{self, ConnectError, Endpoint, Group, GroupOptions, Listener, 
 const SLOT: usize = 1 << 20;
 /// The number of slots of the ring: more than cross any network while the reader copies one slot.
 const SLOTS: usize = 8;
+/// The number of bytes of the ring, which each end has.
+pub const RING: usize = SLOT * SLOTS;
 /// The number of bytes that a reader posts: none, but no window is empty.
 const NOTHING: usize = 64;
 /// The span of an answer.
@@ -186,7 +188,7 @@ impl Lender {
                 hello.refuse("this reader waits for a hub with the token of its loan");
                 continue;
             }
-            let joined = hello.welcome(&port.group, &ours, SLOT * SLOTS, &plan(), |_| (), || ())?;
+            let joined = hello.welcome(&port.group, &ours, RING, &plan(), |_| (), || ())?;
             let (link, ring) = attach(port, joined);
             let lent = self.receive(port, link, &ring, most);
             port.port.detach(link);
@@ -283,7 +285,7 @@ impl Loan {
     ) -> Result<Self, ConnectError> {
         let slots = (0..SLOTS).map(|slot| Span { offset: slot * SLOT, bytes: SLOT }).collect();
         let (window, mut slots) =
-            SendWindow::new(SLOT * SLOTS)?.split(vec![slots]).expect("slots are disjoint and aligned");
+            SendWindow::new(RING)?.split(vec![slots]).expect("slots are disjoint and aligned");
         let receive = Receive::New(NOTHING);
         let joined = verbs::connect(address, token, &port.group, &window, receive, &plan(), HANDSHAKE_LIMIT)?;
         let (link, _) = attach(&mut port, joined);

@@ -46,6 +46,7 @@ pub(crate) fn advice(errno: Errno) -> &'static str {
     match errno {
         Errno::NOMEM => "free memory, raise the limit (ulimit -v, the container's), or use a smaller model",
         Errno::MFILE | Errno::NFILE => "raise the number of open files (ulimit -n)",
+        Errno::FBIG => "raise the limit on the size of files (ulimit -f)",
         Errno::PERM => "the other end sealed or protected this memory: install the same version at both ends",
         _ => "see mmap(2) for this error",
     }

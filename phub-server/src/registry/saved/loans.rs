@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use fabric::any::{Group, Transport};
 use fabric::loan::{Loan, rdma, shm};
-use fabric::verbs;
 use pbox_core::JobId;
 use pbox_core::control::StateQuery;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -15,10 +14,11 @@ use tokio::task::JoinHandle;
 
 use super::clients::bytes_of;
 use super::copies::StateFile;
+use super::for_readers::ForReaders;
 use super::send::{Pace, SLOWEST_IN_THE_WAY, selection};
 use crate::registry::{NoThread, Registry, on_thread};
 
-/// The most loans by RDMA at the same time. Each takes a ring of 8 MiB, and the memory of a thread.
+/// The most loans by RDMA at the same time. Each has a [ring](rdma::RING) at this end.
 const MOST_BY_RDMA: usize = 32;
 /// The most ports that are kept for later loans. Opening the NICs takes longer than many a transfer.
 const MOST_PORTS: usize = 8;
@@ -53,41 +53,41 @@ impl Default for Loans {
     }
 }
 
-/// A loan, with its permit if it is by RDMA.
-type Permitted = (Loan, Option<OwnedSemaphorePermit>);
+/// A loan, and what it takes at this hub until it ends.
+#[derive(Debug)]
+pub(super) struct Counted {
+    loan: Loan,
+    /// The permit of a loan by RDMA.
+    _permit: Option<OwnedSemaphorePermit>,
+    /// The count of the ring's memory.
+    _ring: ForReaders,
+}
 
 /// The memory that a client lends, or the reason why there is no such memory.
-pub(super) type Borrowed = JoinHandle<Result<Result<Permitted, String>, NoThread>>;
+pub(super) type Borrowed = JoinHandle<Result<Result<Counted, String>, NoThread>>;
 
 impl Loans {
     /// Borrows `bytes` bytes from a reader: through shared memory, or else by RDMA.
-    fn take(&self, offer: Offer, bytes: u64, group: &Group) -> Result<Permitted, String> {
+    fn take(&self, offer: Offer, bytes: u64, group: &Group, memory: &ForReaders) -> Result<Counted, String> {
         let limit = SLOWEST_LOAN.time_for(bytes as usize);
-        match (shm::Loan::take(offer.token, bytes, limit), offer.rdma, group.rdma()) {
-            (Ok(loan), ..) => Ok((Loan::Shm(loan), None)),
-            (Err(_), Some(address), Some(nics)) => {
-                self.take_by_rdma(address, offer.token, bytes, limit, nics)
-            }
-            (Err(error), ..) => Err(error.to_string()),
-        }
-    }
-
-    fn take_by_rdma(
-        &self,
-        address: SocketAddr,
-        token: [u8; 16],
-        bytes: u64,
-        limit: Duration,
-        nics: &verbs::Group,
-    ) -> Result<Permitted, String> {
+        let here = shm::Loan::take(offer.token, bytes, limit);
+        let (Err(_), Some(address), Some(nics)) = (&here, offer.rdma, group.rdma()) else {
+            let loan = Loan::Shm(here.map_err(|error| error.to_string())?);
+            return Ok(Counted { loan, _permit: None, _ring: memory.beside(0) });
+        };
         let permit = Arc::clone(&self.permits).try_acquire_owned();
         let permit =
             permit.map_err(|_| format!("{MOST_BY_RDMA} readers already read by RDMA, the maximum"))?;
+        let _ring = memory.beside(rdma::RING as u64);
         let kept = self.ports.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let make = || rdma::LoanPort::beside(nics, self.made.fetch_add(1, Relaxed));
         let port = kept.map_or_else(make, Ok).map_err(|error| error.to_string())?;
-        let loan = rdma::Loan::take(port, address, token, bytes, limit).map_err(|error| error.to_string())?;
-        Ok((Loan::Rdma(loan), Some(permit)))
+        let loan = rdma::Loan::take(port, address, offer.token, bytes, limit);
+        Ok(Counted {
+            loan: Loan::Rdma(Box::new(loan.map_err(|error| error.to_string())?)),
+            _permit: Some(permit),
+            _ring,
+        })
     }
 
     /// Keeps a port for the next loan.
@@ -109,8 +109,9 @@ impl Registry {
         });
         let bytes = elements.ok()?? * query.dtype.bytes() as u64;
         let rdma = offer.rdma.filter(|address| self.up.peers.allows_address(address.ip()));
-        let (loans, group) = (Arc::clone(&self.loans), self.up.group.clone());
-        let take = move || loans.take(Offer { rdma, ..offer }, bytes, &group);
+        let (loans, group, memory) =
+            (Arc::clone(&self.loans), self.up.group.clone(), self.for_readers.beside(0));
+        let take = move || loans.take(Offer { rdma, ..offer }, bytes, &group, &memory);
         Some(tokio::spawn(on_thread("phub-loan", take)))
     }
 
@@ -124,21 +125,23 @@ impl Registry {
         file: Arc<StateFile>,
         borrowed: Borrowed,
     ) -> Result<(u64, Transport), String> {
-        let (mut loan, permit) = borrowed.await.map_err(|error| error.to_string())???;
+        let mut counted = borrowed.await.map_err(|error| error.to_string())???;
         let loans = Arc::clone(&self.loans);
         let write = move || {
             let image = &file.image;
-            let (bytes, room, transport) = (image.value_bytes(), loan.bytes(), loan.transport());
+            let (bytes, room, transport) =
+                (image.value_bytes(), counted.loan.bytes(), counted.loan.transport());
             if bytes != room {
                 return Err(format!(
                     "the values have {bytes} bytes, and the lent memory has {room} bytes; expected the same length"
                 ));
             }
             let deadline = Instant::now() + SLOWEST_IN_THE_WAY.time_for(bytes as usize);
-            let written = image.ranges().try_for_each(|range| loan.write(image.values(&range), deadline));
-            let port = written.and_then(|()| loan.finish(deadline)).map_err(|error| error.to_string())?;
+            let written =
+                image.ranges().try_for_each(|range| counted.loan.write(image.values(&range), deadline));
+            let port =
+                written.and_then(|()| counted.loan.finish(deadline)).map_err(|error| error.to_string())?;
             port.into_iter().for_each(|port| loans.keep(port));
-            drop(permit);
             Ok((bytes, transport))
         };
         on_thread("phub-loan", write).await?
