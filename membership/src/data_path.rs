@@ -168,7 +168,8 @@ fn make_rdma(
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
         return Err("no hub that this member must reach by RDMA offers RDMA".into());
     }
-    let (nics, options) = nics_of(nics, rank, transport.is_some())?;
+    let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());
+    let (nics, options) = nics_of(nics, local_rank, transport.is_some())?;
     let (group, port) = verbs::worker_group(&nics, options).map_err(|error| error.to_string())?;
     Ok((group, vec![port]))
 }
@@ -179,14 +180,16 @@ fn make_rdma(
 /// # Errors
 /// Returns the reason why this machine cannot use RDMA.
 pub(crate) fn loan_port(number: u32) -> Result<LoanPort, String> {
-    let (nics, options) = nics_of(&NicSettings::default(), number, false)?;
+    let local_rank = nearest::local_rank(0, |name| std::env::var(name).ok());
+    let (nics, options) = nics_of(&NicSettings::default(), local_rank.wrapping_add(number), false)?;
     LoanPort::new(&nics, options).map_err(|error| error.to_string())
 }
 
-/// Returns the RDMA NICs that the member with this rank may use, and how. `wants_rdma`: only RDMA may be used.
+/// Returns the RDMA NICs that a member may use, and how. `number` is the member's number on its machine. `wants_rdma`: only RDMA
+/// may be used.
 fn nics_of(
     nics: &NicSettings,
-    rank: u32,
+    number: u32,
     wants_rdma: bool,
 ) -> Result<(Vec<NicOptions>, GroupOptions), String> {
     let nccl = Nccl::of_environment(&nics.paths, nics.list.is_some());
@@ -197,13 +200,12 @@ fn nics_of(
         );
     }
     nccl.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());
     let rails = nics.rails.clone().map_or_else(RailMap::of_environment, Ok).map_err(|e| e.to_string())?;
     if !rails.is_empty() {
         tracing::info!(%rails, "a map of rails pairs this machine's NICs with the hub's");
     }
-    let options = GroupOptions { rails, first_vector: local_rank, paths: nics.paths.clone() };
-    Ok((usable_nics(nics.list.as_ref().unwrap_or(&nccl.list), local_rank)?, options))
+    let options = GroupOptions { rails, first_vector: number, paths: nics.paths.clone() };
+    Ok((usable_nics(nics.list.as_ref().unwrap_or(&nccl.list), number)?, options))
 }
 
 /// Whether a member may reach one of these hubs by shared memory. `transport` is the only transport that the member may

@@ -69,7 +69,7 @@ pub enum Values<'a> {
     /// sends these differences instead of the values. Without a digest, the hub prepares to send differences later.
     Changed(Option<&'a str>),
     /// Memory, if the hub is on this machine and in this network namespace, or if it reaches these NICs by RDMA. Otherwise
-    /// the bytes of the reader. A hub with TLS does not use RDMA, which is not encrypted.
+    /// the bytes of the reader. Not with TLS, because RDMA is not encrypted.
     InMemory(Option<&'a mut LoanNics>),
 }
 

@@ -6,8 +6,9 @@
 //! ```
 
 use std::thread::{Builder, Scope, ScopedJoinHandle, scope};
+use std::time::{Duration, Instant};
 
-use authority::hex;
+use authority::{Trust, hex};
 use fabric::loan::rdma::{self, LoanPort};
 use fabric::loan::{self, Lent, shm};
 use pbox_core::control::{MEMORY_HEADER, MEMORY_PORT_HEADER};
@@ -17,9 +18,11 @@ use crate::data_path::loan_port;
 /// A header of a request.
 pub(crate) type Header = (&'static str, String);
 
-/// The number of requests in a row after which a process offers no memory by RDMA any more, if the hub never borrows it. A
-/// firewall may drop the hub's packets, and each request would then wait for the hub's timeout.
+/// The number of requests in a row after which a process offers no memory by RDMA for some time, if the hub never borrows it. A
+/// firewall may drop the hub's packets, and each request then waits for the hub's timeout.
 const TRIES: u32 = 3;
+/// The time after which a process offers memory again.
+const PAUSE: Duration = Duration::from_secs(300);
 
 /// The NICs by which a process lends memory to one hub.
 #[derive(Debug)]
@@ -28,28 +31,43 @@ pub struct LoanNics {
     port: Option<LoanPort>,
     /// The number of requests since the hub last borrowed memory.
     failures: u32,
+    /// The time until which no memory is offered.
+    paused_until: Option<Instant>,
     /// The last failure at this end.
     failure: Option<String>,
 }
 
 impl LoanNics {
     /// Opens this machine's NICs, by the environment's settings. `number` is the hub's number among a reader's hubs: the loans to
-    /// different hubs begin with different NICs. If this machine cannot use RDMA, no memory is lent by RDMA.
+    /// different hubs begin with different NICs. If this machine cannot use RDMA, no memory is lent by RDMA. Nor if requests use
+    /// TLS, because RDMA is not encrypted.
     pub fn open(number: u32) -> Self {
-        let port = loan_port(number);
+        let port = match Trust::find() {
+            Ok(None) => loan_port(number),
+            _ => Err("RDMA is not encrypted, and requests to the hub are".to_owned()),
+        };
         let say = |why: &String| tracing::info!(why, "the hub has RDMA, but this process reads without it");
-        LoanNics { port: port.inspect_err(say).ok(), failures: 0, failure: None }
+        LoanNics { port: port.inspect_err(say).ok(), failures: 0, paused_until: None, failure: None }
+    }
+
+    /// Whether memory may be offered now.
+    fn may_offer(&self) -> bool {
+        self.port.is_some() && self.paused_until.is_none_or(|until| until <= Instant::now())
     }
 
     /// Notes whether the hub has borrowed memory for a request that offered it.
     pub(crate) fn note(&mut self, is_lent: bool) {
+        if !self.may_offer() {
+            return;
+        }
         self.failures = if is_lent { 0 } else { self.failures + 1 };
-        if self.failures == TRIES && self.port.take().is_some() {
+        if self.failures == TRIES {
+            (self.failures, self.paused_until) = (0, Some(Instant::now() + PAUSE));
             let why = self.failure.as_deref().unwrap_or("the hub's log at level debug has the reason");
             tracing::info!(
                 why,
                 "the hub has RDMA, but did not write into this process's memory {TRIES} times in a row: \
-                 this process now reads over TCP"
+                 this process reads over TCP for {PAUSE:?}"
             );
         }
     }
@@ -65,6 +83,7 @@ pub(crate) fn while_lending<T>(
 ) -> (T, Option<Lent>) {
     let Ok(token) = loan::token() else { return (request(&[]), None) };
     let here = shm::Lender::new(token).ok();
+    let nics = nics.filter(|nics| nics.may_offer());
     let (port, failure) = nics.map(|nics| (nics.port.as_mut(), &mut nics.failure)).unzip();
     let by_rdma = port.flatten().and_then(|port| Some((rdma::Lender::new(port, token).ok()?, port)));
     let (by_rdma, port) = by_rdma.unzip();
@@ -74,8 +93,11 @@ pub(crate) fn while_lending<T>(
             spawn(scope, || Ok(lender.lend(most).map_err(|error| error.to_string())?.map(Lent::Shm)))
         });
         let thread_by_rdma = by_rdma.as_ref().zip(port).and_then(|(lender, port)| {
+            let thread = spawn(scope, || {
+                Ok(lender.lend(port, most).map_err(|error| error.to_string())?.map(Lent::Rdma))
+            })?;
             headers.push((MEMORY_PORT_HEADER, lender.tcp_port().to_string()));
-            spawn(scope, || Ok(lender.lend(port, most).map_err(|error| error.to_string())?.map(Lent::Rdma)))
+            Some(thread)
         });
         if thread_here.is_some() || thread_by_rdma.is_some() {
             headers.push((MEMORY_HEADER, hex(&token)));
@@ -89,7 +111,8 @@ pub(crate) fn while_lending<T>(
             failure.into_iter().for_each(|failure| *failure = lent.as_ref().err().cloned());
             lent.ok()?
         });
-        (answer, lent_here.or(lent_by_rdma))
+        // The hub may have asked for shared memory first, and could not use it.
+        (answer, lent_by_rdma.or(lent_here))
     })
 }
 

@@ -190,12 +190,11 @@ impl Subscription {
 }
 
 impl Drop for Subscription {
-    /// Leaks the receiver of the thread's channel in the child of a fork. The thread does not exist in the child, and
-    /// may have been sending at the fork.
+    /// Leaks the work in the child of a fork. The thread does not exist in the child, and may have been sending at the fork.
+    /// The NICs belong to the parent.
     fn drop(&mut self) {
         if std::process::id() != self.process
             && let Ok(state) = self.state.get_mut()
-            && let Work::Busy(..) = state.work
         {
             std::mem::forget(std::mem::replace(&mut state.work, Work::Gone));
         }

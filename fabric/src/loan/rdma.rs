@@ -32,7 +32,9 @@ use crate::memory::{RecvWindow, SendWindow, Slab, Spans};
 use crate::plan::PlannedLink;
 use crate::port::{Arrival, Port as _, Posted, Until};
 use crate::proof::name_of;
-use crate::verbs::{self, ConnectError, Endpoint, Group, GroupOptions, Listener, NicOptions, VerbsError};
+use crate::verbs::{
+    self, ConnectError, Endpoint, Group, GroupOptions, Listener, MAX_RAILS, NicOptions, RailMap, VerbsError,
+};
 
 /// The number of bytes of a slot of the ring.
 const SLOT: usize = 1 << 20;
@@ -47,7 +49,7 @@ const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 /// The time within which a process that has connected to a lender must show its proof.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
 /// The time limit of each step of a handshake: a firewall may drop the packets to a reader.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(3);
 /// The longest sleep in a wait for the other end, after which the wait looks at its deadline again.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -64,16 +66,17 @@ impl std::fmt::Debug for LoanPort {
 }
 
 impl LoanPort {
-    /// Opens these NICs. The first NICs are preferred.
+    /// Opens the first of these NICs, as many as a port may have.
     ///
     /// # Errors
     /// Returns an error if libibverbs is missing, no NIC can be opened, or memory or descriptors run out.
     pub fn new(nics: &[NicOptions], options: GroupOptions) -> Result<Self, VerbsError> {
+        let nics = &nics[..nics.len().min(MAX_RAILS)];
         let (group, port) = verbs::worker_group(nics, options)?;
         Ok(LoanPort { group, port })
     }
 
-    /// Opens the NICs of a group once more. `turn` rotates the order of the NICs.
+    /// Opens the NICs of a group once more. `turn` rotates the order of the NICs. The group's map of rails is for other peers.
     ///
     /// # Errors
     /// Returns the errors of [`new`](Self::new).
@@ -81,7 +84,7 @@ impl LoanPort {
         let mut nics = group.all_nics();
         let first = turn % nics.len().max(1);
         nics.rotate_left(first);
-        Self::new(&nics, group.options.clone())
+        Self::new(&nics, GroupOptions { rails: RailMap::default(), ..group.options.clone() })
     }
 
     /// Waits for the next immediate of the only link. Returns `None` once `stopped` is true.
@@ -178,6 +181,7 @@ impl Lender {
     /// # Errors
     /// Returns an error if the hub has more bytes, if the link closes, or if there is no memory.
     pub fn lend(&self, port: &mut LoanPort, most: u64) -> Result<Option<Lent>, ConnectError> {
+        port.group.mend();
         let ours = Arc::new(SendWindow::new(NOTHING)?);
         loop {
             let Some(accepted) = self.listener.accept()? else { return Ok(None) };
@@ -210,6 +214,9 @@ impl Lender {
         if bytes > most {
             let why = format!("the hub asks for memory of {bytes} bytes; expected at most {most}");
             return Err(io::Error::other(why));
+        }
+        if self.stopped.load(Ordering::Acquire) {
+            return Ok(None); // the hub has answered without the memory
         }
         let bytes = bytes as usize;
         let mut slab =
@@ -283,6 +290,7 @@ impl Loan {
         bytes: u64,
         limit: Duration,
     ) -> Result<Self, ConnectError> {
+        port.group.mend();
         let slots = (0..SLOTS).map(|slot| Span { offset: slot * SLOT, bytes: SLOT }).collect();
         let (window, mut slots) =
             SendWindow::new(RING)?.split(vec![slots]).expect("slots are disjoint and aligned");

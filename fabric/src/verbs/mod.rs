@@ -58,5 +58,6 @@ pub use nccl::Nccl;
 pub use nic::{Nic, NicOptions};
 pub use nic_list::{NicList, ParseNicListError};
 pub use path_settings::{PATH_SETTINGS, PathFlags, PathSetting, SettingError};
+pub(crate) use port::rails::MAX_RAILS;
 pub use port::{Endpoint, Port, group, worker_group};
 pub use rail_map::{ParseRailMapError, RailMap};

@@ -320,20 +320,27 @@ impl Tree {
         self.job.is_alive(worker) && self.job.first_round(worker).is_some()
     }
 
-    /// Returns the hubs with a worker below them that takes part.
+    /// Returns the hubs with a worker below them that takes part. The worker does not count for the hubs above a hub that
+    /// has ended because nobody could push its round: the worker takes part only until it is notified.
     pub fn with_workers(&self) -> BTreeSet<usize> {
         let workers = (0..self.job.workers.len()).filter(|&worker| self.takes_part(worker));
         let of_worker = |worker: usize| {
-            std::iter::successors(Some(self.job.workers[worker].node), |&hub| self.job.above(hub))
+            let next = |&hub: &usize| self.job.above(hub).filter(|_| !self.is_abandoned(hub));
+            std::iter::successors(Some(self.job.workers[worker].node), next)
         };
         workers.flat_map(of_worker).collect()
+    }
+
+    /// Whether a hub has ended because no worker was left who could push a round that the hub had already sent up.
+    fn is_abandoned(&self, hub: usize) -> bool {
+        self.job.nodes[hub].control.failed.as_ref().is_some_and(|why| why.contains(ABANDONED))
     }
 
     /// Checks the end of a hub. If a worker below takes part, there are two allowed causes. The hub above has ended,
     /// or no worker is left who could push a round that this hub has already sent up.
     fn check_end(&mut self, hub: usize) {
         let why = self.job.nodes[hub].control.failed.as_deref().unwrap_or_default();
-        let is_abandoned = why.contains(ABANDONED);
+        let is_abandoned = self.is_abandoned(hub);
         let above_lives = self.job.above(hub).is_some_and(|above| self.job.is_hub_alive(above));
         assert!(is_abandoned || !above_lives, "hub {hub} ends, and a worker below takes part: {why:?}");
         count("hubs whose round nobody could push", usize::from(is_abandoned));
@@ -495,7 +502,8 @@ impl Tree {
         }
         let with_workers = self.with_workers();
         self.job.step().unwrap();
-        for hub in with_workers {
+        // In one step, a hub may be abandoned and the hub above it may then end.
+        for hub in with_workers.intersection(&self.with_workers()).copied().collect::<Vec<_>>() {
             if !self.job.is_hub_alive(hub) {
                 self.check_end(hub);
             }

@@ -15,7 +15,7 @@ use crate::verbs::handles::work::{MAX_ROUTES, Work, WorkId};
 use crate::verbs::nic::Nic;
 
 /// The most NICs of one port.
-pub(in crate::verbs) const MAX_RAILS: usize = 32;
+pub(crate) const MAX_RAILS: usize = 32;
 
 /// One NIC of a port, with the queue for completions of the port's links on that NIC. A NIC that was opened
 /// again is another rail.

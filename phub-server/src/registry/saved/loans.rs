@@ -15,14 +15,14 @@ use tokio::task::JoinHandle;
 use super::clients::bytes_of;
 use super::copies::StateFile;
 use super::for_readers::ForReaders;
-use super::send::{Pace, SLOWEST_IN_THE_WAY, selection};
+use super::send::{Pace, selection};
 use crate::registry::{NoThread, Registry, on_thread};
 
 /// The most loans by RDMA at the same time. Each has a [ring](rdma::RING) at this end.
-const MOST_BY_RDMA: usize = 32;
+const MOST_BY_RDMA: usize = 64;
 /// The most ports that are kept for later loans. Opening the NICs takes longer than many a transfer.
 const MOST_PORTS: usize = 8;
-/// The lowest permitted speed at which a client allocates the memory that it lends.
+/// The lowest permitted speed at which a client allocates the memory that it lends, and at which its NIC takes the values.
 const SLOWEST_LOAN: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 256 << 20 };
 
 /// Memory that a reader offers.
@@ -115,6 +115,19 @@ impl Registry {
         Some(tokio::spawn(on_thread("phub-loan", take)))
     }
 
+    /// Gives back memory that is not needed. The end of a link takes time, so it needs a thread.
+    pub(super) fn give_back(&self, borrowed: Borrowed) {
+        let loans = Arc::clone(&self.loans);
+        tokio::spawn(async move {
+            let Ok(Ok(Ok(counted))) = borrowed.await else { return };
+            let end = move || {
+                let port = counted.loan.finish(Instant::now() + SLOWEST_LOAN.grace);
+                port.into_iter().flatten().for_each(|port| loans.keep(port));
+            };
+            let _ = on_thread("phub-loan", end).await; // without a thread, the loan ends here
+        });
+    }
+
     /// Writes the values of a file into the memory that a client lends. Returns the number of their bytes, and their transport.
     ///
     /// # Errors
@@ -136,7 +149,7 @@ impl Registry {
                     "the values have {bytes} bytes, and the lent memory has {room} bytes; expected the same length"
                 ));
             }
-            let deadline = Instant::now() + SLOWEST_IN_THE_WAY.time_for(bytes as usize);
+            let deadline = Instant::now() + SLOWEST_LOAN.time_for(bytes as usize);
             let written =
                 image.ranges().try_for_each(|range| counted.loan.write(image.values(&range), deadline));
             let port =

@@ -42,7 +42,7 @@ pub(super) const PIECE_BYTES: usize = 256 << 10;
 /// The lowest permitted speed of a client. While a client reads, a copy of the state stays in this hub's memory.
 const SLOWEST: Pace = Pace { grace: Duration::from_secs(30), bytes_per_s: 1 << 20 };
 /// The lowest permitted speed of a client while other clients wait until the copy is dropped.
-pub(super) const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
+const SLOWEST_IN_THE_WAY: Pace = Pace { grace: Duration::from_secs(10), bytes_per_s: 4 << 20 };
 /// The number of bytes in the name by which readers distinguish jobs with the same name. Each byte is two hexadecimal
 /// digits.
 const RUN_BYTES: usize = 16;
@@ -124,8 +124,14 @@ impl Registry {
         let id = self.lock().hub().id(name)?;
         let reads = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reads))?;
         let borrowed = if let Wish::InMemory(offer) = wish { self.borrow(id, query, offer) } else { None };
-        let copy = self.state_for(name, id, query).await.inspect_err(|_| reads.refused())?;
-        let Some(copy) = copy else { return Ok(None) };
+        let copy = self.state_for(name, id, query).await.inspect_err(|_| reads.refused());
+        let copy = match copy {
+            Ok(Some(copy)) => copy,
+            none => {
+                borrowed.into_iter().for_each(|borrowed| self.give_back(borrowed));
+                return none.map(|_| None);
+            }
+        };
         let (sink, pieces) = Pieces::new(PIECES);
         let (all, header, taken) = (copy.image.bytes(), copy.image.header().len() as u64, copy.taken);
         let (job, reading) = (name.to_owned(), reads.begin(reader, copy.before));
