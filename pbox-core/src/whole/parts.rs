@@ -51,11 +51,17 @@ impl Parts {
         }
     }
 
-    /// Returns the parts of a hub, the older first.
+    /// Returns the parts of a hub that somebody may still need, the older first: the last part, and the part of the round
+    /// before. A round may have no part, because workers were lost in it. Then the other known part is older, and its
+    /// place in the window may already have another part.
     pub fn of_hub(&self, hub: usize) -> impl Iterator<Item = Told> + use<> {
         let mut parts = self.of_hubs[hub];
         parts.sort_by_key(|part| part.map(|part| part.round));
-        parts.into_iter().flatten()
+        let last = parts[1].map(|last| last.round);
+        parts
+            .into_iter()
+            .flatten()
+            .filter(move |part| Some(part.round) == last || Some(part.round.next()) == last)
     }
 
     /// Returns the sum of a round over all hubs, if the parts of all hubs have arrived. Uses the mean of norms of the first
@@ -101,6 +107,8 @@ mod tests {
         assert_eq!(parts.of_hub(0).map(|part| part.round.0).collect::<Vec<_>>(), [7, 8]);
         assert_eq!(parts.take(0, told(9, 1.0)), Part::New);
         assert_eq!(parts.of_hub(0).map(|part| part.round.0).collect::<Vec<_>>(), [8, 9]);
+        assert_eq!(parts.take(0, told(11, 1.0)), Part::New, "round 10 has no part");
+        assert_eq!(parts.of_hub(0).map(|part| part.round.0).collect::<Vec<_>>(), [11]);
     }
 
     #[test]
