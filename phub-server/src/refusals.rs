@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use pbox_core::control::RefusalReply;
 
-use crate::seldom::Seldom;
+use crate::log_limiter::LogLimiter;
 use coordinator::Asker;
 
 /// The number of refusals that are kept. Equal refusals count once.
@@ -21,7 +21,7 @@ const JOB_LETTERS: usize = 100;
 pub(crate) struct Refusals {
     /// The refusals that are kept, the newest first.
     kept: Mutex<VecDeque<Refused>>,
-    said: Seldom,
+    said: LogLimiter,
 }
 
 #[derive(Debug)]

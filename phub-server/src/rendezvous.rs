@@ -24,8 +24,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::lanes;
+use crate::log_limiter::LogLimiter;
 use crate::registry::{Registry, STOPS};
-use crate::seldom::Seldom;
 use crate::waiting_room::{Place, WaitingRoom};
 
 /// The most workers for which windows (memory for links) are made at the same time.
@@ -49,9 +49,9 @@ struct Rendezvous {
     registry: Weak<Registry>,
     runtime: Handle,
     welcomes: Semaphore,
-    not_accepted: Seldom,
-    failed: Seldom,
-    refused: Seldom,
+    not_accepted: LogLimiter,
+    failed: LogLimiter,
+    refused: LogLimiter,
 }
 
 /// Starts the accepting thread. It ends when the listener is stopped.
@@ -66,9 +66,9 @@ pub(crate) fn start(
         registry,
         runtime,
         welcomes: Semaphore::new(MAX_WELCOMES),
-        not_accepted: Seldom::default(),
-        failed: Seldom::default(),
-        refused: Seldom::default(),
+        not_accepted: LogLimiter::default(),
+        failed: LogLimiter::default(),
+        refused: LogLimiter::default(),
     });
     std::thread::Builder::new().name("phub-rendezvous".into()).spawn(guarded(move || {
         let room = Arc::new(WaitingRoom::default());

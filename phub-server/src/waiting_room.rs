@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown};
 
-use crate::seldom::Seldom;
+use crate::log_limiter::LogLimiter;
 
 /// The number of connections of one transport that may be without a hello.
 const PLACES: usize = 64;
@@ -28,7 +28,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct WaitingRoom {
     guests: Mutex<VecDeque<Guest>>,
     left: Condvar,
-    sent_away: Seldom,
+    sent_away: LogLimiter,
 }
 
 /// A connection without a hello.

@@ -33,7 +33,7 @@ use super::lock::{Lock, NotLocked};
 use super::parts::PartOf;
 use super::permission::FileMode;
 use super::write::{self, Names};
-use crate::seldom::Seldom;
+use crate::log_limiter::LogLimiter;
 
 /// The number of checkpoints of a job that are kept by default.
 pub const KEEP: NonZeroU32 = NonZeroU32::new(3).unwrap();
@@ -52,7 +52,7 @@ pub struct CheckpointStore {
     /// The lock, which is taken again if the directory was replaced.
     lock: Mutex<Lock>,
     /// The count of removals of old files for lack of room. The log mentions only some removals.
-    pub(super) made_room: Seldom,
+    pub(super) made_room: LogLimiter,
 }
 
 impl CheckpointStore {
@@ -102,7 +102,7 @@ impl CheckpointStore {
             jobs: None,
             mode,
             lock,
-            made_room: Seldom::default(),
+            made_room: LogLimiter::default(),
         };
         // Even if the lock file exists, the hub may be unable to make other files in the directory.
         store.probe().map_err(failed("making a file in it"))?;

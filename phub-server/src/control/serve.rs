@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use super::crowd::{ClientAddress, Crowd};
 use super::encryption::{Encryption, Stream};
 use super::limits::ControlLimits;
-use crate::seldom::Seldom;
+use crate::log_limiter::LogLimiter;
 
 /// The bytes of a connection's buffer. Headers take some hundred bytes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -67,7 +67,7 @@ pub(crate) async fn serve(
     mut stopped: watch::Receiver<bool>,
 ) {
     let (connections, crowd) = (GracefulShutdown::new(), Crowd::default());
-    let (refused, given_up, failed) = (Seldom::default(), Seldom::default(), Seldom::default());
+    let (refused, given_up, failed) = (LogLimiter::default(), LogLimiter::default(), LogLimiter::default());
     loop {
         tokio::select! {
             accepted = socket.accept() => match accepted {

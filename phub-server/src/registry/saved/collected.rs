@@ -12,8 +12,8 @@ use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart};
 
 use super::copies::Copies;
 use super::reads::Reads;
+use crate::log_limiter::LogLimiter;
 use crate::registry::rounds::waits::Waiting;
-use crate::seldom::Seldom;
 
 /// The time that a request waits for the round in flight while workers compute.
 pub(crate) const ROUND_LIMIT: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ pub(crate) struct Checkpoints {
     /// is written last.
     pub(super) writing: Arc<Mutex<()>>,
     /// The count of failures. The log mentions only some failures.
-    pub(super) failures: Seldom,
+    pub(super) failures: LogLimiter,
     /// The reason why the job did not continue from its newest checkpoint.
     pub warning: Option<String>,
 }

@@ -9,9 +9,9 @@ const SAY_EVERY: Duration = Duration::from_secs(1);
 /// A counter of an event that may happen often. It decides when the log mentions the event. Each cause
 /// has its own counter.
 #[derive(Debug, Default)]
-pub(crate) struct Seldom(Mutex<(Option<Instant>, u64)>);
+pub(crate) struct LogLimiter(Mutex<(Option<Instant>, u64)>);
 
-impl Seldom {
+impl LogLimiter {
     /// Counts an event. If it is time to log it again, returns the number of events since the last log line.
     pub fn count(&self) -> Option<u64> {
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,12 +31,12 @@ mod tests {
 
     #[test]
     fn a_flood_is_logged_once() {
-        let seldom = Seldom::default();
-        assert_eq!(seldom.count(), Some(1));
-        assert!((0..100).all(|_| seldom.count().is_none()));
-        let (said, times) = *seldom.0.lock().unwrap();
+        let limiter = LogLimiter::default();
+        assert_eq!(limiter.count(), Some(1));
+        assert!((0..100).all(|_| limiter.count().is_none()));
+        let (said, times) = *limiter.0.lock().unwrap();
         assert_eq!(times, 100);
-        *seldom.0.lock().unwrap() = (said.map(|said| said - SAY_EVERY), times);
-        assert_eq!(seldom.count(), Some(101), "the line says how many were not said");
+        *limiter.0.lock().unwrap() = (said.map(|said| said - SAY_EVERY), times);
+        assert_eq!(limiter.count(), Some(101), "the line says how many were not said");
     }
 }
