@@ -29,5 +29,5 @@ pub use file::{check_no_fifo, read_file};
 pub use own_file::directory as own_directory;
 pub use proof::{BodyDigest, Proof};
 pub use secret::{Secret, Secrets, WeakSecret, random};
-pub use token::{ALL_JOBS, NotAToken, Right, SUMS, Token};
+pub use token::{ABOVE_SUFFIX, ALL_JOBS, NotAToken, Right, Token};
 pub use trust::{Trust, explain};

@@ -25,7 +25,7 @@ const RIGHTS: [(Right, &str); 4] =
     [(Right::Read, "read"), (Right::Join, "join"), (Right::Operate, "operate"), (Right::Peer, "peer")];
 
 /// The suffix that is added to a job's name at the hubs above. The hubs above sum for the hubs of the job.
-pub const SUMS: &str = ".above";
+pub const ABOVE_SUFFIX: &str = ".above";
 
 impl Right {
     /// Whether this right contains another one.
@@ -83,7 +83,7 @@ impl Token {
     /// Whether the token is for this job: the job that it names, or that job's sums at the hubs above.
     pub fn covers(&self, job: &str) -> bool {
         let mut rest = job.strip_prefix(&self.job);
-        while let Some(above) = rest.and_then(|rest| rest.strip_prefix(SUMS)) {
+        while let Some(above) = rest.and_then(|rest| rest.strip_prefix(ABOVE_SUFFIX)) {
             rest = Some(above);
         }
         self.job == ALL_JOBS || rest == Some("")

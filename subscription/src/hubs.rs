@@ -12,7 +12,7 @@
 use std::thread;
 use std::time::Duration;
 
-use authority::{Credential, SUMS};
+use authority::{ABOVE_SUFFIX, Credential};
 use checkpoint_file::{Base, DecodeError, Decoded, ValuesFrom, decode_as};
 use membership::{LoanNics, MemberError, Values, describe, fetch_state, hub_addresses};
 use pbox_core::control::{JobReply, JobState, Only, RefusalCode, StateQuery};
@@ -140,7 +140,7 @@ impl Hubs {
             match hub.job(&ask.job) {
                 Some(job) if !job.above.is_empty() => {
                     above.clone_from(&job.above);
-                    ask.job.push_str(SUMS);
+                    ask.job.push_str(ABOVE_SUFFIX);
                 }
                 // The named hub does not have the job, or the job has failed. Nothing is kept in `found`. A hub without
                 // the job refuses the request with its own message. After a failed job, the next job of the same name

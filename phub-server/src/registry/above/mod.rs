@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use authority::{Credential, SUMS};
+use authority::{ABOVE_SUFFIX, Credential};
 use fabric::any;
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
 use membership::{Join, LOOKUP_LIMIT, LetIn, MemberError, Named, PeerList, Ports, Way, look_up};
@@ -46,7 +46,7 @@ pub(super) const MAX_DEPTH: usize = 16;
 /// Returns the name of a job at the hubs above. It differs from the name here, because in a mesh one hub has the job
 /// and also the job above.
 pub(super) fn name_above(name: &str) -> String {
-    format!("{name}{SUMS}")
+    format!("{name}{ABOVE_SUFFIX}")
 }
 
 /// The connections of this hub to other hubs: addresses, credentials, limits and ports.
@@ -197,10 +197,10 @@ impl Up {
         let refused = |why: String| Refusal::bad(format!("job {name:?}: {why}"));
         let deadline = Instant::now() + self.start_limit;
         request.terms.check_below().map_err(|error| refused(error.to_string()))?;
-        let (letters, most) = (name.len(), MAX_JOB_NAME_BYTES - SUMS.len());
+        let (letters, most) = (name.len(), MAX_JOB_NAME_BYTES - ABOVE_SUFFIX.len());
         if letters > most {
             return Err(refused(format!(
-                "the name has {letters} letters, and this hub appends {SUMS:?} to it at the hubs above: use a name of at most {most} letters"
+                "the name has {letters} letters, and this hub appends {ABOVE_SUFFIX:?} to it at the hubs above: use a name of at most {most} letters"
             )));
         }
         let above = self.of_job(name, request, deadline, given_up)?;
