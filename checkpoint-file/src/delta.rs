@@ -147,7 +147,7 @@ fn join<const BYTES: usize>(planes: &[u8], elements: &mut [u8]) {
 }
 
 /// The state of a reader that applies deltas: they change the values of one file into the values of another file.
-pub(crate) struct Applied {
+pub(crate) struct DeltaApplier {
     count: usize,
     dtype: Dtype,
     decompressor: Decompressor<'static>,
@@ -155,7 +155,7 @@ pub(crate) struct Applied {
     planes: Vec<u8>,
 }
 
-impl Applied {
+impl DeltaApplier {
     /// Prepares for this number of deltas.
     pub fn new(count: usize, dtype: Dtype) -> Result<Self, DecodeError> {
         if count > MAX_DELTAS {
@@ -164,7 +164,7 @@ impl Applied {
             });
         }
         let (frame, planes) = (Vec::new(), Vec::with_capacity(BLOCK_BYTES));
-        Ok(Applied { count, dtype, decompressor: Decompressor::new()?, frame, planes })
+        Ok(DeltaApplier { count, dtype, decompressor: Decompressor::new()?, frame, planes })
     }
 
     /// Reads the frames of each block, and applies them to the values. Calls `done` with each block's new values.
@@ -183,7 +183,7 @@ impl Applied {
 
     fn apply_one(&mut self, file: &mut impl Read, block: &mut [u8]) -> Result<(), DecodeError> {
         let wrong = |reason| Err(DecodeError::Delta { reason });
-        let Applied { frame, planes, .. } = self;
+        let DeltaApplier { frame, planes, .. } = self;
         read(file, "frame's length", size_of::<u32>(), frame)?;
         let length = u32::from_le_bytes(frame[..].try_into().expect("`read` has read 4 bytes")) as usize;
         if length == 0 {
@@ -239,7 +239,7 @@ mod tests {
             .copied()
             .collect();
         let (mut now, mut seen) = (old.to_vec(), Vec::new());
-        Applied::new(deltas.len(), dtype)?
+        DeltaApplier::new(deltas.len(), dtype)?
             .apply(&sent[..], &mut now, |block| seen.extend_from_slice(block))?;
         assert_eq!(now, seen);
         Ok(now)
@@ -277,7 +277,7 @@ mod tests {
         let of_a = delta(&a, &b, Dtype::F32).unwrap();
         let applied = |sent: &[u8]| {
             let mut now = a.clone();
-            Applied::new(1, Dtype::F32).unwrap().apply(sent, &mut now, |_| ()).unwrap_err().to_string()
+            DeltaApplier::new(1, Dtype::F32).unwrap().apply(sent, &mut now, |_| ()).unwrap_err().to_string()
         };
         let mut long = of_a.frames.clone();
         long[..4].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -293,6 +293,6 @@ mod tests {
             format!("the answer ends after 96 of the {length} bytes of a frame; ask for the whole state");
         assert!(applied(&of_a.frames[..100]).contains(&ended));
         assert!(applied(&of_a.frames[..3]).contains("after 3 of the 4 bytes of a frame's length"));
-        assert!(Applied::new(MAX_DELTAS + 1, Dtype::F32).is_err());
+        assert!(DeltaApplier::new(MAX_DELTAS + 1, Dtype::F32).is_err());
     }
 }

@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 
 use crate::PIECE_BYTES;
 use crate::decoded::{Base, Decoded};
-use crate::delta::Applied;
+use crate::delta::DeltaApplier;
 use crate::error::{DecodeError, excerpt};
 use crate::format::{
     DIGEST_AT, DIGEST_BYTES, FORMAT, GroupsFrom, Metadata, NO_DIGEST, NumbersFrom, PREFIX_BYTES, START,
@@ -297,7 +297,7 @@ fn read_deltas(
     let mut slab = Slab::zeroed("a version of weights", floats)?;
     slab.as_mut_slice().copy_from_slice(base.as_slice());
     let values = &mut slab.as_mut_slice().as_mut_bytes()[..bytes];
-    Applied::new(count, dtype)?.apply(file, values, |block| hash.update(block))?;
+    DeltaApplier::new(count, dtype)?.apply(file, values, |block| hash.update(block))?;
     Ok(slab)
 }
 
