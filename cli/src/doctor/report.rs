@@ -35,13 +35,13 @@ pub(crate) struct Report {
     subject: String,
     checks: Vec<Check>,
     /// The first error of a write to stdout.
-    unsaid: Option<std::io::Error>,
+    write_error: Option<std::io::Error>,
 }
 
 impl Report {
     /// Creates a report without checks. `subject` is the hub and the job that are checked.
     pub fn new(form: Form, subject: String) -> Self {
-        let mut report = Report { form, subject, checks: Vec::new(), unsaid: None };
+        let mut report = Report { form, subject, checks: Vec::new(), write_error: None };
         if let Form::Text { .. } = form {
             report.say(&format!("{}\n\n", report.subject));
         }
@@ -71,7 +71,7 @@ impl Report {
                 self.say(&format!("{object}\n"));
             }
         }
-        self.unsaid.map_or(Ok(verdict), Err).context("writing to stdout")
+        self.write_error.map_or(Ok(verdict), Err).context("writing to stdout")
     }
 
     /// Prints a text. Ignores a closed pipe: its reader has ended, but the exit status is still of use.
@@ -79,7 +79,7 @@ impl Report {
         let mut out = std::io::stdout();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-                self.unsaid = self.unsaid.take().or(Some(error))
+                self.write_error = self.write_error.take().or(Some(error))
             }
             _ => {}
         }
