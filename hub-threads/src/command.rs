@@ -45,7 +45,7 @@ pub enum Command {
     /// Remove a worker.
     RemoveWorker { job: JobId, rank: u32 },
     /// Take the links to hubs above.
-    AddAbove { job: JobId, level: LevelTerms, ways: Carried<WaysOfCore> },
+    AddAbove { job: JobId, level: LevelTerms, links: Carried<CoreLinksAbove> },
     /// Drop the links to hubs above.
     UnlinkAbove { job: JobId },
     /// Begin with the round that the hubs above have begun with.
@@ -86,7 +86,7 @@ pub enum Command {
 
 /// A core's links to the hubs above. Each link has the window that the hub above writes, unless the workers read that
 /// window themselves.
-pub type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
+pub type CoreLinksAbove = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
 
 /// A core's number, its last events, and the number of earlier events. There are no events without a
 /// timeline.

@@ -23,7 +23,7 @@ mod report;
 mod thread;
 mod timeline;
 
-pub use command::{Carried, Command, LastEvents, Measured, Reply, WaysOfCore};
+pub use command::{Carried, Command, CoreLinksAbove, LastEvents, Measured, Reply};
 pub use contention::Contention;
 pub use handle::{CoreHandle, Meters, free};
 pub use lane::Lane;

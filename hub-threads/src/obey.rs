@@ -6,7 +6,7 @@ use fabric::{RecvWindow, Spans, any};
 use pbox_core::{Discarded, JobId, LevelTerms};
 
 use crate::timeline::CoreTimeline;
-use crate::{Command, CoreThread, Report, WaysOfCore};
+use crate::{Command, CoreLinksAbove, CoreThread, Report};
 
 impl CoreThread {
     /// Carries out the waiting commands.
@@ -34,7 +34,7 @@ impl CoreThread {
             }
             Command::UnlinkWorker { job, rank } => self.unlink_worker(job, rank),
             Command::RemoveWorker { job, rank } => self.remove_worker(job, rank),
-            Command::AddAbove { job, level, ways } => self.add_above(job, &level, ways.0),
+            Command::AddAbove { job, level, links } => self.add_above(job, &level, links.0),
             Command::UnlinkAbove { job } => self.unlink_above(job),
             Command::BeginBelow { job, first, reply } => {
                 core.begin_below(job, first);
@@ -114,8 +114,8 @@ impl CoreThread {
         self.report(Report::Removed { job, rank });
     }
 
-    fn add_above(&mut self, job: JobId, level: &LevelTerms, ways: WaysOfCore) {
-        let added = self.core.add_above(job, level, ways, &mut self.notices);
+    fn add_above(&mut self, job: JobId, level: &LevelTerms, links: CoreLinksAbove) {
+        let added = self.core.add_above(job, level, links, &mut self.notices);
         self.report_notices();
         if let Err(error) = added {
             self.report(Report::JobFailed { job, reason: error.to_string() });

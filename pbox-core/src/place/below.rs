@@ -85,7 +85,7 @@ pub struct Below {
     pub placement: Placement,
     /// For each core of this hub, the cores of the hubs above to which this core has links, ascending. Cores above have
     /// the numbers of [`Placement::over_hubs`].
-    pub ways: Vec<Vec<usize>>,
+    pub cores_above: Vec<Vec<usize>>,
     /// The number of the link that carries each chunk's sums to a hub above, among the links of the chunk's core.
     links: Vec<u32>,
 }
@@ -96,18 +96,18 @@ impl Below {
     pub fn new(above: &[Placement], cores: usize) -> Self {
         let all = Placement::over_hubs(above);
         let here = above.iter().flat_map(|hub| (0..hub.cores()).map(|core| core % cores));
-        let mut ways = vec![Vec::new(); cores];
+        let mut cores_above = vec![Vec::new(); cores];
         // For each core above: the core of this hub that has a link to it, and the number of this link among the
         // links of that core.
         let mut link_to = Vec::with_capacity(all.cores());
         for (core_above, core) in here.enumerate() {
-            link_to.push((core as u32, ways[core].len() as u32));
-            ways[core].push(core_above);
+            link_to.push((core as u32, cores_above[core].len() as u32));
+            cores_above[core].push(core_above);
         }
         let runs = all.runs().map(|(run, core_above)| (run, link_to[core_above as usize].0));
         let placement = Placement::of_runs(runs.collect(), all.chunks(), cores);
         let links = all.owners(0..all.chunks()).map(|core_above| link_to[core_above].1).collect();
-        Below { placement, ways, links }
+        Below { placement, cores_above, links }
     }
 
     /// Returns the number of the link that carries a chunk's sums to a hub above, among the links of the chunk's core.
@@ -138,11 +138,11 @@ mod tests {
             let (below, all) = (Below::new(&shares, cores), Placement::over_hubs(&shares));
             for chunk in (0..layout.chunks().len() as u32).map(ChunkId) {
                 let core = below.placement.owner(chunk);
-                prop_assert_eq!(below.ways[core][below.link(chunk) as usize], all.owner(chunk));
+                prop_assert_eq!(below.cores_above[core][below.link(chunk) as usize], all.owner(chunk));
             }
-            let mut ways: Vec<usize> = below.ways.concat();
-            ways.sort_unstable();
-            prop_assert_eq!(ways, (0..all.cores()).collect::<Vec<_>>(), "each core above has one link");
+            let mut cores_above: Vec<usize> = below.cores_above.concat();
+            cores_above.sort_unstable();
+            prop_assert_eq!(cores_above, (0..all.cores()).collect::<Vec<_>>(), "each core above has one link");
         }
     }
 }

@@ -22,9 +22,9 @@ impl MadeShard {
     /// Returns an error if there is no memory.
     pub fn new(spec: ShardSpec, waker: Waker) -> Result<Self, MapError> {
         let terms = spec.terms.clone();
-        let above = spec.above.as_ref().map(|above| (above.level, above.ways));
+        let above = spec.above.as_ref().map(|above| (above.level, above.link_count));
         let shard = Shard::new(spec, waker)?;
-        let above = above.as_ref().map(|(level, ways)| (level, *ways));
+        let above = above.as_ref().map(|(level, links)| (level, *links));
         let replies = Replies::new(&terms, above, of_mode!(&shard, shard => shard.keys()));
         Ok(MadeShard { shard, replies })
     }

@@ -71,7 +71,7 @@ impl Shard {
         if wire.framing().is_none() {
             (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
         }
-        if let Some(AboveSpec { form, links, ways, keeps_first, passes, .. }) = above {
+        if let Some(AboveSpec { form, links, link_count, keeps_first, passes, .. }) = above {
             let of_chunks = Chunk::of_shard(&Optimizer::Average.into(), wire, &chunks);
             let keeps_first = keeps_first && broadcasts;
             let gather = PassOn::new(passes, wire, &chunks, &links, lines, waker);
@@ -82,19 +82,21 @@ impl Shard {
                         BareSlots::new(terms.ablate),
                         Relay::new(workers, posts, counts, shown, keeps_first),
                     );
-                    let stages = Staged::summing(terms, of_chunks, (read, gather), weights, reply, ways)?;
+                    let stages =
+                        Staged::summing(terms, of_chunks, (read, gather), weights, reply, link_count)?;
                     Shard::BelowHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
                 (SumForm::Bare { counts, posts, shown }, Members::Hubs | Members::Mesh) => {
                     let read = CountedSlots::new(terms.ablate);
                     let reply = Relay::new(workers, posts, counts, shown, keeps_first);
-                    let stages = Staged::summing(terms, of_chunks, (read, gather), weights, reply, ways)?;
+                    let stages =
+                        Staged::summing(terms, of_chunks, (read, gather), weights, reply, link_count)?;
                     Shard::BetweenHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
                 (SumForm::Coded(windows), _) => {
                     let (read, sum) = (BareSlots::new(terms.ablate), OneSum::new(&of_chunks)?);
                     let reply = CodedRelay::new(workers, windows, weights, keeps_first, &of_chunks)?;
-                    let stages = Staged::summing(terms, of_chunks, (read, gather), sum, reply, ways)?;
+                    let stages = Staged::summing(terms, of_chunks, (read, gather), sum, reply, link_count)?;
                     Shard::BelowCoded(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
             });

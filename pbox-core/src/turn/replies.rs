@@ -97,7 +97,7 @@ impl Replies {
     /// Creates replies without links. `above` has the terms of the level above and the number of links to hubs above.
     pub fn new(terms: &JobTerms, above: Option<(&LevelTerms, u32)>, keys: &[KeyId]) -> Self {
         let (schedule, workers) = (terms.level.schedule, terms.workers);
-        let links = (workers + above.map_or(0, |(_, ways)| ways)) as usize;
+        let links = (workers + above.map_or(0, |(_, links)| links)) as usize;
         // Each key begins at a multiple of 64 bytes, so a group has at most this many keys.
         let longest_group = keys.len().min(terms.chunk_bytes / 64);
         Replies {
@@ -512,8 +512,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.shard.stages.gather.pass_again();
         self.tell();
         for place in 0..self.shard.keys().len() {
-            if let Some((round, way)) = self.shard.pace.asked(place).zip(self.shard.pace.way_up(place)) {
-                self.answer(place, way, round);
+            if let Some((round, link)) = self.shard.pace.asked(place).zip(self.shard.pace.link_above(place)) {
+                self.answer(place, link, round);
             }
         }
     }

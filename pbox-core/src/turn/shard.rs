@@ -329,7 +329,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Adds the window that a hub above writes, for the link of this number. Checks and touches every span once.
     pub fn add_above(&mut self, link: u32, window: Arc<RecvWindow>) -> Result<(), SpanError> {
         let ShardOf { pace, stages, keys, .. } = self;
-        stages.add_above(link, window, (0..keys.len()).filter(|&place| pace.way_up(place) == Some(link)))
+        stages.add_above(link, window, (0..keys.len()).filter(|&place| pace.link_above(place) == Some(link)))
     }
 
     /// Lets worker `rank` take part from round `from` on. Call `settle` afterwards.

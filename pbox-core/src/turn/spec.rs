@@ -10,7 +10,7 @@ use crate::layout::{ChunkId, KeyId, Layout};
 use crate::place::Below;
 use crate::slim::Board;
 use crate::snapshot::Restored;
-use crate::weights::{CodedWays, PassSpec};
+use crate::weights::{CodedSpec, PassSpec};
 use crate::whole::{Crossing, Scope, WholeGradient};
 use crate::wire::{Wire, counted};
 
@@ -50,7 +50,7 @@ pub(super) struct AboveSpec {
     /// The number of the link that carries each chunk's sums to a hub above, in the order of the chunks.
     pub links: Vec<u32>,
     /// The count of the core's links to hubs above.
-    pub ways: u32,
+    pub link_count: u32,
     /// Whether the job's first weights come from another hub's workers.
     pub keeps_first: bool,
     /// The path of lines, the messages with parts of the gradient norm, to members and to hubs above.
@@ -71,7 +71,7 @@ pub(super) enum SumForm {
         shown: Option<Spans>,
     },
     /// Frames. [`ShardSpec::weights`] are the spans of the frames in the window of sums.
-    Coded(CodedWays),
+    Coded(CodedSpec),
 }
 
 /// The windows of a hub below other hubs, for its hubs above and its workers.
@@ -121,13 +121,13 @@ impl ShardSpec {
         let Sums { window: sums, spans, forms } = sums(wire, wire_above, &chunks, of_shown, machine)?;
         let crossing = Arc::new(Crossing::new(wire_above.hubs().len(), chunks.len()));
         let mut specs = Self::plain(terms, wire, chunks.into_iter().zip(spans));
-        let of_cores = specs.iter_mut().zip(forms).zip(of_lines).zip(&below.ways).enumerate();
-        for (core, (((spec, form), shown), ways)) in of_cores {
+        let of_cores = specs.iter_mut().zip(forms).zip(of_lines).zip(&below.cores_above).enumerate();
+        for (core, (((spec, form), shown), cores_above)) in of_cores {
             let links = spec.chunks.iter().map(|&chunk| terms.workers + below.link(chunk)).collect();
-            let (keeps_first, ways) = (machine > 0, ways.len() as u32);
+            let (keeps_first, link_count) = (machine > 0, cores_above.len() as u32);
             let passes =
                 PassSpec { above: wire_above.clone(), crossing: (Arc::clone(&crossing), core), shown };
-            spec.above = Some(AboveSpec { level, form, links, ways, keeps_first, passes });
+            spec.above = Some(AboveSpec { level, form, links, link_count, keeps_first, passes });
         }
         Ok((WindowsBelow { sums, shown }, specs))
     }
@@ -264,8 +264,8 @@ fn sums(
         }
         Some(framing) => {
             let (window, spans) = split(bytes, with_lines(&post))?;
-            let ways = |shown| CodedWays { framing: Arc::clone(framing), machine, shown };
-            let forms = shown.into_iter().flatten().map(ways).map(SumForm::Coded).collect();
+            let coded = |shown| CodedSpec { framing: Arc::clone(framing), machine, shown };
+            let forms = shown.into_iter().flatten().map(coded).map(SumForm::Coded).collect();
             Sums { window, spans, forms }
         }
     })

@@ -58,7 +58,7 @@ pub(crate) use gather::{Gather, GatherNorm, NoGather, PassOn, PassSpec, Refused}
 pub use gauge::{Gauged, GaugedRound};
 pub(crate) use own::RawForEach;
 pub(crate) use private::HubWeights;
-pub(crate) use relay::{CodedRelay, CodedWays, OneSum, Relay};
+pub(crate) use relay::{CodedRelay, CodedSpec, OneSum, Relay};
 pub(crate) use slim::{SlimPushes, SlimReply};
 pub(crate) use staged::Staged;
 

@@ -69,21 +69,21 @@ impl<M: Mode<Gather = NoGather>> Staged<M> {
 }
 
 impl<M: Mode<Gather = PassOn>> Staged<M> {
-    /// Creates the stages of a hub below other hubs, which has no optimizer: a step writes the sum. `ways` is the number of
-    /// links to hubs above.
+    /// Creates the stages of a hub below other hubs, which has no optimizer: a step writes the sum. `link_count` is the
+    /// number of links to hubs above.
     pub fn summing(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
         (read, gather): (M::Read, PassOn),
         weights: M::Weights,
         reply: M::Reply,
-        ways: u32,
+        link_count: u32,
     ) -> Result<Self, MapError> {
         let (steps, single) = (Steps::sums(terms, chunks.len())?, chunks.len());
         Ok(Staged {
             chunks,
             single,
-            gradients: Gradients::new(terms.workers + ways),
+            gradients: Gradients::new(terms.workers + link_count),
             gauge: Gauge::off(),
             steps,
             former: None,

@@ -21,7 +21,7 @@ use pbox_core::{
     Placement, Restored, Round, ShardSpec, Wire,
 };
 
-use super::above::{JoinedAbove, LetInAbove, MadeAbove, WaysUp, name_above};
+use super::above::{JoinedAbove, LetInAbove, LinksAbove, MadeAbove, name_above};
 use super::hubs::Peers;
 use super::job::{Cores, Job, Load};
 use super::{Because, Inner, Refusal, Registry};
@@ -76,7 +76,7 @@ pub(super) struct Made {
     warning: Option<String>,
     shards: Vec<MadeShard>,
     /// The links to the hubs above, by core, if there are hubs above.
-    above: Option<(LevelTerms, WaysUp)>,
+    above: Option<(LevelTerms, LinksAbove)>,
 }
 
 /// The windows of a job, and its links to the hubs above.
@@ -84,7 +84,7 @@ struct Windows {
     weights: Arc<SendWindow>,
     shards: Vec<ShardSpec>,
     joined: Option<Arc<JoinedAbove>>,
-    ways: Option<(LevelTerms, WaysUp)>,
+    links_above: Option<(LevelTerms, LinksAbove)>,
 }
 
 impl Registry {
@@ -145,7 +145,7 @@ impl Registry {
         let restored = restored.map(Arc::new);
         let above = let_in.zip(below.as_ref());
         let windows = self.windows(name, terms, (&of_shards, &wire), above, &numbers, &placement)?;
-        let Windows { weights, mut shards, joined, ways } = windows;
+        let Windows { weights, mut shards, joined, links_above } = windows;
         for shard in &mut shards {
             (shard.restored, shard.snapshot_every) =
                 (restored.clone(), self.checkpoint_every.filter(|_| !request.trial));
@@ -168,7 +168,7 @@ impl Registry {
         let spec = JobSpec { id: making.id, name: name.to_owned(), terms: Arc::clone(terms), made };
         let begin = Begin { spec, hub: hubs, from };
         let warning = warning.flatten();
-        Ok(Made { begin, wire, cores, weights, peers, joined, warning, shards, above: ways })
+        Ok(Made { begin, wire, cores, weights, peers, joined, warning, shards, above: links_above })
     }
 
     /// Checks that this process may open the files that the workers of all jobs need. Otherwise connections of admitted
@@ -207,12 +207,12 @@ impl Registry {
         if let Some((let_in, below)) = above {
             let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
             let made = self.up.link(let_in, (of_shards, wire), below, numbers, share, huge_pages)?;
-            let MadeAbove { joined, weights, shards, level, ways } = made;
+            let MadeAbove { joined, weights, shards, level, links } = made;
             return Ok(Windows {
                 weights,
                 shards,
                 joined: Some(Arc::new(joined)),
-                ways: Some((level, ways)),
+                links_above: Some((level, links)),
             });
         }
         // In a mesh, the window of this hub's share has all chunks, and the workers of this machine read it.
@@ -227,7 +227,7 @@ impl Registry {
         let chunks = placement.chunks_by_core();
         let shards = ShardSpec::of_cores(of_shards, wire, chunks.into_iter().zip(claims));
         huge_pages(&shards);
-        Ok(Windows { weights, shards, joined: None, ways: None })
+        Ok(Windows { weights, shards, joined: None, links_above: None })
     }
 
     /// Returns these cores with their NUMA nodes, as equally fast.
@@ -319,8 +319,8 @@ impl Registry {
         for (&core, shard) in job.cores.numbers.iter().zip(shards) {
             self.cores[core].tell(Command::AddShard { job: id, shard: Box::new(shard) });
         }
-        if let Some((level, ways)) = above {
-            self.add_above(&job, level, ways);
+        if let Some((level, links)) = above {
+            self.add_above(&job, level, links);
         }
         if let Some(above) = &job.above {
             self.listen_above(id, above.news.clone());
@@ -329,9 +329,9 @@ impl Registry {
         inner.add(job);
     }
 
-    pub(super) fn add_above(&self, job: &Job, level: LevelTerms, ways: WaysUp) {
-        for (&core, ways) in job.cores.numbers.iter().zip(ways) {
-            self.cores[core].tell(Command::AddAbove { job: job.id, level, ways: Carried(ways) });
+    pub(super) fn add_above(&self, job: &Job, level: LevelTerms, links: LinksAbove) {
+        for (&core, links) in job.cores.numbers.iter().zip(links) {
+            self.cores[core].tell(Command::AddAbove { job: job.id, level, links: Carried(links) });
         }
     }
 

@@ -50,7 +50,7 @@ use crate::counts::count;
 use crate::hubs::Letter;
 pub use blame::Harm;
 use command::Command;
-pub use command::WayUp;
+pub use command::LinkAbove;
 use crossed::CrossedHere;
 pub use files::{FilesHere, known_to};
 pub use last::LastHere;

@@ -35,12 +35,12 @@ impl MachinesJob {
             layout.chunk_bytes() as f64 / 1024.0,
             mb(layout.model_bytes())
         )?;
-        let ways = Below::new(&self.mesh.hubs, self.cores).ways;
-        let ways = ways.iter().map(Vec::len).max().unwrap_or(0);
+        let linked = Below::new(&self.mesh.hubs, self.cores).cores_above;
+        let links = linked.iter().map(Vec::len).max().unwrap_or(0);
         writeln!(out, "  each machine: {}", self.host)?;
         writeln!(
             out,
-            "  each hub: cores: {}; links of each core to other hubs, in a mesh: {ways}",
+            "  each hub: cores: {}; links of each core to other hubs, in a mesh: {links}",
             self.cores
         )?;
         writeln!(out, "  each link: {}", self.link)

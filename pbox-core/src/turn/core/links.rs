@@ -55,7 +55,7 @@ impl<P: Port> Core<P> {
         &mut self,
         id: JobId,
         level: &LevelTerms,
-        ways: impl IntoIterator<Item = (P::Endpoint, Option<Arc<RecvWindow>>)>,
+        links: impl IntoIterator<Item = (P::Endpoint, Option<Arc<RecvWindow>>)>,
         notices: &mut Vec<Notice>,
     ) -> Result<(), SpanError> {
         let Some(first) = self.shards.iter_mut().position(|entry| of_job(entry, id).is_some()) else {
@@ -63,7 +63,7 @@ impl<P: Port> Core<P> {
         };
         let entry = self.shards[first].as_ref().expect("just found");
         let workers = of_mode!(&entry.shard, shard => shard.terms.workers);
-        for (rank, (endpoint, window)) in (workers..).zip(ways) {
+        for (rank, (endpoint, window)) in (workers..).zip(links) {
             if let Some(window) = window {
                 let entry = self.shards[first].as_mut().expect("just found");
                 of_mode!(&mut entry.shard, shard => shard.add_above(rank, window))?;

@@ -170,7 +170,7 @@ pub(crate) trait Pace: Sized {
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
 
     /// Returns the number of the link over which sums of the chunk at index `_place` go to a hub above.
-    fn way_up(&self, _place: usize) -> Option<u32> {
+    fn link_above(&self, _place: usize) -> Option<u32> {
         None
     }
 

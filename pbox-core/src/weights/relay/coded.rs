@@ -54,7 +54,7 @@ impl Weights for OneSum {
 
 /// The values that a core needs for coded links to the hubs above.
 #[derive(Debug)]
-pub(crate) struct CodedWays {
+pub(crate) struct CodedSpec {
     /// The format of the frames to and from the hubs above.
     pub framing: Arc<Framing>,
     /// This hub's number among the members of the hubs above.
@@ -68,7 +68,7 @@ pub(crate) struct CodedWays {
 pub(crate) struct CodedRelay {
     /// The number of workers. The links to hubs above have higher numbers.
     workers: u32,
-    ways: CodedWays,
+    spec: CodedSpec,
     codecs: Codecs,
     /// The spans of the frames in the window that the hubs above read.
     frames: Spans,
@@ -88,13 +88,13 @@ impl CodedRelay {
     /// Creates the relay. Allocates memory: call it on the core's NUMA node.
     pub fn new(
         workers: u32,
-        mut ways: CodedWays,
+        mut spec: CodedSpec,
         mut frames: Spans,
         keeps_first: bool,
         chunks: &[Chunk],
     ) -> Result<Self, MapError> {
-        let codecs = ways.framing.codecs().expect("no Slim-DP between hubs");
-        for spans in [&mut frames, &mut ways.shown] {
+        let codecs = spec.framing.codecs().expect("no Slim-DP between hubs");
+        for spans in [&mut frames, &mut spec.shown] {
             (0..spans.len()).for_each(|place| spans.elements_mut::<u8>(place).fill(0));
         }
         let mut states = vec![0];
@@ -108,8 +108,8 @@ impl CodedRelay {
             keeps_first,
             state: Slab::zeroed("state of the codec", states[chunks.len()])?,
             states,
-            posts: chunks.iter().map(|chunk| ways.framing.frames(chunk.id).span).collect(),
-            ways,
+            posts: chunks.iter().map(|chunk| spec.framing.frames(chunk.id).span).collect(),
+            spec,
             scratch: vec![0.0; longest(chunks)],
         })
     }
@@ -118,7 +118,7 @@ impl CodedRelay {
     fn encode(&mut self, stepped: &Stepped, weights: &OneSum) -> usize {
         let &Stepped { kernels, chunk, place, round, workers, .. } = stepped;
         let CodedRelay {
-            ways: CodedWays { framing, machine, .. },
+            spec: CodedSpec { framing, machine, .. },
             codecs,
             frames,
             state,
@@ -165,7 +165,7 @@ impl<R> Reply<R, OneSum> for CodedRelay {
 
     fn prepare(&mut self, stepped: Stepped, _: &mut R, weights: &OneSum) {
         let &Stepped { chunk, place, round, content, .. } = &stepped;
-        let frames = *self.ways.framing.frames(chunk.id);
+        let frames = *self.spec.framing.frames(chunk.id);
         self.posts[place] = match Framing::kind(content) {
             Kind::Coded => frames.frame(Kind::Coded, self.encode(&stepped, weights)),
             Kind::Raw => {
@@ -185,11 +185,11 @@ impl<R> Reply<R, OneSum> for CodedRelay {
         let frame = self.frames.elements_mut::<u8>(place);
         frame::write_header(frame, Kind::Coded, 0);
         frame::write_count(frame, workers);
-        self.posts[place] = self.ways.framing.frames(chunk.id).frame(Kind::Coded, 0);
+        self.posts[place] = self.spec.framing.frames(chunk.id).frame(Kind::Coded, 0);
     }
 
     fn place_of_answers(&self, chunk: &Chunk) -> Option<Span> {
-        Some(self.ways.framing.frames(chunk.id).span)
+        Some(self.spec.framing.frames(chunk.id).span)
     }
 
     fn take_answer(
@@ -200,7 +200,7 @@ impl<R> Reply<R, OneSum> for CodedRelay {
         answer: Push,
         to: To,
     ) -> Result<(), FrameError> {
-        let CodedRelay { ways: CodedWays { framing, shown, .. }, codecs, scratch, .. } = self;
+        let CodedRelay { spec: CodedSpec { framing, shown, .. }, codecs, scratch, .. } = self;
         let frames = framing.frames(chunk.id);
         match Framing::answer_kind(to.content, to.round, to.first) {
             Kind::Raw => shown.elements_mut::<u8>(place).copy_from_slice(frames.raw(answer.bytes())?),

@@ -14,7 +14,7 @@ use crate::layout::{Content, Round};
 use crate::wire::counted;
 use crate::wire::frame::FrameError;
 
-pub(crate) use coded::{CodedRelay, CodedWays, OneSum};
+pub(crate) use coded::{CodedRelay, CodedSpec, OneSum};
 
 /// The reply that posts sums to the hubs above, and answers to the workers.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use pbox_core::control::{
 use pbox_core::{Above, KeyId, Layout, Round};
 use tokio::sync::watch;
 
-use super::links::LinksAbove;
+use super::links::LinkSpec;
 
 /// The time limit for telling the hubs above why a job failed here.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ pub(crate) struct JoinedAbove {
     pub(super) machine: Machine,
     /// The placement of chunks at the hubs above.
     pub placed: Above,
-    pub(super) links: LinksAbove,
+    pub(super) spec: LinkSpec,
     /// Whether links may end while both ends are alive.
     pub(super) may_break: bool,
     /// The channel that signals news from the hubs above.

@@ -5,16 +5,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::{Receive, RecvWindow, SendWindow, any};
+use fabric::{Receive, RecvWindow, SendWindow};
+use hub_threads::CoreLinksAbove;
 use membership::{LetIn, MemberError, Ports, Way};
 use pbox_core::{LevelTerms, Wire};
 
 /// A job's links to the hubs above, by core of this hub. If this hub reads the window that the hub above writes, the
 /// link has that window.
-pub(crate) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
+pub(crate) type LinksAbove = Vec<CoreLinksAbove>;
 
 /// The parts that are needed to make the links to the hubs above.
-pub(super) struct LinksAbove {
+pub(super) struct LinkSpec {
     pub level: LevelTerms,
     /// The wire of the job above.
     pub wire: Wire,
@@ -34,14 +35,14 @@ pub(super) struct LinksAbove {
 
 /// The links that were made.
 pub(super) struct Linked {
-    pub ways: WaysUp,
+    pub links: LinksAbove,
     /// The range of cores of each hub above.
     pub cores: Vec<Range<usize>>,
     /// The path to each hub above.
     pub paths: Vec<Way>,
 }
 
-impl LinksAbove {
+impl LinkSpec {
     /// Returns the terms of the links, if the hubs above have these cores.
     pub fn level_of(&self, cores: &[Range<usize>]) -> LevelTerms {
         self.level.with_links(cores.iter().map(ExactSizeIterator::len).max().unwrap_or(1))
@@ -49,7 +50,7 @@ impl LinksAbove {
 
     /// Makes all links to hubs that have admitted this hub.
     pub fn make(&self, hubs: &[LetIn], deadline: Instant) -> Result<Linked, MemberError> {
-        let LinksAbove { level, wire, sums, shown, ports, .. } = self;
+        let LinkSpec { level, wire, sums, shown, ports, .. } = self;
         let receive = |hub| match self.is_coded || self.own == Some(hub) {
             // A new window is needed for frames, or for the link to this hub itself. In the second case the weights are
             // already in the pages that the workers read.
@@ -60,14 +61,15 @@ impl LinksAbove {
         let is_read = self.is_coded || !wire.hubs().is_empty();
         let received = path.received.into_iter().map(|window| is_read.then_some(window));
         let mut links: Vec<_> = path.endpoints.into_iter().zip(received).map(Some).collect();
-        let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| links[way].take()).collect();
-        let ways = self.by_core.iter().map(of_core).collect();
-        Ok(Linked { ways, cores: path.cores, paths: path.ways })
+        let of_core =
+            |numbers: &Vec<usize>| numbers.iter().filter_map(|&number| links[number].take()).collect();
+        let by_core = self.by_core.iter().map(of_core).collect();
+        Ok(Linked { links: by_core, cores: path.cores, paths: path.ways })
     }
 }
 
-impl std::fmt::Debug for LinksAbove {
+impl std::fmt::Debug for LinkSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LinksAbove").field("by_core", &self.by_core).finish_non_exhaustive()
+        f.debug_struct("LinkSpec").field("by_core", &self.by_core).finish_non_exhaustive()
     }
 }

@@ -33,10 +33,10 @@ use tokio::sync::watch;
 
 use super::{Because, Refusal};
 
-use links::{Linked, LinksAbove};
+use links::{LinkSpec, Linked};
 
 pub(crate) use joined::JoinedAbove;
-pub(super) use links::WaysUp;
+pub(super) use links::LinksAbove;
 pub(crate) use meeting::Meetings;
 pub(super) use relinks::RelinksAbove;
 
@@ -101,7 +101,7 @@ pub(super) struct MadeAbove {
     pub weights: Arc<SendWindow>,
     pub shards: Vec<ShardSpec>,
     pub level: LevelTerms,
-    pub ways: WaysUp,
+    pub links: LinksAbove,
 }
 
 struct Bell(watch::Sender<()>);
@@ -266,7 +266,7 @@ impl Up {
             Some(weights) => weights,
             None => Arc::new(SendWindow::new(wire.weights_window_bytes()).map_err(exhausted)?),
         };
-        let links = LinksAbove {
+        let spec = LinkSpec {
             level,
             wire: wire_above,
             sums,
@@ -280,20 +280,20 @@ impl Up {
                 transport: None,
                 on_one_node: false,
             },
-            by_core: below.ways.clone(),
+            by_core: below.cores_above.clone(),
         };
         let deadline = membership::deadline(&hubs, self.limit);
-        let Linked { ways, cores, paths } = links.make(&hubs, deadline).map_err(not_joined)?;
+        let Linked { links, cores, paths } = spec.make(&hubs, deadline).map_err(not_joined)?;
         for (way, hub) in paths.iter().zip(&above.hubs) {
             tracing::info!(hub, transport = %way.transport, reason = way.reason, "sums go up");
         }
-        let level = links.level_of(&cores);
+        let level = spec.level_of(&cores);
         let (rung, news) = watch::channel(());
         let bell = Waker::from(Arc::new(Bell(rung)));
         let hubs = hubs.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, bell.clone())).collect();
         let may_break = paths.iter().any(Way::may_break);
-        let joined = JoinedAbove { hubs, machine: above.machine, placed, links, may_break, news };
-        Ok(MadeAbove { joined, weights, shards, level, ways })
+        let joined = JoinedAbove { hubs, machine: above.machine, placed, spec, may_break, news };
+        Ok(MadeAbove { joined, weights, shards, level, links })
     }
 }
 

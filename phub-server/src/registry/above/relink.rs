@@ -147,14 +147,14 @@ impl Registry {
     ) -> Result<(), (Failure, String)> {
         let deadline = membership::deadline(&let_in, self.up.limit.min(self.up.start_limit));
         let made = Arc::clone(above);
-        let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
+        let made = on_thread("phub-above", move || made.spec.make(&let_in, deadline)).await;
         let for_now = |error: String| (Failure::ForNow, error);
-        let Linked { ways, cores, paths } =
+        let Linked { links, cores, paths } =
             made.map_err(|error| for_now(error.into()))?.map_err(|error| for_now(error.to_string()))?;
         let add = |_: &coordinator::Job, job: &mut Job| {
             // The state changes before a core can report the end of a new link.
             job.relinks_above.handle(Event::LinksMade);
-            self.add_above(job, above.links.level_of(&cores), ways);
+            self.add_above(job, above.spec.level_of(&cores), links);
             membership::say_made(&job.name, above.addresses().iter().map(String::as_str), &paths, lost);
         };
         self.of_job(id, add).map_err(for_good)

@@ -11,7 +11,7 @@ use pbox_core::{Core, Layout, LevelTerms, Notice, Occasion, Restored, Round, fur
 use super::Control;
 
 /// A link to a hub above, and the window that the hub above writes into, if there is one.
-pub type WayUp = (sim::Endpoint, Option<Arc<RecvWindow>>);
+pub type LinkAbove = (sim::Endpoint, Option<Arc<RecvWindow>>);
 
 /// A command for a simulated core.
 pub(super) enum Command {
@@ -22,7 +22,7 @@ pub(super) enum Command {
     /// Remove a worker.
     Remove(u32),
     /// Take the links to hubs above.
-    AddAbove(LevelTerms, Vec<WayUp>),
+    AddAbove(LevelTerms, Vec<LinkAbove>),
     /// Drop the links to hubs above.
     UnlinkAbove,
     /// Begin with a state that rank 0 has brought.
@@ -58,7 +58,7 @@ impl fmt::Display for Command {
             Command::Add { rank, .. } => write!(out, "takes the link of worker {rank}"),
             Command::Unlink(rank) => write!(out, "drops the link of worker {rank}"),
             Command::Remove(rank) => write!(out, "removes worker {rank}"),
-            Command::AddAbove(_, ways) => write!(out, "takes {} links to hubs above", ways.len()),
+            Command::AddAbove(_, links) => write!(out, "takes {} links to hubs above", links.len()),
             Command::UnlinkAbove => write!(out, "drops the links to hubs above"),
             Command::Restore(_, state) => {
                 write!(out, "begins with the state before round {}", state.round().0)
@@ -96,9 +96,9 @@ impl Control {
     }
 
     /// Gives a core links to hubs above.
-    pub fn add_above(&mut self, core: usize, level: LevelTerms, ways: Vec<WayUp>) {
+    pub fn add_above(&mut self, core: usize, level: LevelTerms, links: Vec<LinkAbove>) {
         self.unlinked_above = None;
-        self.commands[core].push_back(Command::AddAbove(level, ways));
+        self.commands[core].push_back(Command::AddAbove(level, links));
     }
 
     /// Makes all cores drop the links to hubs above.
@@ -132,8 +132,8 @@ impl Control {
                 drop(core.remove_worker(job, rank, notices));
                 Some(Event::Removed(rank))
             }
-            Command::AddAbove(level, ways) => {
-                core.add_above(job, &level, ways, notices)?;
+            Command::AddAbove(level, links) => {
+                core.add_above(job, &level, links, notices)?;
                 None
             }
             Command::UnlinkAbove => {

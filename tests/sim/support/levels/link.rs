@@ -12,13 +12,13 @@ use pbox_core::{
 use worker_shim::{Exchange, WeightsMode, Windows};
 
 use super::{ABOVE, JOB, Levels, Node, Up, Worker};
-use crate::control::{Control, WayUp};
+use crate::control::{Control, LinkAbove};
 
 impl Node {
     /// Gives the cores links to hubs above.
-    pub(super) fn takes_ways_up(&mut self, (level, ways): (LevelTerms, Vec<Vec<WayUp>>)) {
-        let of_cores = ways.into_iter().enumerate();
-        of_cores.for_each(|(place, ways)| self.control.add_above(place, level, ways));
+    pub(super) fn add_links_above(&mut self, (level, links): (LevelTerms, Vec<Vec<LinkAbove>>)) {
+        let of_cores = links.into_iter().enumerate();
+        of_cores.for_each(|(place, links)| self.control.add_above(place, level, links));
     }
 }
 
@@ -101,11 +101,11 @@ impl Levels {
             (None, None) => Arc::new(SendWindow::new(wire.weights_window_bytes())?),
         };
         let shown = Arc::new(RecvWindow::shown(&weights));
-        let up = Up { sums, shown, takes_answers, own, ways: below.ways };
+        let up = Up { sums, shown, takes_answers, own, by_core: below.cores_above };
         self.nodes[parent].control.join(rank);
-        let ways = self.link_up((parent, rank), &up)?;
+        let links = self.link_up((parent, rank), &up)?;
         let mut made = node(vec![below.placement.clone()], below.placement, vec![weights], JOB, cores);
-        made.takes_ways_up(ways);
+        made.add_links_above(links);
         Ok(Node { up: Some(up), ..made })
     }
 
@@ -126,7 +126,7 @@ impl Levels {
         &mut self,
         (parent, rank): (usize, u32),
         up: &Up,
-    ) -> Result<(LevelTerms, Vec<Vec<WayUp>>)> {
+    ) -> Result<(LevelTerms, Vec<Vec<LinkAbove>>)> {
         let Node { terms, wire, .. } = &self.nodes[parent];
         let (level, bytes) = (terms.level, wire.weights_window_bytes());
         let is_read = up.takes_answers || !wire.hubs().is_empty();
@@ -137,8 +137,9 @@ impl Levels {
         let ends = self.link(parent, rank, &up.sums, received)?;
         let ends = ends.into_iter().map(|(end, window)| (end, is_read.then_some(window)));
         let mut ends: Vec<_> = ends.map(Some).collect();
-        let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| ends[way].take()).collect();
-        Ok((level, up.ways.iter().map(of_core).collect()))
+        let of_core =
+            |numbers: &Vec<usize>| numbers.iter().filter_map(|&number| ends[number].take()).collect();
+        Ok((level, up.by_core.iter().map(of_core).collect()))
     }
 
     /// Links a member's windows to all cores of a node. `recv` gives, for each hub, the window that the member receives

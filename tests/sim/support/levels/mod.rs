@@ -97,7 +97,7 @@ struct Up {
     /// The number of this hub among the hubs above, in a mesh.
     own: Option<usize>,
     /// The links of each core, by core.
-    ways: Vec<Vec<usize>>,
+    by_core: Vec<Vec<usize>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -288,8 +288,8 @@ impl Levels {
         if !control.is_unlinked_above() || !self.nodes[parent].control.relink(rank) {
             return Ok(false);
         }
-        let ways = self.link_up((parent, rank), &up)?;
-        self.nodes[node].takes_ways_up(ways);
+        let links = self.link_up((parent, rank), &up)?;
+        self.nodes[node].add_links_above(links);
         self.control_at_once()?;
         Ok(true)
     }

@@ -23,7 +23,7 @@ pub(crate) struct Relayed {
     below: Arrivals,
     workers: u32,
     /// The number of the link that carries each chunk's sums to a hub above, by the chunk's index in the shard.
-    way_up: Vec<u32>,
+    links_above: Vec<u32>,
     /// The state of each chunk at the hub above, by the chunk's index in the shard.
     above: Vec<Above>,
     /// The content of each chunk's sum that was sent to a hub above, or of the hub's answer to this sum.
@@ -51,12 +51,12 @@ enum Above {
 }
 
 impl Relayed {
-    /// Creates the state without workers. `way_up` has the number of the link for the sums of each chunk.
-    pub fn new(workers: u32, way_up: Vec<u32>, broadcasts: bool) -> Self {
-        let (chunks, below) = (way_up.len(), Arrivals::new(way_up.len(), workers, broadcasts));
+    /// Creates the state without workers. `links_above` has the number of the link for the sums of each chunk.
+    pub fn new(workers: u32, links_above: Vec<u32>, broadcasts: bool) -> Self {
+        let (chunks, below) = (links_above.len(), Arrivals::new(links_above.len(), workers, broadcasts));
         let (above, first) = (vec![Above::Joining(None); chunks], Round(u32::MAX));
         let contents = vec![Content::default(); chunks];
-        Relayed { below, workers, way_up, above, contents, first, unlinked: BTreeSet::new() }
+        Relayed { below, workers, links_above, above, contents, first, unlinked: BTreeSet::new() }
     }
 
     /// Whether the sum of a chunk's current round was sent to the hub above.
@@ -169,9 +169,11 @@ impl Pace for Relayed {
             return self.below.check(place, link, round_bits);
         }
         match self.above[place] {
-            Above::Asked(round) if link == self.way_up[place] && round.low_bits() == round_bits => Ok(round),
+            Above::Asked(round) if link == self.links_above[place] && round.low_bits() == round_bits => {
+                Ok(round)
+            }
             Above::Asked(expected) => Err(OutOfTurn::OtherRound { expected }),
-            Above::Joining(None) if link == self.way_up[place] => Ok(Round(u32::from(round_bits))),
+            Above::Joining(None) if link == self.links_above[place] => Ok(Round(u32::from(round_bits))),
             Above::Answered(round) => Err(OutOfTurn::Again(round)),
             Above::Gathering | Above::Joining(_) => Err(OutOfTurn::NotYet(self.below.round(place))),
         }
@@ -191,8 +193,8 @@ impl Pace for Relayed {
         self.below.each_waiting(place, each)
     }
 
-    fn way_up(&self, place: usize) -> Option<u32> {
-        Some(self.way_up[place])
+    fn link_above(&self, place: usize) -> Option<u32> {
+        Some(self.links_above[place])
     }
 
     fn asked(&self, place: usize) -> Option<Round> {
@@ -251,12 +253,12 @@ impl Pace for Relayed {
         let ShardOf { pace, stages, .. } = shard;
         match pace.above[place] {
             Above::Gathering if pace.below.is_whole(place) => {
-                let (round, way_up) = (pace.below.round(place), pace.way_up[place]);
+                let (round, link_above) = (pace.below.round(place), pace.links_above[place]);
                 let Some(content) = pace.below.conclude(stages, kernels, place) else {
                     return Some(shard.fail(place, |shard, key| shard.pace.below.mixed(place, key)));
                 };
                 (pace.above[place], pace.contents[place]) = (Above::Asked(round), content);
-                Some(Finished { ranks: way_up..way_up + 1, ..shard.finished(place, round, 1) })
+                Some(Finished { ranks: link_above..link_above + 1, ..shard.finished(place, round, 1) })
             }
             Above::Joining(_) | Above::Gathering | Above::Asked(_) => None,
             Above::Answered(round) => {
