@@ -44,5 +44,5 @@ pub use turn::{
     Violation, Waits, Watched, WindowsBelow, further,
 };
 pub use weights::{Discarded, Gauged, GaugedRound};
-pub use whole::{ExactSum, NormMean, Part, Parts, Skips, Told};
+pub use whole::{ExactSum, NormMean, NormSum, Part, Parts, Skips};
 pub use wire::{Answer, Codecs, Expected, Frames, Framing, Wire, frame, merge};

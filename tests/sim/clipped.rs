@@ -6,8 +6,8 @@ use fabric::sim::{Faults, Net, Windows};
 use fabric::{Port, Posted, RecvWindow, SendWindow};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    ChunkId, Core, ExactSum, Immediate, JobTerms, Key, KeyId, Layout, Notice, OnLoss, Optimizer, Placement,
-    Round, ShardSpec, Share, Told, Wire,
+    ChunkId, Core, ExactSum, Immediate, JobTerms, Key, KeyId, Layout, NormSum, Notice, OnLoss, Optimizer,
+    Placement, Round, ShardSpec, Share, Wire,
 };
 use sim_tests::simulated::{JOB, Simulated, Terms};
 
@@ -93,7 +93,7 @@ fn parts_that_are_lost_with_links_are_told_and_passed_on_again() {
 ///
 /// The job has two hubs and two workers. The workers push the only chunk of hub 0 in round 0. Then the workers pass on
 /// the parts. Each entry has the worker's rank, the part, and the round and the hub that the post names.
-fn passed_on(parts: &[(u32, Told, Round, usize)]) -> Vec<String> {
+fn passed_on(parts: &[(u32, NormSum, Round, usize)]) -> Vec<String> {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16]), Key::f32("b", [16])], 64).unwrap());
     let terms =
         JobTerms { clip_norm: Some(1.0), hubs: 2, ..JobTerms::new(2, Vec::new(), Optimizer::Average) };
@@ -143,10 +143,10 @@ fn passed_on(parts: &[(u32, Told, Round, usize)]) -> Vec<String> {
     notices.into_iter().map(reason).collect()
 }
 
-fn part(round: u32, square: f64) -> Told {
+fn part(round: u32, square: f64) -> NormSum {
     let mut sum = ExactSum::default();
     sum.add(square);
-    Told { round: Round(round), sum, ..Told::default() }
+    NormSum { round: Round(round), sum, ..NormSum::default() }
 }
 
 #[test]

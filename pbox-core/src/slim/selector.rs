@@ -150,7 +150,7 @@ impl Selector {
     pub fn go_on(&mut self, read: impl FnOnce(usize, &mut Vec<f32>), scratch: &mut Vec<f32>) -> bool {
         match self.stage {
             Stage::Noting(_) => false,
-            Stage::Awaiting => self.hear(),
+            Stage::Awaiting => self.receive(),
             Stage::Weighing { c, place } => {
                 let Part { start, elements, .. } = self.parts[place];
                 let significance = &mut self.significance.as_mut_slice()[start..][..elements];
@@ -180,7 +180,7 @@ impl Selector {
         }
     }
 
-    fn hear(&mut self) -> bool {
+    fn receive(&mut self) -> bool {
         let Some(found) = self.board.found(self.findings + 1) else { return false };
         self.findings += 1;
         match found {

@@ -510,7 +510,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     #[cold]
     pub fn ask_again(&mut self) {
         self.shard.stages.gather.pass_again();
-        self.tell();
+        self.post_lines();
         for place in 0..self.shard.keys().len() {
             if let Some((round, link)) = self.shard.pace.asked(place).zip(self.shard.pace.link_above(place)) {
                 self.answer(place, link, round);
@@ -526,8 +526,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         line: Immediate,
         violation: Violation,
     ) -> Result<Option<Done>, Violation> {
-        let tells = self.shard.stages.gather.tells();
-        let Some(hub) = line.hub().filter(|_| tells) else { return Err(violation) };
+        let handles_lines = self.shard.stages.gather.handles_lines();
+        let Some(hub) = line.hub().filter(|_| handles_lines) else { return Err(violation) };
         match self.shard.take_line(rank, line, hub) {
             // A worker that does not take part yet may send its line late, when the line's memory already has the values
             // of a later round. So an invalid line breaks the protocol only if it comes from a hub above or from a
@@ -535,7 +535,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
             Err(violation) if self.replies.leads_up(rank) || self.replies.listens[rank as usize] => {
                 return Err(violation);
             }
-            _ => _ = self.tell(),
+            _ => _ = self.post_lines(),
         }
         Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED }))
     }
@@ -544,11 +544,13 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// to the other hubs, so the part is sent before the result of the round is known. At a hub below other hubs, the part is
     /// sent to the hubs above. Returns whether there was a part to send.
     #[cold]
-    pub fn tell(&mut self) -> bool {
-        let line = self.shard.stages.gather.untold();
-        line.iter().for_each(|&line| (0..self.replies.workers).for_each(|rank| self.tell_one(rank, line)));
+    pub fn post_lines(&mut self) -> bool {
+        let line = self.shard.stages.gather.next_line_down();
+        line.iter().for_each(|&line| {
+            (0..self.replies.workers).for_each(|rank| self.post_line_to_worker(rank, line))
+        });
         let mut worked = line.is_some();
-        while let Some((link, line)) = self.shard.stages.gather.unpassed() {
+        while let Some((link, line)) = self.shard.stages.gather.next_line_up() {
             self.post_line(link, line);
             worked = true;
         }
@@ -556,11 +558,11 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     }
 
     /// Sends the hub's last parts of the gradient norm to a worker that begins or has new links.
-    pub fn tell_again(&mut self, rank: u32) {
-        self.shard.stages.gather.lines().into_iter().for_each(|line| self.tell_one(rank, line));
+    pub fn post_lines_again(&mut self, rank: u32) {
+        self.shard.stages.gather.lines().into_iter().for_each(|line| self.post_line_to_worker(rank, line));
     }
 
-    fn tell_one(&mut self, rank: u32, line: (Immediate, Span)) {
+    fn post_line_to_worker(&mut self, rank: u32, line: (Immediate, Span)) {
         if self.replies.listens[rank as usize] {
             self.post_line(rank, line);
         }
@@ -572,8 +574,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         let waits = !self.replies.queues[rank as usize].is_empty();
         if waits || self.port.post(link, span, line.encode()) == Posted::Full {
             let Immediate { chunk, round_bits, content } = line;
-            let told = Answer { chunk, span, round: Round(round_bits.into()), content };
-            self.replies.keep_at(0, rank, told); // in front of the round's answers
+            let queued = Answer { chunk, span, round: Round(round_bits.into()), content };
+            self.replies.keep_at(0, rank, queued); // in front of the round's answers
         }
     }
 

@@ -214,7 +214,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// end their rounds with the pushes that have arrived.
     pub fn last_state(&mut self, kernels: &Kernels, before: Round) -> Result<SnapshotPart, String> {
         P::take_back(self);
-        self.stages.gather.hear();
+        self.stages.gather.receive_parts();
         if !(0..self.keys.len()).all(|place| P::end_rounds(self, kernels, place, before)) {
             return Err("the job's weights are at the hubs above".to_owned());
         }
@@ -298,7 +298,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         own: Option<Spans>,
         discarded: &mut Discarded,
     ) -> Result<(), SpanError> {
-        let takes_lines = self.stages.gather.tells();
+        let takes_lines = self.stages.gather.handles_lines();
         let lines = self.wire.gradient_lines().filter(|_| takes_lines);
         self.stages.add_worker(rank, gradients, lines, own, discarded)
     }
@@ -608,21 +608,21 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Does one chunk's part of a task of the stages. Returns whether there was something to do. Call `settle` when no task
-    /// is left, or earlier for the [places](Self::take_heard) of chunks that may step.
+    /// is left, or earlier for the [places](Self::take_ready) of chunks that may step.
     pub fn work(&mut self) -> bool {
         self.stages.work()
     }
 
     /// Whether some chunks may step while the shard still has a [task](Self::has_task). The caller gets the places of
-    /// these chunks from [`take_heard`](Self::take_heard).
-    pub fn steps_where_heard(&self) -> bool {
+    /// these chunks from [`take_ready`](Self::take_ready).
+    pub fn steps_when_ready(&self) -> bool {
         M::Gather::WAITS
     }
 
     /// Returns the places of a set of chunks whose steps waited for other cores, and can be made now. Returns each set once.
     /// During a hold these steps wait.
-    pub fn take_heard(&mut self) -> Option<Range<usize>> {
-        self.stages.gather.take_heard()
+    pub fn take_ready(&mut self) -> Option<Range<usize>> {
+        self.stages.gather.take_ready()
     }
 
     /// Describes a chunk's new weights of a round, for all workers whose answer is due.

@@ -8,7 +8,7 @@ use super::chunks::Chunk;
 use crate::job::JobTerms;
 use crate::kernels::{Element, Kernels, Magnitude, Slots};
 use crate::layout::Round;
-use crate::whole::Told;
+use crate::whole::NormSum;
 
 /// The number of rounds from one measured round to the next. The first measured round is round 1, because round 0 has
 /// weights and no gradients.
@@ -29,7 +29,7 @@ pub struct Gauged {
     /// The last measured rounds, in any order.
     pub rounds: Vec<GaugedRound>,
     /// The last round whose result all cores have, if steps wait for results.
-    pub found: Option<Told>,
+    pub found: Option<NormSum>,
 }
 
 /// The measured gradients of one round.

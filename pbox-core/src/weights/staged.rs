@@ -571,6 +571,6 @@ impl<M: Mode> Staged<M> {
 
     /// Does [the reply's work](Reply::work), or takes the results of other cores for which steps wait.
     pub fn work(&mut self) -> bool {
-        if M::Gather::WAITS { self.gather.hear() } else { self.reply.work(&self.weights) }
+        if M::Gather::WAITS { self.gather.receive_parts() } else { self.reply.work(&self.weights) }
     }
 }

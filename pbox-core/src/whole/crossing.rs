@@ -46,7 +46,7 @@ impl Crossing {
     /// must have written the lines of these rounds.
     #[cold]
     #[inline(never)] // it has an atomic store and system calls; the path of a chunk has none
-    pub fn say(&self, core: usize, hub: usize, rounds: LastTwo) {
+    pub fn publish(&self, core: usize, hub: usize, rounds: LastTwo) {
         let [older, newer] = rounds.map(|round| round.map_or(0, |round| u64::from(round.0) + 1));
         // Makes the lines visible to a core that loads the rounds.
         self.hubs[hub].store(older << 32 | newer, Ordering::Release);
@@ -56,7 +56,7 @@ impl Crossing {
 
     /// Returns the last two rounds for which a top hub's part has arrived. The lines (messages) of these rounds may be
     /// posted.
-    pub fn said(&self, hub: usize) -> LastTwo {
+    pub fn published(&self, hub: usize) -> LastTwo {
         let word = self.hubs[hub].load(Ordering::Acquire);
         [word >> 32, word & u64::from(u32::MAX)].map(|round| Some(Round(round.checked_sub(1)? as u32)))
     }
@@ -83,12 +83,12 @@ mod tests {
         let crossing = Crossing::new(2, 3);
         let rung = [(); 2].map(|()| Arc::new(Rung::default()));
         (0..2).for_each(|core| crossing.wake(core, Arc::clone(&rung[core]).into()));
-        assert_eq!(crossing.said(1), [None, None]);
-        crossing.say(0, 1, [None, Some(Round(0))]);
-        assert_eq!((crossing.said(1), crossing.said(0)), ([None, Some(Round(0))], [None, None]));
+        assert_eq!(crossing.published(1), [None, None]);
+        crossing.publish(0, 1, [None, Some(Round(0))]);
+        assert_eq!((crossing.published(1), crossing.published(0)), ([None, Some(Round(0))], [None, None]));
         let last = Round::LIMIT;
-        crossing.say(0, 1, [Some(Round(0)), Some(last)]);
-        assert_eq!(crossing.said(1), [Some(Round(0)), Some(last)]);
+        crossing.publish(0, 1, [Some(Round(0)), Some(last)]);
+        assert_eq!(crossing.published(1), [Some(Round(0)), Some(last)]);
         assert_eq!(rung.map(|rung| rung.0.load(Ordering::Relaxed)), [0, 2]);
     }
 }

@@ -17,9 +17,9 @@
 mod crossing;
 mod exact_sum;
 mod norm_mean;
+mod norm_sum;
 mod parts;
 mod skips;
-mod told;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -31,9 +31,9 @@ use crate::layout::Round;
 pub(crate) use crossing::{Crossing, LastTwo};
 pub use exact_sum::ExactSum;
 pub use norm_mean::NormMean;
+pub use norm_sum::NormSum;
 pub use parts::{Part, Parts};
 pub use skips::Skips;
-pub use told::Told;
 
 /// The computation of one job's gradient norm by the cores of one hub, one round after another.
 #[derive(Debug)]
@@ -264,7 +264,7 @@ impl WholeGradient {
     }
 
     /// Finds the result of a round from the parts of all hubs, and wakes the cores.
-    pub fn find(&self, whole: &Told) {
+    pub fn find(&self, whole: &NormSum) {
         self.means[1].set(whole.mean);
         self.find_by(whole.round, &[whole.sum, ExactSum::default()]);
     }
@@ -439,9 +439,9 @@ mod tests {
         give(1, 1, 3.0);
         let part = whole.part(Round(1)).unwrap();
         assert_eq!((part.value(), whole.found(Round(1))), (16.0, None), "other hubs may have parts");
-        assert!(!whole.take_back(Round(1)), "it is told");
-        let told = |round, sum| Told { round: Round(round), sum, ..Told::default() };
-        whole.find(&told(1, part));
+        assert!(!whole.take_back(Round(1)), "it is published");
+        let norm_sum = |round, sum| NormSum { round: Round(round), sum, ..NormSum::default() };
+        whole.find(&norm_sum(1, part));
         assert_eq!(whole.found(Round(1)), Some(Found::Scale(clip_scale(4.0, 1.0))));
         give(7, 2, 1.0);
         assert!(!whole.is_whole(Round(7)) && whole.found(Round(7)).is_none(), "rounds may be left out");
@@ -450,15 +450,15 @@ mod tests {
             give(8, part, square);
         }
         let part = whole.part(Round(8)).unwrap();
-        whole.find(&told(8, part));
+        whole.find(&norm_sum(8, part));
         assert_eq!(whole.found(Round(8)), Some(Found::Skip));
         let mean = NormMean::new(1.5, 3).unwrap();
-        let told = Told { round: Round(8), skipped: 1, mean, sum: part };
-        let mut line = [0; Told::WORDS];
-        told.write(&mut line);
-        assert_eq!(Told::read(&line), Some(told));
-        assert_eq!(told.whole(part, Skips::NotFinite).skipped, 2);
+        let norm_sum = NormSum { round: Round(8), skipped: 1, mean, sum: part };
+        let mut line = [0; NormSum::WORDS];
+        norm_sum.write(&mut line);
+        assert_eq!(NormSum::read(&line), Some(norm_sum));
+        assert_eq!(norm_sum.whole(part, Skips::NotFinite).skipped, 2);
         line[14] = 0;
-        assert_eq!(Told::read(&line), None, "no norms have this mean");
+        assert_eq!(NormSum::read(&line), None, "no norms have this mean");
     }
 }

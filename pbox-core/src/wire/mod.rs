@@ -47,7 +47,7 @@ use crate::kernels::{Element, Tensors, typed};
 use crate::layout::{ChunkId, Content, Dtype, Immediate, Key, KeyId, Layout, Round};
 use crate::place::{Above, Share, first_chunks};
 use crate::slim;
-use crate::whole::{Skips, Told};
+use crate::whole::{NormSum, Skips};
 use frame::{FrameError, HEADER_BYTES, Kind};
 
 /// Frames start on a cache line, as keys do.
@@ -349,7 +349,7 @@ impl Wire {
 /// Returns a hub's line for a round, in a window whose chunks end at `chunks_end`.
 fn line(chunks_end: usize, hub: usize, round: Round) -> Span {
     let number = hub * LINES + round.0 as usize % LINES;
-    Span { offset: chunks_end + number * Told::BYTES, bytes: Told::BYTES }
+    Span { offset: chunks_end + number * NormSum::BYTES, bytes: NormSum::BYTES }
 }
 
 impl Framing {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::{Arrival, CloseReason, LinkId, Port, RecvWindow, Until};
-use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Part, Parts, Round, Slice, Slices, Told};
+use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, NormSum, Part, Parts, Round, Slice, Slices};
 
 use super::ahead::{Ahead, post_other};
 use super::error::ExchangeError;
@@ -123,7 +123,7 @@ pub struct Exchange<P: Port> {
     /// The parts of the gradient's norm over all keys that hubs have sent.
     parts: Parts,
     /// The gradient's norm over all keys, in the last round for which all parts have arrived.
-    found: Option<Told>,
+    found: Option<NormSum>,
     /// The priority of each key, if the caller has set the order in which it needs keys. Empty if the layout's order
     /// counts.
     pub(super) priorities: Vec<u32>,
@@ -508,7 +508,9 @@ impl<P: Port> Exchange<P> {
         }
         // SAFETY: the hub sends the part before it answers any chunk of the round. Before such an answer,
         // this worker pushes no chunk again.
-        let Some(part) = (unsafe { self.windows.told(hub, arrival.round_bits, core) }) else { return false };
+        let Some(part) = (unsafe { self.windows.norm_part(hub, arrival.round_bits, core) }) else {
+            return false;
+        };
         if self.parts.take(hub, part) == Part::New {
             self.pass_on(hub, &part);
             if let Some(whole) = self.parts.whole(part.round, self.windows.wire().skips()) {
@@ -519,7 +521,7 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Passes a hub's part of the norm on to the other hubs, if hubs have no links to each other.
-    fn pass_on(&mut self, hub: usize, part: &Told) {
+    fn pass_on(&mut self, hub: usize, part: &NormSum) {
         if !self.windows.wire().passes_on() {
             return;
         }
@@ -533,7 +535,7 @@ impl<P: Port> Exchange<P> {
     /// Returns the gradient's sum of squares over all keys, in the last round for which all hubs have sent their
     /// parts. If the job's steps wait for this sum, the sum arrives before the answers of its round. Otherwise it
     /// arrives before the answers of the next round.
-    pub fn found(&self) -> Option<Told> {
+    pub fn found(&self) -> Option<NormSum> {
         self.found
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fabric::{DmaBuf, RecvWindow, SendWindow, Slab, Span, Spans, WindowError};
 use pbox_core::frame::FrameError;
-use pbox_core::{ChunkId, Content, Element, KeyId, Layout, Round, Told, Wire};
+use pbox_core::{ChunkId, Content, Element, KeyId, Layout, NormSum, Round, Wire};
 
 use super::coder::{Coder, elements, elements_mut, part, part_mut};
 
@@ -160,15 +160,15 @@ impl Windows {
     /// # Safety
     /// The hub must have sent the part. This worker must not yet have pushed all chunks of the round after the next
     /// round. The hub overwrites the part only four rounds later, after more pushes of this worker.
-    pub(crate) unsafe fn told(&self, hub: usize, round_bits: u8, core: usize) -> Option<Told> {
+    pub(crate) unsafe fn norm_part(&self, hub: usize, round_bits: u8, core: usize) -> Option<NormSum> {
         let line = self.wire.weights_line(hub, Round(round_bits.into()));
         // SAFETY: the caller's promise.
         let words = unsafe { self.weights[core].elements::<u64>(line) }.expect("inside the window, by new");
-        Told::read(words).filter(|told| told.round.low_bits() == round_bits)
+        NormSum::read(words).filter(|part| part.round.low_bits() == round_bits)
     }
 
     /// Writes a hub's part of the norm into this worker's window, for the other hubs. Returns the span to post.
-    pub(crate) fn pass_on(&mut self, hub: usize, part: &Told) -> Span {
+    pub(crate) fn pass_on(&mut self, hub: usize, part: &NormSum) -> Span {
         let of_a_hub = self.lines.len() / self.wire.hubs().len();
         let place = hub * of_a_hub + part.round.0 as usize % of_a_hub;
         part.write(self.lines.elements_mut(place));

@@ -84,7 +84,7 @@ impl<P: Port> Core<P> {
                     }
                     work.shard.admit(rank, from);
                     work.replies.listen(rank);
-                    work.tell_again(rank);
+                    work.post_lines_again(rank);
                     for at in work.shard.finished_before(from) {
                         // The link is new and has room for all posts. If the link has closed, the port reports this.
                         work.shard.greet(at);
@@ -252,15 +252,15 @@ impl<P: Port> Core<P> {
     }
 
     /// Finishes the chunks whose steps waited for other cores, and can now be made.
-    pub(super) fn settle_heard(
+    pub(super) fn settle_ready(
         &mut self,
         place: usize,
         notices: &mut Vec<Notice>,
         onlooker: &mut impl Onlooker,
     ) {
         while let Some(entry) = &mut self.shards[place] {
-            let Some(heard) = of_mode!(&mut entry.shard, shard => shard.take_heard()) else { break };
-            self.settle_at(place, heard, notices, onlooker);
+            let Some(ready) = of_mode!(&mut entry.shard, shard => shard.take_ready()) else { break };
+            self.settle_at(place, ready, notices, onlooker);
         }
         self.settled(place, notices);
     }

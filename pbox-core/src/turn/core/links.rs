@@ -95,7 +95,7 @@ impl<P: Port> Core<P> {
                 port.set_credit(link, credit);
             }
             if !entry.replies.leads_up(member.rank) {
-                at_work!(entry, port, &mut Nobody, kernels, work => work.tell_again(member.rank));
+                at_work!(entry, port, &mut Nobody, kernels, work => work.post_lines_again(member.rank));
             }
         }
         if self.members.len() <= link.index() {

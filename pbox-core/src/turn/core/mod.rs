@@ -71,7 +71,7 @@ pub struct Core<P: Port> {
     /// Whether there is work between turns: answers wait for credit of their link, or a shard has a task.
     has_duties: bool,
     /// The shards whose task ended in this turn: the index of each shard, and a flag. The flag is true if chunks of the
-    /// shard [waited for other cores](Self::settle_heard). The list has room for all shards, so that no turn allocates.
+    /// shard [waited for other cores](Self::settle_ready). The list has room for all shards, so that no turn allocates.
     ended: Vec<(usize, bool)>,
     /// Bytes of the chunks whose answers are posted, and not flushed.
     unflushed: usize,
@@ -229,10 +229,10 @@ impl<P: Port> Core<P> {
                 worked = true;
             }
             let (had_task, has_task, may_step) = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
-                let (had_task, steps_where_heard) = (work.shard.has_task(), work.shard.steps_where_heard());
+                let (had_task, steps_when_ready) = (work.shard.has_task(), work.shard.steps_when_ready());
                 let has_worked = had_task && work.shard.work();
-                worked |= has_worked | (had_task && work.tell());
-                (had_task, work.shard.has_task(), steps_where_heard.then_some(has_worked))
+                worked |= has_worked | (had_task && work.post_lines());
+                (had_task, work.shard.has_task(), steps_when_ready.then_some(has_worked))
             });
             if may_step.unwrap_or(had_task && !has_task) {
                 ended.push((place, may_step.is_some()));
@@ -242,7 +242,7 @@ impl<P: Port> Core<P> {
         self.port.flush();
         for (place, where_heard) in ended.drain(..) {
             match where_heard {
-                true => self.settle_heard(place, notices, onlooker),
+                true => self.settle_ready(place, notices, onlooker),
                 false => self.settle(place, notices, onlooker), // chunks may have waited for the last task
             }
         }

@@ -13,8 +13,8 @@
 //!
 //! Owned by the core, and laid out in the order of the shard's chunks.
 
+mod norm_sender;
 mod pass_on;
-mod teller;
 
 use std::ops::Range;
 use std::task::Waker;
@@ -25,12 +25,12 @@ use super::chunks::Chunk;
 use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{Element, Kernels, Slots};
 use crate::layout::{Immediate, Round};
-use crate::whole::{ExactSum, Found, NormMean, Scope, Sums, Told};
+use crate::whole::{ExactSum, Found, NormMean, NormSum, Scope, Sums};
 use crate::wire::Wire;
-use teller::Teller;
+use norm_sender::NormSender;
 
+pub(crate) use norm_sender::Refused;
 pub(crate) use pass_on::{PassOn, PassSpec};
-pub(crate) use teller::Refused;
 
 /// A mode's rule for steps that wait for more than the pushes of their own chunk. A mode implements only the methods that it
 /// needs.
@@ -118,13 +118,13 @@ pub(crate) trait Gather {
     /// Whether this core sends hubs' parts of the gradient norm to members, and receives the messages with the parts of other
     /// hubs.
     #[inline]
-    fn tells(&self) -> bool {
+    fn handles_lines(&self) -> bool {
         false
     }
 
     /// Returns the line (a message) with a hub's part of the norm, if it must now be sent to all workers. Returns each line
     /// once.
-    fn untold(&mut self) -> Option<(Immediate, Span)> {
+    fn next_line_down(&mut self) -> Option<(Immediate, Span)> {
         None
     }
 
@@ -152,7 +152,7 @@ pub(crate) trait Gather {
 
     /// Returns the next line (a message) that must be sent to a hub above, with the number of the link. `None` if there is no
     /// such line.
-    fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
+    fn next_line_up(&mut self) -> Option<(u32, (Immediate, Span))> {
         None
     }
 
@@ -160,7 +160,7 @@ pub(crate) trait Gather {
     fn pass_again(&mut self) {}
 
     /// Returns the last round whose result is known. `None` at a core that does not send the hub's parts.
-    fn last_found(&self) -> Option<Told> {
+    fn last_found(&self) -> Option<NormSum> {
         None
     }
 
@@ -181,13 +181,13 @@ pub(crate) trait Gather {
     }
 
     /// Receives the parts of the norm from other cores and hubs. Returns whether chunks may now step.
-    fn hear(&mut self) -> bool {
+    fn receive_parts(&mut self) -> bool {
         false
     }
 
-    /// Returns the places of a set of chunks that may step now, because the core [has the result](Self::hear). Returns each set
-    /// once.
-    fn take_heard(&mut self) -> Option<Range<usize>> {
+    /// Returns the places of a set of chunks that may step now, because the core [has the result](Self::receive_parts). Returns
+    /// each set once.
+    fn take_ready(&mut self) -> Option<Range<usize>> {
         None
     }
 }
@@ -212,7 +212,7 @@ pub(crate) struct GatherNorm {
     /// The indices in `gathered` of the entries that [wait](Gathered::awaits) for a result.
     waiting: Vec<u32>,
     /// The indices in `gathered` of the entries that have a new result, and whose chunks may now step.
-    heard: Vec<u32>,
+    ready: Vec<u32>,
     /// The record of each chunk, in the order of the chunks.
     kept: Vec<Kept>,
     /// The means of all chunks while they wait. If no chunk waits, the mean of the chunk that steps.
@@ -220,7 +220,7 @@ pub(crate) struct GatherNorm {
     /// Whether the job's answer is the sum, not the mean.
     of_sum: bool,
     /// The sender of the hub's part of the norm. Only the core that owns the hub's first chunk has it.
-    teller: Option<Teller>,
+    norm_sender: Option<NormSender>,
 }
 
 /// The gathered values of one scope: the chunks whose steps wait for each other.
@@ -290,7 +290,7 @@ impl GatherNorm {
         scopes.iter().for_each(|scope| scope.whole.wake(scope.core, waker.clone()));
         let numbers = (0..).zip(&scopes).flat_map(|(of, scope)| std::iter::repeat_n(of, scope.chunks));
         let hub = wire.hub_of(&[chunks[0].id]);
-        let teller = hub.map(|hub| Teller::new(hub, wire.hubs().len(), wire.skips(), lines));
+        let norm_sender = hub.map(|hub| NormSender::new(hub, wire.hubs().len(), wire.skips(), lines));
         let by_former = scopes.iter().any(|scope| scope.whole.is_of_former());
         let mut elements = 0;
         let of = |(chunk, of): (&Chunk, u32)| {
@@ -313,12 +313,12 @@ impl GatherNorm {
             by_former,
             by_key: scopes.iter().any(|scope| scope.whole.is_of_key()),
             waiting: Vec::with_capacity(scopes.len()),
-            heard: Vec::with_capacity(scopes.len()),
+            ready: Vec::with_capacity(scopes.len()),
             gathered: scopes.into_iter().map(gathered).collect(),
             kept,
             means,
             of_sum,
-            teller,
+            norm_sender,
         })
     }
 
@@ -451,29 +451,31 @@ impl Gather for GatherNorm {
     #[inline]
     fn found(&self, place: usize, round: Round) -> Option<Found> {
         // The core that sends the hub's part of the norm answers no chunk before it has sent this part.
-        let is_told = self.teller.as_ref().is_none_or(|teller| teller.has_found(round));
-        self.gathered[self.kept[place].of as usize].scope.whole.found(round).filter(|_| is_told)
+        let is_sent = self.norm_sender.as_ref().is_none_or(|norm_sender| norm_sender.has_found(round));
+        self.gathered[self.kept[place].of as usize].scope.whole.found(round).filter(|_| is_sent)
     }
 
-    fn tells(&self) -> bool {
-        self.teller.is_some()
+    fn handles_lines(&self) -> bool {
+        self.norm_sender.is_some()
     }
 
-    fn untold(&mut self) -> Option<(Immediate, Span)> {
-        self.teller.as_mut()?.untold()
+    fn next_line_down(&mut self) -> Option<(Immediate, Span)> {
+        self.norm_sender.as_mut()?.next_line_down()
     }
 
     fn lines(&self) -> Vec<(Immediate, Span)> {
-        self.teller.iter().flat_map(Teller::lines).collect()
+        self.norm_sender.iter().flat_map(NormSender::lines).collect()
     }
 
     fn take_line(&mut self, line: Immediate, words: &[u64]) -> Result<(), Refused> {
         let round = self.gathered[0].round;
-        self.teller.as_mut().map_or(Err(Refused::NotOfHub), |teller| teller.take(line, words, round))
+        self.norm_sender
+            .as_mut()
+            .map_or(Err(Refused::NotOfHub), |norm_sender| norm_sender.take(line, words, round))
     }
 
-    fn last_found(&self) -> Option<Told> {
-        self.teller.as_ref()?.last_found()
+    fn last_found(&self) -> Option<NormSum> {
+        self.norm_sender.as_ref()?.last_found()
     }
 
     fn mean(&self, chunk: &Chunk, place: usize) -> (&[f32], u32) {
@@ -496,27 +498,27 @@ impl Gather for GatherNorm {
         !self.waiting.is_empty()
     }
 
-    fn hear(&mut self) -> bool {
-        let GatherNorm { gathered, waiting, heard, teller, .. } = self;
+    fn receive_parts(&mut self) -> bool {
+        let GatherNorm { gathered, waiting, ready, norm_sender, .. } = self;
         let before = waiting.len();
         waiting.retain(|&of| {
             let Gathered { scope, awaits, .. } = &mut gathered[of as usize];
             let Some(round) = *awaits else { return false };
-            let mut is_told = true;
-            if let Some(teller) = teller {
-                teller.add(round, &scope.whole);
-                is_told = teller.has_found(round); // this core answers no chunk before
+            let mut is_sent = true;
+            if let Some(norm_sender) = norm_sender {
+                norm_sender.add(round, &scope.whole);
+                is_sent = norm_sender.has_found(round); // this core answers no chunk before
             }
-            let is_found = is_told && scope.whole.found(round).is_some();
+            let is_found = is_sent && scope.whole.found(round).is_some();
             *awaits = awaits.filter(|_| !is_found);
-            heard.extend(is_found.then_some(of));
+            ready.extend(is_found.then_some(of));
             !is_found
         });
         waiting.len() < before
     }
 
-    fn take_heard(&mut self) -> Option<Range<usize>> {
-        let Gathered { scope, first, .. } = &self.gathered[self.heard.pop()? as usize];
+    fn take_ready(&mut self) -> Option<Range<usize>> {
+        let Gathered { scope, first, .. } = &self.gathered[self.ready.pop()? as usize];
         Some(*first..first + scope.chunks)
     }
 }

@@ -18,7 +18,7 @@ use fabric::{Span, Spans};
 
 use super::{Gather, Refused};
 use crate::layout::{ChunkId, Immediate, Round};
-use crate::whole::{Crossing, LastTwo, Told};
+use crate::whole::{Crossing, LastTwo, NormSum};
 use crate::wire::Wire;
 
 /// The inputs of [`PassOn`]: how a core of a hub below other hubs sends lines down and up.
@@ -40,23 +40,23 @@ pub(crate) struct PassOn {
     /// The wire of the links to members.
     wire: Wire,
     /// The top hubs whose first chunk this core owns.
-    ways: Vec<Way>,
-    /// The lines of the hubs in `ways`, in the window of sums, hub by hub. Empty if lines are not passed on.
+    top_hubs: Vec<TopHub>,
+    /// The lines of the hubs in `top_hubs`, in the window of sums, hub by hub. Empty if lines are not passed on.
     sums: Spans,
-    /// A line that must go down to the members: the index of its top hub in `ways`, and its round.
-    untold: Option<(usize, Round)>,
+    /// A line that must go down to the members: the index of its top hub in `top_hubs`, and its round.
+    unsent: Option<(usize, Round)>,
     /// Whether lines of other top hubs are missing in a round for which one of this core's top hubs has sent its line.
     awaits: bool,
 }
 
-/// The path to a top hub.
+/// A top hub, and the progress of lines from it and to it.
 #[derive(Debug)]
-struct Way {
+struct TopHub {
     hub: usize,
     /// The number of the link to the hub.
     link: u32,
-    /// The last rounds for which the hub has sent its part.
-    told: LastTwo,
+    /// The last rounds for which the hub's part has arrived.
+    received: LastTwo,
     /// For each other top hub, the last round whose line was passed on to this hub.
     passed: Vec<Option<Round>>,
 }
@@ -73,16 +73,16 @@ impl PassOn {
         waker: Waker,
     ) -> Self {
         let hubs = wire.hubs();
-        let way = |hub: usize| {
+        let top = |hub: usize| {
             let place = chunks.binary_search(&hubs[hub]).expect("its first chunk is here");
-            Way { hub, link: links[place], told: [None; 2], passed: vec![None; hubs.len()] }
+            TopHub { hub, link: links[place], received: [None; 2], passed: vec![None; hubs.len()] }
         };
-        let ways: Vec<Way> = wire.hubs_of(chunks).map(way).collect();
+        let top_hubs: Vec<TopHub> = wire.hubs_of(chunks).map(top).collect();
         let (crossing, core) = &spec.crossing;
-        if !ways.is_empty() {
+        if !top_hubs.is_empty() {
             crossing.wake(*core, waker);
         }
-        PassOn { spec, wire: wire.clone(), ways, sums, untold: None, awaits: false }
+        PassOn { spec, wire: wire.clone(), top_hubs, sums, unsent: None, awaits: false }
     }
 
     fn line(&self, hub: usize, round: Round) -> (Immediate, Span) {
@@ -91,80 +91,82 @@ impl PassOn {
 
     /// Whether one of this core's top hubs has sent its line (a message) of a round, and still lacks another top hub's line.
     fn awaits_parts(&self) -> bool {
-        let awaits = |way: &Way| {
-            let mut others = way.passed.iter().enumerate().filter(|(hub, _)| *hub != way.hub);
-            others.any(|(_, &passed)| passed < way.told[1])
+        let awaits = |top: &TopHub| {
+            let mut others = top.passed.iter().enumerate().filter(|(hub, _)| *hub != top.hub);
+            others.any(|(_, &passed)| passed < top.received[1])
         };
-        self.spec.above.passes_on() && self.ways.iter().any(awaits)
+        self.spec.above.passes_on() && self.top_hubs.iter().any(awaits)
     }
 }
 
 /// Returns the index of a round's line (a message) among the lines of all hubs.
-fn place(lines: &Spans, ways: usize, way: usize, round: Round) -> usize {
-    let of_hub = lines.len() / ways;
-    way * of_hub + round.0 as usize % of_hub
+fn place(lines: &Spans, top_hubs: usize, top: usize, round: Round) -> usize {
+    let of_hub = lines.len() / top_hubs;
+    top * of_hub + round.0 as usize % of_hub
 }
 
 impl Gather for PassOn {
     const WAITS: bool = false;
 
-    fn tells(&self) -> bool {
-        !self.ways.is_empty()
+    fn handles_lines(&self) -> bool {
+        !self.top_hubs.is_empty()
     }
 
-    fn untold(&mut self) -> Option<(Immediate, Span)> {
-        let (way, round) = self.untold.take()?;
-        Some(self.line(self.ways[way].hub, round))
+    fn next_line_down(&mut self) -> Option<(Immediate, Span)> {
+        let (top, round) = self.unsent.take()?;
+        Some(self.line(self.top_hubs[top].hub, round))
     }
 
     fn lines(&self) -> Vec<(Immediate, Span)> {
-        let of_way =
-            |way: &Way| way.told.into_iter().flatten().map(|round| self.line(way.hub, round)).collect();
-        self.ways.iter().flat_map(|way| -> Vec<_> { of_way(way) }).collect()
+        let lines_of = |top: &TopHub| {
+            top.received.into_iter().flatten().map(|round| self.line(top.hub, round)).collect()
+        };
+        self.top_hubs.iter().flat_map(|top| -> Vec<_> { lines_of(top) }).collect()
     }
 
     fn lines_above(&self, link: u32) -> Vec<Span> {
-        let ways = self.ways.iter().filter(|way| way.link == link);
-        ways.flat_map(|way| self.spec.above.weights_lines_of(way.hub)).collect()
+        let top_hubs = self.top_hubs.iter().filter(|top| top.link == link);
+        top_hubs.flat_map(|top| self.spec.above.weights_lines_of(top.hub)).collect()
     }
 
     fn line_above(&self, link: u32, line: Immediate) -> Option<Span> {
-        let way = self.ways.iter().find(|way| Some(way.hub) == line.hub() && way.link == link)?;
-        Some(self.spec.above.weights_line(way.hub, Round(line.round_bits.into())))
+        let top = self.top_hubs.iter().find(|top| Some(top.hub) == line.hub() && top.link == link)?;
+        Some(self.spec.above.weights_line(top.hub, Round(line.round_bits.into())))
     }
 
     fn take_line(&mut self, line: Immediate, words: &[u64]) -> Result<(), Refused> {
-        let way = self.ways.iter().position(|way| Some(way.hub) == line.hub()).ok_or(Refused::NotOfHub)?;
-        let part = Told::read(words).filter(|part| part.round.low_bits() == line.round_bits);
+        let top =
+            self.top_hubs.iter().position(|top| Some(top.hub) == line.hub()).ok_or(Refused::NotOfHub)?;
+        let part = NormSum::read(words).filter(|part| part.round.low_bits() == line.round_bits);
         let part = part.ok_or(Refused::NoPart)?;
-        let (round, count) = (part.round, self.ways.len());
-        if self.ways[way].told[1] >= Some(round) {
+        let (round, count) = (part.round, self.top_hubs.len());
+        if self.top_hubs[top].received[1] >= Some(round) {
             return Ok(()); // the hub sent it again, over new links
         }
-        self.ways[way].told = [self.ways[way].told[1], Some(round)];
-        self.untold = Some((way, round));
+        self.top_hubs[top].received = [self.top_hubs[top].received[1], Some(round)];
+        self.unsent = Some((top, round));
         if let Some(shown) = &mut self.spec.shown {
-            part.write(shown.elements_mut(place(shown, count, way, round)));
+            part.write(shown.elements_mut(place(shown, count, top, round)));
         }
         if self.spec.above.passes_on() {
-            part.write(self.sums.elements_mut(place(&self.sums, count, way, round)));
+            part.write(self.sums.elements_mut(place(&self.sums, count, top, round)));
             let (crossing, core) = &self.spec.crossing;
-            crossing.say(*core, self.ways[way].hub, self.ways[way].told);
+            crossing.publish(*core, self.top_hubs[top].hub, self.top_hubs[top].received);
         }
         Ok(())
     }
 
-    fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
+    fn next_line_up(&mut self) -> Option<(u32, (Immediate, Span))> {
         let PassSpec { above, crossing: (crossing, _), .. } = &self.spec;
         let hubs = if above.passes_on() { above.hubs().len() } else { 0 };
-        for way in &mut self.ways {
-            for hub in (0..hubs).filter(|&hub| hub != way.hub) {
-                let passed = &mut way.passed[hub];
+        for top in &mut self.top_hubs {
+            for hub in (0..hubs).filter(|&hub| hub != top.hub) {
+                let passed = &mut top.passed[hub];
                 if let Some(round) =
-                    crossing.said(hub).into_iter().flatten().find(|&round| *passed < Some(round))
+                    crossing.published(hub).into_iter().flatten().find(|&round| *passed < Some(round))
                 {
                     *passed = Some(round);
-                    return Some((way.link, (Immediate::line(hub, round), above.gradient_line(hub, round))));
+                    return Some((top.link, (Immediate::line(hub, round), above.gradient_line(hub, round))));
                 }
             }
         }
@@ -173,7 +175,7 @@ impl Gather for PassOn {
     }
 
     fn pass_again(&mut self) {
-        self.ways.iter_mut().for_each(|way| way.passed.fill(None));
+        self.top_hubs.iter_mut().for_each(|top| top.passed.fill(None));
     }
 
     #[inline]
@@ -204,8 +206,8 @@ mod tests {
     fn a_line_has_the_words_of_the_round_that_its_post_says() {
         let mut pass_on = below_one_hub();
         let mut take = |hub, posted, words_of| {
-            let mut line = [0; Told::WORDS];
-            Told { round: Round(words_of), ..Told::default() }.write(&mut line);
+            let mut line = [0; NormSum::WORDS];
+            NormSum { round: Round(words_of), ..NormSum::default() }.write(&mut line);
             pass_on.take_line(Immediate::line(hub, Round(posted)), &line)
         };
         assert_eq!(take(0, 5, 5), Ok(()));
@@ -213,7 +215,7 @@ mod tests {
         assert_eq!(take(0, 6, 7), Err(Refused::NoPart), "the line of the next round");
         assert_eq!(take(1, 6, 6), Err(Refused::NotOfHub));
         assert_eq!(take(0, 6, 6), Ok(()));
-        let told: Vec<Immediate> = pass_on.lines().into_iter().map(|(line, _)| line).collect();
-        assert_eq!(told, [5, 6].map(|round| Immediate::line(0, Round(round))), "no other line was taken");
+        let lines: Vec<Immediate> = pass_on.lines().into_iter().map(|(line, _)| line).collect();
+        assert_eq!(lines, [5, 6].map(|round| Immediate::line(0, Round(round))), "no other line was taken");
     }
 }

@@ -4,23 +4,23 @@
 use fabric::{Span, Spans};
 
 use crate::layout::{Immediate, Round};
-use crate::whole::{Part, Parts, Skips, Told, WholeGradient};
+use crate::whole::{NormSum, Part, Parts, Skips, WholeGradient};
 
 /// The sender of a hub's part of the gradient norm. It also takes the parts of other hubs.
 #[derive(Debug)]
-pub(super) struct Teller {
+pub(super) struct NormSender {
     /// The number of this hub among the hubs of the job.
     hub: usize,
     /// The spans of this hub's lines, the messages with its parts, in the window that workers read.
     lines: Spans,
     parts: Parts,
     /// The last round with a result, and the number of rounds that were skipped.
-    found: Told,
+    found: NormSum,
     /// Whether any round has a result.
     has_any: bool,
     skips: Skips,
     /// The round of this hub's part, if the part is complete and must still be posted.
-    untold: Option<Round>,
+    unsent: Option<Round>,
 }
 
 /// The reason why a line (a message with a part of the norm) from a worker is refused.
@@ -48,26 +48,26 @@ impl Refused {
     }
 }
 
-impl Teller {
-    /// Creates the teller. `hubs` is the number of hubs that have parts.
+impl NormSender {
+    /// Creates the sender. `hubs` is the number of hubs that have parts.
     pub fn new(hub: usize, hubs: usize, skips: Skips, lines: Spans) -> Self {
-        let found = Told::default();
-        Teller { hub, lines, parts: Parts::new(hubs), found, has_any: false, skips, untold: None }
+        let found = NormSum::default();
+        NormSender { hub, lines, parts: Parts::new(hubs), found, has_any: false, skips, unsent: None }
     }
 
     /// Takes this hub's part of a round from `whole`, once it is complete. Once the parts of all hubs have arrived, finds the
     /// result.
     pub fn add(&mut self, round: Round, whole: &WholeGradient) {
         let Some(sum) = whole.part(round).filter(|_| !self.has_found(round)) else { return };
-        let part = Told { round, skipped: self.found.skipped, mean: whole.mean_before(round), sum };
+        let part = NormSum { round, skipped: self.found.skipped, mean: whole.mean_before(round), sum };
         if self.parts.take(self.hub, part) == Part::New {
             part.write(self.lines.elements_mut(self.place(round)));
-            self.untold = Some(round);
+            self.unsent = Some(round);
         }
-        if let Some(told) = self.parts.whole(round, self.skips) {
-            (self.found, self.has_any) = (told, true);
+        if let Some(whole_sum) = self.parts.whole(round, self.skips) {
+            (self.found, self.has_any) = (whole_sum, true);
             if whole.found(round).is_none() {
-                whole.find(&told);
+                whole.find(&whole_sum);
             }
         }
     }
@@ -77,7 +77,7 @@ impl Teller {
     pub fn take(&mut self, line: Immediate, words: &[u64], open: Round) -> Result<(), Refused> {
         let hub = line.hub().filter(|&hub| hub != self.hub && hub < self.parts.hubs());
         let hub = hub.ok_or(Refused::NotOfHub)?;
-        let part = Told::read(words).filter(|part| part.round.low_bits() == line.round_bits);
+        let part = NormSum::read(words).filter(|part| part.round.low_bits() == line.round_bits);
         let part = part.ok_or(Refused::NoPart)?;
         // Another hub can enter the next round only after it has got this hub's part of the previous round.
         if part.round.0 > open.0.wrapping_add(1) {
@@ -91,8 +91,8 @@ impl Teller {
 
     /// Returns the line with this hub's part of the norm, if the line must now be sent to all workers. Returns each line
     /// once.
-    pub fn untold(&mut self) -> Option<(Immediate, Span)> {
-        self.untold.take().map(|round| self.line(round))
+    pub fn next_line_down(&mut self) -> Option<(Immediate, Span)> {
+        self.unsent.take().map(|round| self.line(round))
     }
 
     /// Returns the lines with this hub's parts of the norm that workers may still need, the older line first.
@@ -101,7 +101,7 @@ impl Teller {
     }
 
     /// Returns the last round whose result is known.
-    pub fn last_found(&self) -> Option<Told> {
+    pub fn last_found(&self) -> Option<NormSum> {
         self.has_any.then_some(self.found)
     }
 

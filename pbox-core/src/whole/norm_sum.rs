@@ -11,7 +11,7 @@ use crate::layout::Round;
 
 /// One hub's part of the gradient norm, or the sum of all hubs' parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct NormSum {
     /// The round.
     pub round: Round,
     /// The number of rounds that the job has skipped. A hub's part does not count this round. The sum of all parts does.
@@ -25,7 +25,7 @@ pub struct Told {
 /// The index of the word with the bits of the mean of norms. The next word is the number of norms.
 const MEAN: usize = 2 + ExactSum::WORDS;
 
-impl Told {
+impl NormSum {
     /// The length of a line, in words of 64 bits.
     pub const WORDS: usize = 16;
     /// The length of a line, in bytes.
@@ -43,12 +43,12 @@ impl Told {
         let sum = line[2..][..ExactSum::WORDS].try_into().expect("the words of a sum");
         let round = Round(u32::try_from(line[0]).ok()?);
         let mean = NormMean::new(f64::from_bits(line[MEAN]), u32::try_from(line[MEAN + 1]).ok()?)?;
-        Some(Told { round, skipped: line[1], mean, sum: ExactSum::of_words(sum)? })
+        Some(NormSum { round, skipped: line[1], mean, sum: ExactSum::of_words(sum)? })
     }
 
     /// Makes the sum of all parts from this part, which is the first hub's part. `sum` is the sum of squares over all parts.
     pub fn whole(self, sum: ExactSum, skips: Skips) -> Self {
         let is_skipped = skips.skips(&sum, self.mean);
-        Told { skipped: self.skipped.saturating_add(is_skipped.into()), sum, ..self }
+        NormSum { skipped: self.skipped.saturating_add(is_skipped.into()), sum, ..self }
     }
 }
