@@ -50,7 +50,7 @@ pub use input::{Input, MemberOf, Request};
 pub use job::{
     AskedId, Blame, Cause, Change, Checkpoints, CutAt, CutId, Effect, Event, FollowId, Grant, Job, JobSpec,
     LastStep, LastStepped, LateLimits, Leave, Life, Made, Member, Model, News, NoState, NotBefore, NotCut,
-    NotReleased, Parts, Purpose, Ranks, Saved, Standing, Step, Stepped, TOLD_EVERY, Use, WantId,
+    NotReleased, Parts, Purpose, REPORT_EVERY, Ranks, Saved, Standing, Step, Stepped, Use, WantId,
 };
 pub use join::{Differs, Join};
 pub use pace::LastRounds;

@@ -51,7 +51,7 @@ struct Beat {
     /// The `version` of the last reply.
     seen: u64,
     /// The time of the hub's last reply.
-    heard: Instant,
+    last_reply: Instant,
     /// The number of requests since the last reply.
     tries: u32,
     shared: Arc<Shared>,
@@ -82,7 +82,7 @@ impl Heartbeat {
             token: token.to_owned(),
             limit,
             seen: 0,
-            heard: Instant::now(),
+            last_reply: Instant::now(),
             tries: 0,
             shared: Arc::clone(&shared),
         };
@@ -136,7 +136,7 @@ impl Beat {
         self.tries = self.tries.saturating_add(1);
         match self.control.post("heartbeat", "hear a heartbeat", &request) {
             Ok(reply) => {
-                (self.heard, self.tries) = (Instant::now(), 0);
+                (self.last_reply, self.tries) = (Instant::now(), 0);
                 self.take(reply)
             }
             // Only a refusal by the hub itself ends the membership at once. An error page of a proxy or a missing
@@ -144,12 +144,12 @@ impl Beat {
             Err(Failure { cause: Cause::Refused | Cause::Gone, error }) => self.lost(error),
             // This process itself was suspended, so the hub may have answered. The hub's silence is measured from now on.
             Err(_) if asked.elapsed() > self.control.timeout + STOOD_STILL => {
-                self.heard = Instant::now();
+                self.last_reply = Instant::now();
                 Some(RETRY)
             }
             // A hub may have been suspended for up to `limit`, and then answers. So the hub counts as lost only after twice
             // this time.
-            Err(failure) if self.tries > 1 && self.heard.elapsed() > 2 * self.limit => {
+            Err(failure) if self.tries > 1 && self.last_reply.elapsed() > 2 * self.limit => {
                 self.lost(failure.error)
             }
             Err(_) => Some(RETRY),
@@ -172,7 +172,7 @@ impl Beat {
     }
 
     fn lost(&self, error: MemberError) -> Option<Duration> {
-        let error = error.after(self.tries, self.heard.elapsed());
+        let error = error.after(self.tries, self.last_reply.elapsed());
         self.shared.publish(|news| news.lost = Some(error.to_string()));
         None
     }

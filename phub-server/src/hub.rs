@@ -317,7 +317,7 @@ impl Hub {
         registry.end_all(reason);
         let lost = registry.lost_states();
         self.listeners.iter().for_each(|listener| listener.stop());
-        registry.wait_until_all_told(TELL_LIMIT);
+        registry.wait_until_all_notified(TELL_LIMIT);
         if let Some(stop) = self.stop_control.take() {
             let _ = stop.send(true);
         }

@@ -60,7 +60,7 @@ impl Hub {
     /// members. A job whose last state is being saved is not forgotten. Returns the models, and the next steps of the hub's
     /// stop.
     pub(crate) fn sweep(&mut self, now: Instant) -> (Vec<Model>, Vec<StopStep>) {
-        let Hub { jobs, tokens, end: End { untold, .. }, settings, .. } = self;
+        let Hub { jobs, tokens, end: End { unnotified, .. }, settings, .. } = self;
         let models = jobs.values_mut().filter(|job| !job.is_kept()).filter_map(Job::forget_model).collect();
         jobs.retain(|_, job| job.is_kept() || job.life.failed_at().is_some_and(|at| now - at < KEEP_FAILED));
         let failed = jobs.iter().filter(|(_, job)| !job.is_kept());
@@ -70,7 +70,7 @@ impl Hub {
         let beyond = failed.len().saturating_sub(settings.jobs_limit);
         failed[..beyond].iter().for_each(|(_, id)| drop(jobs.remove(id)));
         tokens.sweep(|job| jobs.contains_key(&job), now);
-        untold.retain(|(job, _)| jobs.contains_key(job));
+        unnotified.retain(|(job, _)| jobs.contains_key(job));
         (models, Stopping { hub: self, now }.time_passes())
     }
 }
@@ -85,9 +85,9 @@ pub struct End {
     /// The stop of the hub.
     pub(super) stop: Stop,
     /// The members that must still be notified that the hub stops.
-    pub(crate) untold: HashSet<(JobId, u32)>,
+    pub(crate) unnotified: HashSet<(JobId, u32)>,
     /// The failed jobs whose failure must still be reported to the hubs above.
-    pub(crate) untold_above: HashSet<JobId>,
+    pub(crate) unnotified_above: HashSet<JobId>,
 }
 
 impl End {
@@ -113,13 +113,13 @@ impl End {
 
     /// Whether the hubs above must still be notified that this job failed.
     pub fn tells_above(&self, job: JobId) -> bool {
-        self.untold_above.contains(&job)
+        self.unnotified_above.contains(&job)
     }
 
     /// Whether a member must still be notified that the hub stops, or the hubs above must still be notified that a job
     /// failed.
-    pub fn has_untold(&self) -> bool {
-        !self.untold.is_empty() || !self.untold_above.is_empty()
+    pub fn has_unnotified(&self) -> bool {
+        !self.unnotified.is_empty() || !self.unnotified_above.is_empty()
     }
 
     /// Forgets a job that has ended, because all workers have left it.

@@ -54,7 +54,7 @@ impl Hub {
         let pass = lead.and_then(|(_, pass)| pass).unwrap_or_else(|| job.hubs.next_pass(saves));
         job.add_member(rank, pass.worker, relinks, from, now);
         if let Some(round) = reached {
-            job.life.worker_has_reached(rank, round, &mut job.news);
+            job.life.note_worker_reached(rank, round, &mut job.news);
         }
         Ok((id, pass))
     }

@@ -128,10 +128,10 @@ impl Stopping<'_> {
             return Vec::new();
         }
         end.stop.stage = Stage::Fails(self.now);
-        let untold = &mut end.untold;
+        let unnotified = &mut end.unnotified;
         let living = jobs.iter().filter(|(_, job)| !job.life.failed());
         let living = living.map(|(&id, job)| {
-            untold.extend(job.members.present().map(|(rank, _)| (id, rank)));
+            unnotified.extend(job.members.present().map(|(rank, _)| (id, rank)));
             id
         });
         vec![StopStep::Fail(living.collect(), reason)]

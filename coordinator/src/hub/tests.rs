@@ -306,13 +306,13 @@ fn a_hub_that_stops_waits_for_its_members_and_for_the_hubs_above() {
     assert_eq!(hub.ask(input::Stop { reason: "again".into() }, now), [], "all have failed");
     hub.ask(input::Told { member: MemberOf { job: id, rank: 0 } }, now);
     hub.ask(input::ToldAbove { job: id }, now);
-    assert!(hub.end.has_untold(), "of a member");
+    assert!(hub.end.has_unnotified(), "of a member");
     hub.ask(input::Told { member: MemberOf { job: id, rank: 1 } }, now);
-    assert!(!hub.end.has_untold());
+    assert!(!hub.end.has_unnotified());
     hub.ask(input::TellAbove { job: id }, now);
-    assert!(hub.end.has_untold(), "the hubs above");
+    assert!(hub.end.has_unnotified(), "the hubs above");
     hub.ask(input::ToldAbove { job: id }, now);
-    assert!(!hub.end.has_untold());
+    assert!(!hub.end.has_unnotified());
     assert!(hub.fail(id, "a test", Blame::Job, false, now).is_none());
     assert_eq!(hub.counts.failed_jobs, 1);
 }

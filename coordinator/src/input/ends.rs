@@ -86,7 +86,7 @@ impl Request for Told {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.end.untold.remove(&(self.member.job, self.member.rank));
+        hub.end.unnotified.remove(&(self.member.job, self.member.rank));
     }
 }
 
@@ -102,7 +102,7 @@ impl Request for TellAbove {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.end.untold_above.insert(self.job);
+        hub.end.unnotified_above.insert(self.job);
     }
 }
 
@@ -118,6 +118,6 @@ impl Request for ToldAbove {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.end.untold_above.remove(&self.job);
+        hub.end.unnotified_above.remove(&self.job);
     }
 }

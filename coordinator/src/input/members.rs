@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Request;
 use crate::asker::Asker;
 use crate::hub::Hub;
-use crate::job::{self, Cause, Effect, Grant, MANY, Standing, TOLD_EVERY, undo_join};
+use crate::job::{self, Cause, Effect, Grant, MANY, REPORT_EVERY, Standing, undo_join};
 use crate::join::Join;
 use crate::links::MemberLink;
 use crate::refused::Refused;
@@ -167,7 +167,7 @@ impl Request for Ready {
         let Some(job) = hub.job_mut(id) else { return Ok(Vec::new()) };
         job.life.check_reached(rank, self.reached, &job.spec)?;
         if let Some(round) = self.reached {
-            job.life.worker_has_reached(rank, round, &mut job.news);
+            job.life.note_worker_reached(rank, round, &mut job.news);
         }
         let arrival = job.life.ready(rank, &mut job.members, &mut job.news);
         let effects = job.follows(arrival, now);
@@ -194,8 +194,8 @@ impl Request for Heard {
         let Some(job) = hub.job_mut(job) else { return Ok(None) };
         let Some(member) = job.members.get_mut(rank) else { return Ok(None) };
         let is_hub = job.spec.terms.level.members != Members::Workers;
-        member.hear(self.latest, is_hub, now)?;
-        Ok(is_hub.then(|| TOLD_EVERY * job.spec.terms.workers.div_ceil(MANY)))
+        member.note_heartbeat(self.latest, is_hub, now)?;
+        Ok(is_hub.then(|| REPORT_EVERY * job.spec.terms.workers.div_ceil(MANY)))
     }
 }
 

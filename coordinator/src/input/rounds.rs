@@ -144,7 +144,7 @@ impl Request for StoodStill {
 
     fn apply(self, hub: &mut Hub, now: Instant) {
         for job in hub.jobs.values_mut() {
-            job.members.iter_mut().for_each(|(_, member)| member.heard = now);
+            job.members.iter_mut().for_each(|(_, member)| member.last_heartbeat = now);
             job.cuts.stood_still(now);
             job.progress = Progress::new(now);
         }

@@ -123,7 +123,7 @@ impl Request for MachinesReached {
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
         let Job { life, spec, news, .. } = hub.running(self.job)?;
-        life.machines_have_reached(self.round, spec, news);
+        life.note_machine_reached(self.round, spec, news);
         Ok(())
     }
 }

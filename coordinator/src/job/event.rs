@@ -224,7 +224,7 @@ impl Job {
                 }
             }
             Event::HungUp(rank) => {
-                let why = self.members.get_mut(rank).and_then(|member| member.hangs_up(now));
+                let why = self.members.get_mut(rank).and_then(|member| member.note_hang_up(now));
                 if self.members.get(rank).is_some_and(Member::has_not_connected) && !self.life.failed() {
                     // If the member is alive, its next heartbeat may have arrived before this report. The news makes a
                     // living member send another heartbeat, which proves that it is alive.
@@ -249,7 +249,7 @@ impl Job {
 /// Returns the members that have been silent for longer than the limit, each with the cause and the reason.
 fn silent(job: &Job, limit: Duration, now: Instant) -> impl Iterator<Item = (u32, Cause, String)> {
     let silence = move |(rank, member): (u32, &Member)| {
-        let silence = Some(now - member.heard).filter(|&silence| silence > limit)?;
+        let silence = Some(now - member.last_heartbeat).filter(|&silence| silence > limit)?;
         let reason = format!(
             "{} was silent for {:.1} s, the limit is {:.1} s: the process hangs, was stopped, or was cut off",
             job.spec.spoken(rank),

@@ -51,7 +51,7 @@ use life::{Brought, Gathering};
 pub(crate) use members::undo_join;
 pub use members::{Arrival, Grant, LateLimits, Leave, Member, Ranks, Standing};
 pub(crate) use news::MANY;
-pub use news::{News, TOLD_EVERY};
+pub use news::{News, REPORT_EVERY};
 pub use numbers::Change;
 pub(crate) use numbers::forget_numbers;
 pub use parts::{AskedId, FollowId};
@@ -156,7 +156,7 @@ impl Job {
             Member {
                 standing: Standing::Joined { is_ready },
                 from,
-                heard: now,
+                last_heartbeat: now,
                 latest: None,
                 transport: None,
                 links: Vec::new(),

@@ -13,15 +13,15 @@ use crate::asker::Asker;
 
 /// The interval at which a hub reports its late worker to the hubs above. After this time, the hubs above answer a
 /// heartbeat of the hub even without news. If there are many hubs below, they answer after a longer time.
-pub const TOLD_EVERY: Duration = Duration::from_secs(1);
+pub const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// The largest number of members for which a hub can answer each heartbeat once in every [`TOLD_EVERY`].
+/// The largest number of members for which a hub can answer each heartbeat once in every [`REPORT_EVERY`].
 pub(crate) const MANY: u32 = 64;
 
 /// The news of a job. Each change that members must know raises the version.
 #[derive(Clone, Debug)]
 pub struct News {
-    told: HeartbeatReply,
+    reply: HeartbeatReply,
     /// The number of the job's workers.
     workers: u32,
     /// The version in which the job last changed its state: it began to wait for members, began to run, or failed.
@@ -33,7 +33,7 @@ pub struct News {
 impl News {
     /// Creates the news of a job that begins.
     pub(super) fn new(state: JobState, workers: u32) -> Self {
-        let told = HeartbeatReply {
+        let reply = HeartbeatReply {
             version: 1,
             state,
             members: Vec::new(),
@@ -43,17 +43,17 @@ impl News {
             lost: 0,
             refused: None,
         };
-        News { told, workers, turned: 1, edition: 0 }
+        News { reply, workers, turned: 1, edition: 0 }
     }
 
     /// Returns the current news.
     pub fn now(&self) -> &HeartbeatReply {
-        &self.told
+        &self.reply
     }
 
     /// Whether there is news after this version.
     pub fn is_after(&self, version: u64) -> bool {
-        self.told.version > version
+        self.reply.version > version
     }
 
     /// Whether the job has begun or failed after this version. Members are notified of these changes at once.
@@ -61,13 +61,13 @@ impl News {
         self.turned > version
     }
 
-    /// Returns how long the hub collects more news before it answers a heartbeat. The time is at most `TOLD_EVERY`, so that a
+    /// Returns how long the hub collects more news before it answers a heartbeat. The time is at most `REPORT_EVERY`, so that a
     /// living member sends its next heartbeat in time. If the hub announced each join to all members at once, 1024 joins would
     /// need half a million answers.
     pub fn collects_for(&self) -> Duration {
-        match self.told.state {
-            JobState::Gathering { .. } => TOLD_EVERY * self.workers.min(MANY) / MANY,
-            _ => TOLD_EVERY * self.workers / MAX_WORKERS,
+        match self.reply.state {
+            JobState::Gathering { .. } => REPORT_EVERY * self.workers.min(MANY) / MANY,
+            _ => REPORT_EVERY * self.workers / MAX_WORKERS,
         }
     }
 
@@ -85,7 +85,7 @@ impl News {
     }
 
     /// Notes the round that a worker of any machine had reached when it lost a hub.
-    pub(super) fn has_reached(&mut self, life: &Life, round: Round) {
+    pub(super) fn note_reached(&mut self, life: &Life, round: Round) {
         self.tell(life, |news| news.reached = news.reached.max(Some(round)));
     }
 
@@ -99,9 +99,9 @@ impl News {
     }
 
     /// Notes which workers delay the rounds. Returns whether these workers have changed.
-    pub(super) fn held_up_by(&mut self, late: Vec<Late>) -> bool {
+    pub(super) fn note_held_up_by(&mut self, late: Vec<Late>) -> bool {
         let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
-        let is_news = who(&late) != who(&self.told.held_up_by);
+        let is_news = who(&late) != who(&self.reply.held_up_by);
         match is_news {
             true => self.change(|news| news.held_up_by = late),
             false => self.correct(|news| news.held_up_by = late),
@@ -111,17 +111,17 @@ impl News {
 
     /// Changes the news, with a new version for the members.
     fn change(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
-        let before = discriminant(&self.told.state);
+        let before = discriminant(&self.reply.state);
         self.correct(change);
-        self.told.version += 1;
-        if discriminant(&self.told.state) != before {
-            self.turned = self.told.version;
+        self.reply.version += 1;
+        if discriminant(&self.reply.state) != before {
+            self.turned = self.reply.version;
         }
     }
 
     /// Changes the news without a new version. Members see the change together with the next version.
     fn correct(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
-        change(&mut self.told);
+        change(&mut self.reply);
         self.edition += 1;
     }
 }

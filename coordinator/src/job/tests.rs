@@ -250,8 +250,8 @@ fn a_job_that_waits_for_machines_says_so_once() {
 fn a_worker_that_was_far_ahead_begins_with_no_round_beyond_the_last() {
     let mut job = of_two(OnLoss::Continue, Members::Workers);
     Arc::make_mut(&mut job.spec.terms).level.consistency = Consistency::Asp;
-    job.life.worker_has_reached(0, Round(1), &mut job.news);
-    job.life.worker_has_reached(1, Round::LIMIT, &mut job.news);
+    job.life.note_worker_reached(0, Round(1), &mut job.news);
+    job.life.note_worker_reached(1, Round::LIMIT, &mut job.news);
     job.first_round = Round(10);
     assert_eq!(job.life.ahead(&job.spec, job.first_round), [0, Round::LIMIT.0 - 10]);
 }
@@ -262,7 +262,7 @@ fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
     Arc::make_mut(&mut job.spec.terms).level.consistency = Consistency::Asp;
     for (rank, reached) in [(0, 15), (1, 18)] {
         attach(&mut job, rank);
-        job.life.worker_has_reached(rank, Round(reached), &mut job.news);
+        job.life.note_worker_reached(rank, Round(reached), &mut job.news);
     }
     job.first_round = Round(10);
     assert_eq!(job.life.ahead(&job.spec, job.first_round), [0, 3]);
@@ -272,7 +272,7 @@ fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
     let members: Vec<u32> = job.news.now().members.iter().map(|member| member.from.0).collect();
     assert_eq!(members, [10, 13]);
     // A newcomer reports the round that it had reached, and begins with the round of the other workers.
-    job.life.worker_has_reached(1, Round(20), &mut job.news);
+    job.life.note_worker_reached(1, Round(20), &mut job.news);
     assert!(job.life.ahead(&job.spec, job.first_round).is_empty());
     assert_eq!(job.news.now().reached, Some(Round(20)));
 }
@@ -304,7 +304,7 @@ fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
     let mut job = running();
     job.members.get_mut(1).unwrap().transport = Some(Transport::Tcp);
     job.handle(Event::HungUp(1), Instant::now());
-    job.members.get_mut(1).unwrap().hear(None, false, Instant::now()).unwrap();
+    job.members.get_mut(1).unwrap().note_heartbeat(None, false, Instant::now()).unwrap();
     assert_eq!(link_ends(&mut job), [Effect::DropLinks(1, None)]);
     assert_eq!(link_ends(&mut job), [], "the ends of its other links are no news");
     assert!(is_lost(&job.handle(Event::HungUp(1), Instant::now())));
@@ -320,12 +320,12 @@ fn a_member_that_hangs_up_before_it_connects_is_lost_soon_unless_it_sends_a_hear
     }
     assert!(job.news.now().version > version, "the news makes a living member send a heartbeat");
     assert_eq!(job.handle(swept.clone(), now), [], "it has some time for that");
-    let heard = job.members.get(1).unwrap().heard;
-    job.members.get_mut(1).unwrap().heard = later;
-    job.members.get_mut(0).unwrap().heard = later;
+    let last_heartbeat = job.members.get(1).unwrap().last_heartbeat;
+    job.members.get_mut(1).unwrap().last_heartbeat = later;
+    job.members.get_mut(0).unwrap().last_heartbeat = later;
     assert_eq!(job.handle(swept.clone(), later), [], "the hub was suspended");
-    job.members.get_mut(1).unwrap().heard = heard;
-    job.members.get_mut(0).unwrap().hear(None, false, later).unwrap();
+    job.members.get_mut(1).unwrap().last_heartbeat = last_heartbeat;
+    job.members.get_mut(0).unwrap().note_heartbeat(None, false, later).unwrap();
     let [Effect::Lost { rank: 1, cause: Cause::Link, reason, .. }, Effect::Fail(..)] =
         &job.handle(swept, later)[..]
     else {
@@ -358,7 +358,7 @@ fn a_join_whose_client_has_no_answer_does_not_count() {
 fn a_member_is_silent_for_as_long_as_the_limit() {
     let mut job = running();
     let (begun, limit) = (Instant::now(), Duration::from_secs(30));
-    job.members.get_mut(0).unwrap().hear(None, false, begun + limit).unwrap();
+    job.members.get_mut(0).unwrap().note_heartbeat(None, false, begun + limit).unwrap();
     assert_eq!(job.handle(Event::Swept(limit), begun), []);
     let lost = job.handle(Event::Swept(limit), begun + limit + Duration::from_secs(1));
     let [Effect::Lost { rank: 1, cause: Cause::Silent, reason: why, .. }, ..] = &lost[..] else {

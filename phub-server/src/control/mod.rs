@@ -304,7 +304,7 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     waiting.is_answered = true;
     let reply = news.borrow().now().clone();
     if matches!(reply.state, JobState::Failed { .. }) {
-        desk.registry.told(&job, &token);
+        desk.registry.note_notified(&job, &token);
     }
     done(&reply)
 }

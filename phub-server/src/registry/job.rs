@@ -67,7 +67,7 @@ pub(crate) struct Job {
     /// The last rounds, as the cores reported them.
     pub last_rounds: LastRounds,
     /// The news that was published last.
-    pub told: watch::Sender<News>,
+    pub published: watch::Sender<News>,
 }
 
 impl Job {
@@ -93,16 +93,16 @@ impl Job {
             wait_for_last: WaitForLast::default(),
             round: Round(0),
             last_rounds: LastRounds::default(),
-            told: watch::Sender::new(state.news.clone()),
+            published: watch::Sender::new(state.news.clone()),
         }
     }
 
     /// Publishes the news, if it has changed.
     pub fn publish(&mut self, state: &coordinator::Job) {
-        if self.told.borrow().edition() != state.news.edition() {
-            self.told.send_if_modified(|told| {
-                let is_news = state.news.is_after(told.now().version);
-                told.clone_from(&state.news);
+        if self.published.borrow().edition() != state.news.edition() {
+            self.published.send_if_modified(|published| {
+                let is_news = state.news.is_after(published.now().version);
+                published.clone_from(&state.news);
                 is_news
             });
         }

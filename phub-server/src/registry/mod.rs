@@ -129,7 +129,7 @@ pub(crate) struct Registry {
     meetings: Meetings,
     inner: Mutex<Inner>,
     /// The signal that a worker, or the hubs above, have got the reason of the stop.
-    told: Condvar,
+    stop_notified: Condvar,
     /// The signal that a rank, a name or a snapshot's memory is free, or that a job was made or could not be
     /// made. It wakes all waiting tasks. A task creates its `notified` future before it checks the state. So
     /// the task misses no wake-up between the check and the wait.
@@ -202,7 +202,7 @@ impl Registry {
             up,
             meetings: Meetings::default(),
             inner: Mutex::new(Inner::new(decides, recorder)),
-            told: Condvar::new(),
+            stop_notified: Condvar::new(),
             freed: Arc::default(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
@@ -267,11 +267,11 @@ impl Registry {
     ) -> Result<(watch::Receiver<News>, Duration), Refusal> {
         let mut inner = self.lock();
         let (member, (state, job)) = inner.member(name, token)?;
-        let (told, who) = (job.told.subscribe(), state.spec.spoken(member.rank));
+        let (news, who) = (job.published.subscribe(), state.spec.spoken(member.rank));
         let hold = inner.ask(Heard { member, latest }).map_err(|why| {
             Refusal::bad(format!("job {name:?}: {who} sent a heartbeat with an impossible `latest`: {why}"))
         })?;
-        Ok((told, hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
+        Ok((news, hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
 }
 

@@ -112,19 +112,19 @@ impl Registry {
     }
 
     /// Notes that the hub answers a worker's heartbeat with the failure of its job.
-    pub fn told(&self, job: &str, token: &str) {
+    pub fn note_notified(&self, job: &str, token: &str) {
         let mut inner = self.lock();
         let member = inner.member(job, token).map(|(member, _)| member);
         if let Ok(member) = member {
             inner.ask(Told { member });
-            self.told.notify_all();
+            self.stop_notified.notify_all();
         }
     }
 
     /// Waits until all workers and the hubs above know that the hub stops. A dead worker sends no heartbeat,
     /// so the wait has a limit.
-    pub fn wait_until_all_told(&self, limit: Duration) {
+    pub fn wait_until_all_notified(&self, limit: Duration) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.told.wait_timeout_while(inner, limit, |inner| inner.hub().end().has_untold()));
+        drop(self.stop_notified.wait_timeout_while(inner, limit, |inner| inner.hub().end().has_unnotified()));
     }
 }

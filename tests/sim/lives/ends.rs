@@ -37,7 +37,7 @@ impl Life {
         for hub in &mut self.job.hubs.hubs {
             assert!(hub.failure().is_some(), "members hear nothing: {:?}", hub.heard());
             (0..WORKERS).for_each(|rank| hub.answers(rank));
-            assert!(!hub.has_untold(), "the hub waits until its members hear that it stops");
+            assert!(!hub.has_unnotified(), "the hub waits until its members hear that it stops");
             hub.forget();
         }
         self.check_last_state();

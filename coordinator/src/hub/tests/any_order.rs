@@ -361,7 +361,7 @@ impl Driven {
             let of_member = |&&(_, _, of): &&(Token, _, _)| of == member;
             let is_served = self.given.iter().filter(of_member).any(serves);
             let member = (member.job, member.rank);
-            assert!(is_served || !hub.end.untold.contains(&member), "{member:?} can be told");
+            assert!(is_served || !hub.end.unnotified.contains(&member), "{member:?} can be told");
             if let Ok(owner) = hub.tokens.owner(token) {
                 assert!(owner == member && hub.job(member.0).is_some(), "{member:?} is there");
             }
@@ -373,7 +373,7 @@ impl Driven {
         for (_, _, member) in self.given.clone() {
             self.ask(Told { member });
         }
-        assert!(!self.hub.end.has_untold(), "all are told");
+        assert!(!self.hub.end.has_unnotified(), "all are told");
         Vec::from_iter(self.reserved.keys().copied()).into_iter().for_each(|name| self.release(name));
         std::mem::take(&mut self.reads).into_iter().for_each(|bytes| self.ask(EndJoin { bytes }));
         assert!(self.hub.has_stopped(), "nothing is left to be saved");

@@ -72,7 +72,7 @@ impl Job {
         }
         // If no worker of this hub is late, the late workers are the workers for which the hubs above wait.
         let late = if late.is_empty() { above } else { late };
-        Vec::from_iter(self.news.held_up_by(late).then_some(Effect::HeldUp))
+        Vec::from_iter(self.news.note_held_up_by(late).then_some(Effect::HeldUp))
     }
 }
 

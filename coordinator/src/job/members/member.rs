@@ -45,7 +45,7 @@ pub struct Member {
     /// The client that joined.
     pub(crate) from: Option<Asker>,
     /// The time of the member's last heartbeat.
-    pub heard: Instant,
+    pub last_heartbeat: Instant,
     /// The late worker below this member, from the member's last report, if the member is a hub.
     pub latest: Option<Latest>,
     /// The transport of the member's links, once it has links.
@@ -98,7 +98,7 @@ pub struct Unlinked {
     pub why: String,
     since: Instant,
     /// The time at which the hub sent the member news, to see whether the member is alive.
-    told: Option<Instant>,
+    notified: Option<Instant>,
     relink: Relink,
 }
 
@@ -121,7 +121,7 @@ impl Member {
     pub(super) fn describe(&self, rank: u32, now: Instant) -> MemberReply {
         MemberReply {
             rank,
-            silent_ms: (now - self.heard).as_millis() as u64,
+            silent_ms: (now - self.last_heartbeat).as_millis() as u64,
             address: self.from.as_ref().map(|from| from.address.to_string()),
             host: self.from.as_ref().and_then(|from| from.host.as_deref().map(str::to_owned)),
             transport: self.transport.map(|transport| transport.to_string()),
@@ -144,7 +144,7 @@ impl Member {
     }
 
     /// Notes that the member's heartbeat ended without an answer. If the member has no links, returns why it is lost.
-    pub(crate) fn hangs_up(&mut self, now: Instant) -> Option<String> {
+    pub(crate) fn note_hang_up(&mut self, now: Instant) -> Option<String> {
         self.hung_up = Some(now);
         self.standing.why_unlinked().map(str::to_owned)
     }
@@ -157,7 +157,7 @@ impl Member {
     /// Whether the member died before it connected: a heartbeat ended without an answer, and the member has sent no heartbeat
     /// since. If the hub was suspended, the time counts from the end of the suspension.
     pub(crate) fn is_dead_before_links(&self, now: Instant) -> bool {
-        let is_due = |hung_up: Instant| now - hung_up.max(self.heard) > LIVES_WITHIN;
+        let is_due = |hung_up: Instant| now - hung_up.max(self.last_heartbeat) > LIVES_WITHIN;
         self.has_not_connected() && self.hung_up.is_some_and(is_due)
     }
 }
@@ -253,7 +253,7 @@ impl Standing {
             _ => return None,
         };
         let relink = Relink::Dropping { cores };
-        *self = Standing::Unlinked(Unlinked { why: why.to_owned(), since: now, told: None, relink });
+        *self = Standing::Unlinked(Unlinked { why: why.to_owned(), since: now, notified: None, relink });
         token
     }
 
@@ -325,16 +325,17 @@ impl Unlinked {
         !matches!(self.relink, Relink::Dropping { cores: 1.. })
     }
 
-    /// Whether the hub must send news now, which a living member answers. Returns true only once.
-    pub(crate) fn is_to_be_told(&mut self, now: Instant) -> bool {
-        let is_time = self.told.is_none() && now - self.since > DIES_WITHIN;
-        self.told = self.told.or(is_time.then_some(now));
+    /// Notes that the hub sends news now, which a living member answers. Returns false if the news is not due yet, or was
+    /// sent before.
+    pub(crate) fn notify_if_due(&mut self, now: Instant) -> bool {
+        let is_time = self.notified.is_none() && now - self.since > DIES_WITHIN;
+        self.notified = self.notified.or(is_time.then_some(now));
         is_time
     }
 
-    /// Whether a member without links is dead: it has sent no heartbeat since the hub sent news. `heard` is the time of the
-    /// member's last heartbeat.
-    pub fn is_dead(&self, heard: Instant, now: Instant) -> bool {
-        self.told.is_some_and(|told| heard < told && now - told > LIVES_WITHIN)
+    /// Whether a member without links is dead: it has sent no heartbeat since the hub sent news. `last_heartbeat` is the
+    /// time of the member's last heartbeat.
+    pub fn is_dead(&self, last_heartbeat: Instant, now: Instant) -> bool {
+        self.notified.is_some_and(|notified| last_heartbeat < notified && now - notified > LIVES_WITHIN)
     }
 }

@@ -17,8 +17,8 @@ mod leaving;
 mod loss;
 mod member;
 mod ranks;
-mod reached;
 mod relink;
+mod rounds_reached;
 
 pub use arriving::Arrival;
 pub use late::LateLimits;

@@ -26,7 +26,12 @@ impl Member {
     ///
     /// # Errors
     /// Returns the fault of the report, in words.
-    pub(crate) fn hear(&mut self, latest: Option<Latest>, is_hub: bool, now: Instant) -> Result<(), String> {
+    pub(crate) fn note_heartbeat(
+        &mut self,
+        latest: Option<Latest>,
+        is_hub: bool,
+        now: Instant,
+    ) -> Result<(), String> {
         match &latest {
             Some(_) if !is_hub => {
                 return Err(
@@ -37,7 +42,7 @@ impl Member {
             Some(latest) => latest.check()?,
             None => {}
         }
-        (self.heard, self.hung_up, self.latest) = (now, None, latest);
+        (self.last_heartbeat, self.hung_up, self.latest) = (now, None, latest);
         Ok(())
     }
 }
@@ -99,10 +104,10 @@ impl Ranks {
     /// that a living member without links answers with a new heartbeat.
     pub(crate) fn unlinked_dead(&mut self, life: &Life, news: &mut News, now: Instant) -> Vec<(u32, String)> {
         let (mut dead, mut is_news) = (Vec::new(), false);
-        for (rank, Member { standing, heard, .. }) in self.iter_mut() {
+        for (rank, Member { standing, last_heartbeat, .. }) in self.iter_mut() {
             let Some(unlinked) = standing.unlinked() else { continue };
-            is_news |= unlinked.is_to_be_told(now);
-            if unlinked.is_dead(*heard, now) {
+            is_news |= unlinked.notify_if_due(now);
+            if unlinked.is_dead(*last_heartbeat, now) {
                 dead.push((rank, unlinked.why.clone()));
             }
         }

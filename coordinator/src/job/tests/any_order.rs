@@ -152,7 +152,7 @@ impl Hub {
             Event::HangsUp(rank) => self.handles(job::Event::HungUp(rank)),
             Event::Heartbeat(rank) => {
                 let member = self.job.members.get_mut(rank).into_iter();
-                member.for_each(|member| assert_eq!(member.hear(None, false, now), Ok(())));
+                member.for_each(|member| assert_eq!(member.note_heartbeat(None, false, now), Ok(())));
             }
             Event::Lose(rank) => {
                 let effects = self.job.lose(rank, Cause::Other, "a test");

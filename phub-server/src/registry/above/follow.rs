@@ -3,7 +3,7 @@
 
 use std::pin::pin;
 
-use coordinator::TOLD_EVERY;
+use coordinator::REPORT_EVERY;
 use coordinator::input::{MachinesReached, MissMachines};
 use membership::{MemberError, Missing};
 use pbox_core::control::{MeetReply, MeetRequest, RefusalCode};
@@ -66,7 +66,7 @@ impl Registry {
     pub(crate) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
         let registry = self.me.clone();
         self.runtime.spawn(async move {
-            let mut ticks = tokio::time::interval(TOLD_EVERY);
+            let mut ticks = tokio::time::interval(REPORT_EVERY);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while registry.upgrade().is_some_and(|registry| registry.lives_above(id)) {
                 tokio::select! {

@@ -60,21 +60,21 @@ impl Registry {
             above.fail(&reason, blame);
             drop(above);
             if let Some(registry) = registry.upgrade() {
-                registry.told_above(&mut registry.lock(), id);
+                registry.note_notified_above(&mut registry.lock(), id);
             }
         };
         if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(guarded(tell)) {
             tracing::warn!(%error, "cannot start a thread that reports the job's failure to the hubs above");
-            self.told_above(inner, id);
+            self.note_notified_above(inner, id);
         }
     }
 
-    fn told_above(&self, inner: &mut Inner, id: JobId) {
+    fn note_notified_above(&self, inner: &mut Inner, id: JobId) {
         if let Some((_, job)) = inner.job(id) {
             self.command(job, || Command::RemoveJob { job: id });
         }
         inner.ask(ToldAbove { job: id });
-        self.told.notify_all();
+        self.stop_notified.notify_all();
         self.freed.notify_waiters(); // joins may be waiting for the job's name at the hubs above
     }
 

@@ -133,9 +133,9 @@ impl Control {
 
     /// Notes that the hubs above have been notified of the failure.
     pub fn told_above(&mut self) {
-        assert!(self.has_untold(), "the hubs above must be notified");
+        assert!(self.has_unnotified(), "the hubs above must be notified");
         self.ask(ToldAbove { job: self.id });
-        assert!(!self.has_untold());
+        assert!(!self.has_unnotified());
     }
 
     /// Forgets the job some time after its failure. From then on, no token is valid.
@@ -216,8 +216,8 @@ impl Control {
     }
 
     /// Whether somebody must still be notified that the job has failed.
-    pub fn has_untold(&self) -> bool {
-        self.hub.end().has_untold()
+    pub fn has_unnotified(&self) -> bool {
+        self.hub.end().has_unnotified()
     }
 
     /// Compares the digest of a member's weights before a round with the digests of the other members.

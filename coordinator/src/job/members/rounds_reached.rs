@@ -9,18 +9,18 @@ use crate::refused::Refused;
 impl Life {
     /// Notes that a worker of some machine had reached this round when it lost a hub. Ignores the round if machines
     /// step alone (SSP, ASP), because then they have no common round.
-    pub(crate) fn machines_have_reached(&self, round: Round, spec: &JobSpec, news: &mut News) {
+    pub(crate) fn note_machine_reached(&self, round: Round, spec: &JobSpec, news: &mut News) {
         if spec.terms.level.consistency == Consistency::Bsp {
-            news.has_reached(self, round);
+            news.note_reached(self, round);
         }
     }
 
     /// Notes that a member of this hub had reached this round when it lost the hub.
-    pub(crate) fn worker_has_reached(&mut self, rank: u32, round: Round, news: &mut News) {
+    pub(crate) fn note_worker_reached(&mut self, rank: u32, round: Round, news: &mut News) {
         if let Some(gathering) = self.gathering_mut() {
             gathering.reached[rank as usize] = Some(round);
         }
-        news.has_reached(self, round);
+        news.note_reached(self, round);
     }
 
     /// Checks the round that a member of this hub had reached when it lost the hub, as the member reports it. With SSP, the
