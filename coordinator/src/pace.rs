@@ -27,8 +27,8 @@ pub struct LastRounds {
 }
 
 impl LastRounds {
-    /// Whether it is time to ask the cores again. If so, counts the cores as asked.
-    pub fn is_to_be_asked(&mut self, now: Instant) -> bool {
+    /// Notes that the cores are asked again, if it is time to ask them. Returns false otherwise.
+    pub fn mark_asked_if_due(&mut self, now: Instant) -> bool {
         let is_stale = self.asked.is_none_or(|at| now - at > FRESH);
         self.asked = if is_stale { Some(now) } else { self.asked };
         is_stale

@@ -117,13 +117,13 @@ impl Tokens {
     }
 
     /// Notes that a member has left by a request with this token. Withdraws the member's other tokens.
-    pub(crate) fn left(&mut self, owner: Owner, by: Token, now: Instant) {
+    pub(crate) fn note_left(&mut self, owner: Owner, by: Token, now: Instant) {
         self.withdraw_all(owner);
         self.all.insert(by, State::Served(Unserved::Left, now + KEEP_FAILED));
     }
 
     /// Notes that a member was lost, for this reason.
-    pub(crate) fn lost(&mut self, owner: Owner, why: &str, now: Instant) {
+    pub(crate) fn note_lost(&mut self, owner: Owner, why: &str, now: Instant) {
         for token in self.withdraw_all(owner) {
             self.all.insert(token, State::Served(Unserved::Lost(why.to_owned()), now + KEEP_FAILED));
         }
@@ -185,7 +185,7 @@ mod tests {
     fn a_lost_member_hears_why_with_each_token_until_the_time_is_over() {
         let (mut tokens, now) = (of_two(), Instant::now());
         let why = || Err(Unserved::Lost("it died".into()));
-        tokens.lost(MEMBER, "it died", now);
+        tokens.note_lost(MEMBER, "it died", now);
         tokens.withdraw(Token([1; 16]));
         tokens.sweep(|_| true, now + KEEP_FAILED / 2);
         assert_eq!([1, 2, 3].map(|token| owner(&tokens, token)), [why(), why(), Ok(OTHER)]);
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn a_member_leaves_by_one_token() {
         let (mut tokens, now) = (of_two(), Instant::now());
-        tokens.left(MEMBER, Token([1; 16]), now);
+        tokens.note_left(MEMBER, Token([1; 16]), now);
         assert_eq!([1, 2].map(|token| owner(&tokens, token)), [Err(Unserved::Left), Err(Unserved::Unknown)]);
         tokens.sweep(|job| job != JobId(1), now + KEEP_FAILED);
         assert_eq!(
@@ -224,8 +224,8 @@ mod tests {
                         tokens.give(Token([token; 16]), MEMBER);
                     }
                     1 if token != 3 => tokens.withdraw(Token([token; 16])),
-                    2 => tokens.lost(MEMBER, "it died", now),
-                    3 if tokens.owner(Token([token; 16])) == Ok(MEMBER) => tokens.left(MEMBER, Token([token; 16]), now),
+                    2 => tokens.note_lost(MEMBER, "it died", now),
+                    3 if tokens.owner(Token([token; 16])) == Ok(MEMBER) => tokens.note_left(MEMBER, Token([token; 16]), now),
                     _ => {
                         now += Duration::from_secs(seconds);
                         tokens.sweep(|_| true, now);

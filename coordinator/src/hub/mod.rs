@@ -202,12 +202,12 @@ impl Hub {
                 Effect::Lost { cause: Cause::Late, .. } => lost.late += 1,
                 Effect::Lost { cause: Cause::HubLost | Cause::Other, .. } => lost.other += 1,
                 Effect::LastOver(saved) => {
-                    self.job_mut(id).into_iter().for_each(|job| job.checkpoints.has_last_state(saved));
+                    self.job_mut(id).into_iter().for_each(|job| job.checkpoints.note_last_state(saved));
                     if saved.is_ok() {
                         self.end.forget(id);
                     }
                 }
-                Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
+                Effect::Forget(rank, why) => self.tokens.note_lost((id, *rank), why, now),
                 // A connection with this token may be in progress, and its links are lost, too. So the token is
                 // withdrawn.
                 Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),

@@ -88,7 +88,7 @@ fn run(job: &mut Job) {
         job.members.connect(rank, Token([0; 16]), "job").unwrap();
         job.attached(rank);
     }
-    job.take_part(&[0, 1], Round(0));
+    job.let_take_part(&[0, 1], Round(0));
 }
 
 fn fail(hub: &mut Hub, id: JobId, now: Instant) {
@@ -264,7 +264,7 @@ fn a_worker_that_joins_behind_the_last_leave_has_no_token_when_the_job_has_ended
     }
     run(hub.job_mut(id).unwrap());
     assert_eq!(leave(&mut hub, id, 1, now), Leave::Left);
-    hub.job_mut(id).unwrap().removed(1);
+    hub.job_mut(id).unwrap().note_removed(1);
     assert_eq!(leave(&mut hub, id, 0, now), Leave::Last);
     join(&mut hub, "job", 1, Token([2; 16]), now).unwrap();
     hub.ask(input::End { job: id }, now);

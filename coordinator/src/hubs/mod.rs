@@ -233,7 +233,7 @@ impl Hubs {
     }
 
     /// Notes which files a hub has now.
-    pub(crate) fn has_files(&mut self, hub: u32, rounds: Vec<Round>) {
+    pub(crate) fn note_files(&mut self, hub: u32, rounds: Vec<Round>) {
         if hub == self.share.hub {
             self.rounds.clone_from(&rounds);
         }

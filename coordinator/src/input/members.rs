@@ -54,7 +54,7 @@ impl Request for CountJoin {
         let Some(why) = self.refused else { return hub.counts.joins += 1 };
         hub.counts.refused_joins += 1;
         if let Some(job) = hub.names.job(&self.name).and_then(|id| hub.job_mut(id)) {
-            job.news.refused(&job.life, self.rank, self.from.as_ref(), &why);
+            job.news.note_refused(&job.life, self.rank, self.from.as_ref(), &why);
         }
     }
 }
@@ -275,7 +275,7 @@ impl Request for Leave {
         let Some(of) = hub.job_mut(job) else { return job::Leave::Nothing };
         let leave = of.leave(rank, LeftAt { round: self.round, behind: self.behind });
         if matches!(leave, job::Leave::Left | job::Leave::Last) {
-            self.token.into_iter().for_each(|token| hub.tokens.left((job, rank), token, now));
+            self.token.into_iter().for_each(|token| hub.tokens.note_left((job, rank), token, now));
         }
         leave
     }

@@ -25,7 +25,7 @@ impl Request for Offer {
     type Answer = Result<bool, String>;
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.job_mut(self.job).map_or(Ok(false), |job| job.state_offered(self.steps))
+        hub.job_mut(self.job).map_or(Ok(false), |job| job.note_state_offered(self.steps))
     }
 }
 
@@ -46,7 +46,7 @@ impl Request for Wanted {
 
     fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
         let job = hub.running(self.job)?;
-        let arrival = job.life.state_wanted((self.before, self.bytes), &job.members, &mut job.news);
+        let arrival = job.life.note_state_wanted((self.before, self.bytes), &job.members, &mut job.news);
         let effects = job.follows(arrival, now);
         Ok(hub.noted(self.job, effects, now))
     }
@@ -65,7 +65,7 @@ impl Request for Comes {
     type Answer = Option<(Round, u64)>;
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.job_mut(self.job).and_then(|job| job.life.state_comes())
+        hub.job_mut(self.job).and_then(|job| job.life.note_state_arriving())
     }
 }
 
@@ -145,7 +145,7 @@ impl Request for HasFiles {
 
     fn apply(self, hub: &mut Hub, _: Instant) {
         if let Ok(job) = hub.running(self.job) {
-            job.hubs.has_files(self.hub, self.rounds);
+            job.hubs.note_files(self.hub, self.rounds);
         }
     }
 }

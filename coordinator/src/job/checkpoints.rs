@@ -104,7 +104,7 @@ impl Checkpoints {
     }
 
     /// Notes the result of saving the job's last state.
-    pub(crate) fn has_last_state(&mut self, saved: &Result<Option<CheckpointReply>, String>) {
+    pub(crate) fn note_last_state(&mut self, saved: &Result<Option<CheckpointReply>, String>) {
         match saved {
             Ok(Some(reply)) => self.last = Some(reply.clone()),
             Ok(None) => {}

@@ -203,13 +203,13 @@ impl Job {
             }
             Event::Freed(core) => Saving { job: self, now }.freed(core),
             Event::Part { follow, hub, said } => Saving { job: self, now }.part_is(follow, hub, said),
-            Event::Read(want) => Saving { job: self, now }.has_read(want),
+            Event::Read(want) => Saving { job: self, now }.end_read(want),
             Event::Removed(rank) => {
-                self.removed(rank);
+                self.note_removed(rank);
                 vec![Effect::Wake]
             }
             Event::Dropped(rank) => {
-                self.members.standing(rank).into_iter().for_each(Standing::dropped);
+                self.members.standing(rank).into_iter().for_each(Standing::note_dropped);
                 vec![Effect::Wake]
             }
             Event::LinkEnded { rank, reason, by_itself } => {

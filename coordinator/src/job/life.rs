@@ -3,7 +3,7 @@
 //! | state | event | next state |
 //! | --- | --- | --- |
 //! | (a free name) | a worker's join makes the job | `Gathering` |
-//! | `Gathering` | rank 0 offers a state; the job wants the state, or not; a wanted state arrives | `Gathering`, see [`Brought`] |
+//! | `Gathering` | rank 0 offers a state; the job wants it, or not; a wanted state arrives | `Gathering`, see [`StateOffer`] |
 //! | `Gathering` | a member has all that it needs to take part | `Gathering`, with fewer ranks missing |
 //! | `Gathering` | the hubs above name machines that are missing | `Gathering`, with these machines missing |
 //! | `Gathering` | a cut lets all members take part | `Running` |
@@ -37,17 +37,17 @@ pub enum Life {
     },
 }
 
-/// The wait for a state from rank 0, in a job that has not begun.
+/// The state that rank 0 offers to a job that has not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Brought {
-    /// The job does not wait for a state.
-    Nothing,
+pub(super) enum StateOffer {
+    /// There is no offer, or the job does not want the state.
+    None,
     /// Rank 0 has offered a state, and this hub asks the hubs above whether they want the state.
-    Offered,
+    Made,
     /// The job waits for the state before this round, which has this length in bytes.
-    Awaited(Round, u64),
+    Wanted(Round, u64),
     /// The state is arriving.
-    Coming,
+    Arriving,
 }
 
 /// A job that has not begun.
@@ -57,10 +57,10 @@ pub struct Gathering {
     pub(super) missing: Vec<u32>,
     /// The machines that are missing at the hubs above. Known once all ranks have joined this hub.
     pub(super) machines: Vec<u32>,
-    /// The wait for the state of rank 0.
-    pub(super) brought: Brought,
+    /// The state that rank 0 offers.
+    pub(super) offer: StateOffer,
     /// The number of steps that each key has made in rank 0's state, if rank 0 reports it.
-    pub(super) brought_steps: Vec<Option<u32>>,
+    pub(super) offered_steps: Vec<Option<u32>>,
     /// The round that each worker of this hub had reached when it lost a hub, by rank.
     pub(super) reached: Vec<Option<Round>>,
 }
@@ -71,8 +71,8 @@ impl Life {
         Life::Gathering(Gathering {
             missing: (0..workers).collect(),
             machines: Vec::new(),
-            brought: Brought::Nothing,
-            brought_steps: Vec::new(),
+            offer: StateOffer::None,
+            offered_steps: Vec::new(),
             reached: vec![None; workers as usize],
         })
     }

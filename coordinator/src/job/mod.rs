@@ -47,7 +47,7 @@ pub use event::{Blame, Cause, Effect, Event};
 use last::LastState;
 pub use last::{LastStep, LastStepped, Saved};
 pub use life::Life;
-use life::{Brought, Gathering};
+use life::{Gathering, StateOffer};
 pub(crate) use members::undo_join;
 pub use members::{Arrival, Grant, LateLimits, Leave, Member, Ranks, Standing};
 pub(crate) use news::MANY;
@@ -168,11 +168,11 @@ impl Job {
     }
 
     /// Lets these workers take part from round `from` on. Workers that have been lost by now do not take part.
-    pub(crate) fn take_part(&mut self, ranks: &[u32], from: Round) {
+    pub(crate) fn let_take_part(&mut self, ranks: &[u32], from: Round) {
         let (mut here, ahead) = (Vec::new(), self.life.ahead(&self.spec, self.first_round));
         for &rank in ranks {
             let from = Round(from.0.saturating_add(ahead.get(rank as usize).copied().unwrap_or(0)));
-            if self.members.standing(rank).is_some_and(Standing::take_part) {
+            if self.members.standing(rank).is_some_and(Standing::let_take_part) {
                 here.push(Taking { rank, from });
             }
         }

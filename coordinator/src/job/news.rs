@@ -91,7 +91,7 @@ impl News {
 
     /// Notes that a join was refused. Members of a job that has not begun get this news, because they wait for the refused
     /// worker.
-    pub(crate) fn refused(&mut self, life: &Life, rank: u32, from: Option<&Asker>, why: &str) {
+    pub(crate) fn note_refused(&mut self, life: &Life, rank: u32, from: Option<&Asker>, why: &str) {
         if life.gathers() {
             let at = from.map(|from| format!(" at {from}")).unwrap_or_default();
             self.tell(life, |news| news.refused = Some(format!("rank {rank}{at}: {}", reason(why))));

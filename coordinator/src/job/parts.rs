@@ -117,7 +117,7 @@ impl Saving<'_> {
             },
         };
         if let Ok((rounds, _)) = said {
-            job.hubs.has_files(hub, rounds);
+            job.hubs.note_files(hub, rounds);
         }
         let Some(part) = part else { return vec![ask(&job.hubs, follow, hub)] };
         let of_hub = follow.parts.iter_mut().find(|(of, _)| *of == hub);

@@ -41,7 +41,7 @@ fn running() -> Job {
     let mut job = of_two(OnLoss::Continue, Members::Workers);
     attach(&mut job, 0);
     attach(&mut job, 1);
-    job.take_part(&[0, 1], Round(0));
+    job.let_take_part(&[0, 1], Round(0));
     job
 }
 
@@ -64,7 +64,7 @@ fn code_of_a_join(job: &Job, rank: u32) -> Option<RefusalCode> {
 /// Loses a worker, and lets the core remove it.
 fn lose(job: &mut Job, rank: u32) {
     job.members.lose(rank);
-    job.removed(rank);
+    job.note_removed(rank);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_rank_is_free_when_the_cores_have_removed_its_worker() {
             && !job.members.has_others(0)
     );
     assert!(job.members.get(1).is_some());
-    job.removed(1);
+    job.note_removed(1);
     assert!(job.members.get(1).is_none());
 }
 
@@ -86,11 +86,11 @@ fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
     attach(&mut job, 0);
     attach(&mut job, 1);
-    job.take_part(&[0, 1], Round(0));
+    job.let_take_part(&[0, 1], Round(0));
     assert_eq!(job.leave(1, LeftAt::all(Round(3))), Leave::Left);
     assert!(!job.members.has(1));
     assert_eq!(code_of_a_join(&job, 1), Some(RefusalCode::RankTaken), "and not free soon");
-    job.removed(1);
+    job.note_removed(1);
     assert_eq!(job.leave(0, LeftAt::all(Round(3))), Leave::Last);
     assert!(job.members.get(1).is_some());
 }
@@ -105,7 +105,7 @@ fn a_rank_that_is_taken_admits_nobody_else() {
     assert_eq!(code_of_a_join(&job, 1), Some(RefusalCode::RankBusy), "it may be free soon");
     job.members.lose(1);
     assert_eq!(code_of_a_join(&job, 1), Some(RefusalCode::RankBusy), "the core has not removed it");
-    job.removed(1);
+    job.note_removed(1);
     assert_eq!(code_of_a_join(&job, 1), None);
 }
 
@@ -118,7 +118,7 @@ fn a_link_that_is_reported_after_the_loss_does_not_keep_the_rank() {
     // The core has the link, but its report has not arrived.
     job.members.lose(1);
     assert_eq!(job.attached(1), Arrival::Waiting);
-    job.removed(1);
+    job.note_removed(1);
     assert!(job.members.get(1).is_none());
 }
 
@@ -128,7 +128,7 @@ fn a_worker_that_takes_the_rank_of_a_newcomer_does_not_take_part_by_the_cut_of_t
     let mut job = gathering(2, OnLoss::Continue, Members::Workers, 1);
     join(&mut job, 0);
     attach(&mut job, 0);
-    job.take_part(&[0], Round(1));
+    job.let_take_part(&[0], Round(1));
     job.add_member(1, 7, true, None, now);
     job.members.connect(1, Token([7; 16]), "job").unwrap();
     let [Effect::Cut(cut, Step::Hold)] = job.handle(Event::Attached(1), now)[..] else { panic!("a cut") };
@@ -166,7 +166,7 @@ fn a_newcomer_that_is_lost_before_its_cut_does_not_take_part() {
     assert_eq!(attach(&mut job, 1), Arrival::Newcomer(1));
     assert!(!job.members.has_others(0), "it does not take part yet");
     job.members.lose(1);
-    job.take_part(&[1], Round(5));
+    job.let_take_part(&[1], Round(5));
     assert!(!job.members.has(1));
     assert!(job.news.now().members.iter().all(|member| member.from == Round(0)));
 }
@@ -188,17 +188,23 @@ fn a_hub_below_takes_part_when_it_is_ready_and_connected_in_any_order() {
 #[test]
 fn a_job_waits_for_the_state_that_was_offered() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
-    assert!(job.state_offered(vec![]).unwrap());
-    job.state_offered(vec![]).expect_err("once");
-    assert_eq!(job.life.state_comes(), None, "nobody has said whether it is wanted");
+    assert!(job.note_state_offered(vec![]).unwrap());
+    job.note_state_offered(vec![]).expect_err("once");
+    assert_eq!(job.life.note_state_arriving(), None, "nobody has said whether it is wanted");
     attach(&mut job, 0);
     assert_eq!(attach(&mut job, 1), Arrival::Waiting);
     assert_eq!(job.life.state(), JobState::Gathering { missing: vec![0], machines: vec![] });
-    assert_eq!(job.life.state_wanted((Round(9), Some(64)), &job.members, &mut job.news), Arrival::Waiting);
-    assert_eq!((job.life.state_comes(), job.life.state_comes()), (Some((Round(9), 64)), None));
+    assert_eq!(
+        job.life.note_state_wanted((Round(9), Some(64)), &job.members, &mut job.news),
+        Arrival::Waiting
+    );
+    assert_eq!(
+        (job.life.note_state_arriving(), job.life.note_state_arriving()),
+        (Some((Round(9), 64)), None)
+    );
     assert_eq!(job.begin_with(None), Arrival::Complete([0, 1].into()));
-    job.take_part(&[0, 1], Round(9));
-    assert!(!job.state_offered(vec![]).unwrap(), "it has begun");
+    job.let_take_part(&[0, 1], Round(9));
+    assert!(!job.note_state_offered(vec![]).unwrap(), "it has begun");
 }
 
 #[test]
@@ -208,7 +214,7 @@ fn a_state_that_rank_0_has_brought_is_saved_though_no_round_is_over() {
     job.hubs.pieces.push(piece);
     let numbers = job.numbers.clone();
     job.begin_with(Some((Round(9), numbers)));
-    job.take_part(&[0, 1], Round(9));
+    job.let_take_part(&[0, 1], Round(9));
     job.fail_and_save(("a test", Blame::Job), false, Instant::now());
     let held = LastStepped::Held(Ok(vec![pbox_core::Front { lowest: Round(9), highest: Round(9) }]));
     let effects = job.handle(Event::Last(held), Instant::now());
@@ -222,11 +228,11 @@ fn a_state_that_rank_0_has_brought_is_saved_though_no_round_is_over() {
 #[test]
 fn a_state_that_nobody_wants_keeps_nobody_waiting() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
-    assert!(job.state_offered(vec![]).unwrap());
+    assert!(job.note_state_offered(vec![]).unwrap());
     attach(&mut job, 1);
     assert_eq!(attach(&mut job, 0), Arrival::Waiting);
     assert_eq!(
-        job.life.state_wanted((Round(9), None), &job.members, &mut job.news),
+        job.life.note_state_wanted((Round(9), None), &job.members, &mut job.news),
         Arrival::Complete([0, 1].into())
     );
 }
@@ -266,7 +272,7 @@ fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
     }
     job.first_round = Round(10);
     assert_eq!(job.life.ahead(&job.spec, job.first_round), [0, 3]);
-    job.take_part(&[0, 1], Round(10));
+    job.let_take_part(&[0, 1], Round(10));
     assert!(job.life.ahead(&job.spec, job.first_round).is_empty());
     assert_eq!(job.news.now().lost, 5, "rounds of the slowest");
     let members: Vec<u32> = job.news.now().members.iter().map(|member| member.from.0).collect();
@@ -350,7 +356,7 @@ fn a_join_whose_client_has_no_answer_does_not_count() {
     join(&mut job, 1);
     let effects = undo_join(&mut job, 1);
     assert!(effects.contains(&Effect::RemoveWorker(1)), "the cores hear that it is gone: {effects:?}");
-    job.removed(1);
+    job.note_removed(1);
     assert_eq!(code_of_a_join(&job, 1), None);
 }
 
@@ -402,7 +408,7 @@ fn a_job_that_has_not_begun_or_does_not_go_on_fails_with_its_worker() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
     attach(&mut job, 0);
     attach(&mut job, 1);
-    job.take_part(&[0, 1], Round(0));
+    job.let_take_part(&[0, 1], Round(0));
     assert_eq!(failure(&mut job, Cause::Late), died(Blame::Job));
     assert_eq!(failure(&mut job, Cause::HubLost), died(Blame::Hub), "it may come back");
     job.fail("it died", false, Instant::now());
@@ -498,10 +504,10 @@ fn of_workers_that_wait_for_each_other_the_one_in_the_lowest_round_is_late() {
 fn a_report_too_many_of_a_core_counts_nothing() {
     let mut standing = Standing::TakesPart { relinked_by: None };
     standing.unlink(1, "a test", Instant::now());
-    (0..2).for_each(|_| standing.dropped());
+    (0..2).for_each(|_| standing.note_dropped());
     assert!(standing.has_dropped());
     standing.lose(0);
-    assert!(standing.removed(), "nothing is left to remove");
+    assert!(standing.note_removed(), "nothing is left to remove");
 }
 
 #[test]
@@ -509,7 +515,7 @@ fn a_leave_that_cannot_be_is_refused_and_the_member_stays() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
     attach(&mut job, 0);
     attach(&mut job, 1);
-    job.take_part(&[0, 1], Round(0));
+    job.let_take_part(&[0, 1], Round(0));
     let keys = job.spec.terms.keys.len() as u32;
     let behind = |first, keys| Behind { first: KeyId(first), keys, round: Round(2) };
     let left = |behind| LeftAt { round: Round(3), behind: vec![behind] };
@@ -531,7 +537,7 @@ fn a_push_that_waits_for_a_member_that_has_left_fails_the_job_at_the_second_look
     let mut job = of_two(OnLoss::Stop, Members::Workers);
     attach(&mut job, 0);
     attach(&mut job, 1);
-    job.take_part(&[0, 1], Round(0));
+    job.let_take_part(&[0, 1], Round(0));
     let look = waiting();
     assert_eq!(judge(&mut job, &[(0, &look), (2, &look)], None, &[]).concat(), [], "it may push");
     assert_eq!(job.leave(1, LeftAt::all(Round(8))), Leave::Left);

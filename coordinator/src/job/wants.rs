@@ -211,7 +211,7 @@ impl Saving<'_> {
     }
 
     /// Notes that a client has read the state, or gives up. Then gives the turn to the next client.
-    pub fn has_read(&mut self, id: WantId) -> Vec<Effect> {
+    pub fn end_read(&mut self, id: WantId) -> Vec<Effect> {
         let wants = self.wants();
         wants.take(id);
         wants.reading.take_if(|reading| *reading == id);

@@ -268,7 +268,7 @@ impl Moved<'_> {
             (None, _) => {
                 let ranks = cut.admitted(&job.members);
                 if !ranks.is_empty() {
-                    job.take_part(&ranks, cut.before);
+                    job.let_take_part(&ranks, cut.before);
                     effects.push(Effect::TookPart(ranks, cut.before));
                 }
                 effects.push(Effect::CutOver(cut.id, Ok(cut.before)));

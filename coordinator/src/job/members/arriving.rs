@@ -6,7 +6,7 @@ use std::time::Instant;
 use pbox_core::control::ArrivedRequest;
 
 use super::{Ranks, Standing};
-use crate::job::{Brought, Effect, Gathering, Job, Life, News, Purpose};
+use crate::job::{Effect, Gathering, Job, Life, News, Purpose, StateOffer};
 
 /// The consequence of a new link at a core.
 #[derive(Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Life {
     /// Reports to the members of a job that has not begun which ranks are still missing. If no rank is missing, the job
     /// can begin.
     pub(in crate::job) fn gathered(&mut self, members: &Ranks, news: &mut News) -> Arrival {
-        let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
+        let waits_for_state = self.gathering().is_some_and(|gathering| gathering.offer != StateOffer::None);
         let there = |rank: u32| (rank > 0 || !waits_for_state) && members.waits_for_cut(rank);
         let missing: Vec<u32> = (0..members.count()).filter(|&rank| !there(rank)).collect();
         let complete = missing.is_empty();

@@ -55,8 +55,8 @@ impl Job {
 
     /// Notes that a core has removed a worker. When all cores have removed the worker, its rank is free, and heartbeat
     /// replies no longer list it.
-    pub(crate) fn removed(&mut self, rank: u32) {
-        if self.members.removed(rank) {
+    pub(crate) fn note_removed(&mut self, rank: u32) {
+        if self.members.note_removed(rank) {
             self.news.tell(&self.life, |news| news.members.retain(|member| member.rank != rank));
         }
     }

@@ -221,7 +221,7 @@ impl Standing {
     }
 
     /// Lets the member take part. Returns false if the member did not wait to take part.
-    pub(crate) fn take_part(&mut self) -> bool {
+    pub(crate) fn let_take_part(&mut self) -> bool {
         let waits = matches!(self, Standing::Connecting { .. });
         if waits {
             *self = Standing::TakesPart { relinked_by: None };
@@ -257,7 +257,7 @@ impl Standing {
         token
     }
 
-    pub(crate) fn dropped(&mut self) {
+    pub(crate) fn note_dropped(&mut self) {
         if let Standing::Unlinked(Unlinked { relink: Relink::Dropping { cores }, .. }) = self {
             *cores = cores.saturating_sub(1);
         }
@@ -301,7 +301,7 @@ impl Standing {
     }
 
     /// Notes that a core has removed the member. Returns true after the last core.
-    pub(crate) fn removed(&mut self) -> bool {
+    pub(crate) fn note_removed(&mut self) -> bool {
         let Standing::Leaving { cores } = self else { return false };
         *cores = cores.saturating_sub(1);
         *cores == 0

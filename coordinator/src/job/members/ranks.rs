@@ -133,8 +133,8 @@ impl Ranks {
     }
 
     /// Notes that a core has removed a worker. Returns true after the last core, when the rank is free.
-    pub(crate) fn removed(&mut self, rank: u32) -> bool {
-        let is_free = self.standing(rank).is_some_and(Standing::removed);
+    pub(crate) fn note_removed(&mut self, rank: u32) -> bool {
+        let is_free = self.standing(rank).is_some_and(Standing::note_removed);
         if is_free {
             self.free(rank);
         }

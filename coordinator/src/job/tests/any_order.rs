@@ -165,7 +165,7 @@ impl Hub {
                     }
                     Leave::Fails(why) => self.carries_out(Effect::Fail(why, Blame::Job)),
                     Leave::Left => {
-                        self.served.left((self.job.spec.id, rank), self.joined[rank as usize], now);
+                        self.served.note_left((self.job.spec.id, rank), self.joined[rank as usize], now);
                         self.tell(Command::Remove, rank);
                     }
                     Leave::Last => {
@@ -207,7 +207,9 @@ impl Hub {
                 self.tell(Command::Drop, rank);
             }
             Effect::RemoveWorker(rank) => self.tell(Command::Remove, rank),
-            Effect::Forget(rank, why) => self.served.lost((self.job.spec.id, rank), &why, Instant::now()),
+            Effect::Forget(rank, why) => {
+                self.served.note_lost((self.job.spec.id, rank), &why, Instant::now())
+            }
             Effect::Fail(reason, blame) => {
                 let taking = (0..WORKERS).filter(|&rank| self.job.members.takes_part(rank)).count();
                 assert!(!self.job.life.runs() || taking <= 1, "it goes on without lost workers");

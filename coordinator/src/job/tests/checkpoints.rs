@@ -290,7 +290,7 @@ fn hub_0_gets_its_answer_when_the_part_is_decided_or_its_wait_is_over() {
 fn follows(wanted: &mut Wanted) -> (WantId, Vec<Effect>) {
     wanted.job.hubs.share.hubs = 3;
     for hub in 0..3 {
-        wanted.job.hubs.has_files(hub, Vec::new());
+        wanted.job.hubs.note_files(hub, Vec::new());
     }
     let (id, effects) = wanted.want(Use::File);
     let occasion = wanted.cut(effects, 7);

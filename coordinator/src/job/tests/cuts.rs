@@ -83,7 +83,7 @@ impl Hub {
         join(&mut job, 0);
         join(&mut job, 1);
         job.members.connect(0, Token([1; 16]), "job").unwrap();
-        job.take_part(&[0], Round(1));
+        job.let_take_part(&[0], Round(1));
         job.members.connect(1, Token([2; 16]), "job").unwrap();
         let (steps, waited_for) = (VecDeque::new(), Vec::new());
         let (taken, admitted) = (Vec::new(), Vec::new());

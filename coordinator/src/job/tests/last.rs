@@ -108,7 +108,7 @@ impl Hub {
         job.checkpoints.last = Some(last).filter(|_| saved > 0);
         join(&mut job, 0);
         job.members.connect(0, crate::Token([1; 16]), "job").unwrap();
-        job.take_part(&[0], Round(0));
+        job.let_take_part(&[0], Round(0));
         Hub {
             job,
             saves,

@@ -17,7 +17,7 @@ impl Registry {
     /// Asks the cores how fast the rounds of running jobs are, unless the cores have just been asked.
     pub async fn look_at_waits(self: &Arc<Self>) {
         let now = Instant::now();
-        let is_stale = |(state, job): Both| state.life.runs() && job.last_rounds.is_to_be_asked(now);
+        let is_stale = |(state, job): Both| state.life.runs() && job.last_rounds.mark_asked_if_due(now);
         let stale = |both: Both| Some(both.0.spec.id).filter(|_| is_stale(both));
         let jobs: Vec<JobId> = self.lock().jobs().filter_map(stale).collect();
         let deadline = tokio::time::Instant::now() + LIMIT;

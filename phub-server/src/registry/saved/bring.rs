@@ -53,7 +53,7 @@ enum Goes {
 #[derive(Debug)]
 struct Upwards {
     parts: mpsc::Sender<Bytes>,
-    brought: JoinHandle<Result<Result<(), MemberError>, NoThread>>,
+    task: JoinHandle<Result<Result<(), MemberError>, NoThread>>,
 }
 
 impl Coming {
@@ -73,9 +73,9 @@ impl Coming {
                 Ok(())
             }
             // After an error no more parts are taken.
-            Goes::Up(Upwards { parts, brought }) => match parts.send(part).await {
+            Goes::Up(Upwards { parts, task }) => match parts.send(part).await {
                 Ok(()) => Ok(()),
-                Err(_) => end_of(brought).await,
+                Err(_) => end_of(task).await,
             },
         }
     }
@@ -86,13 +86,13 @@ impl Upwards {
         let (parts, comes) = mpsc::channel(PARTS);
         let values = Box::new(Values { parts: comes, part: Bytes::new() });
         let bring = move || above.bring(values, &layout, tensors);
-        Upwards { parts, brought: tokio::spawn(on_thread("phub-above", bring)) }
+        Upwards { parts, task: tokio::spawn(on_thread("phub-above", bring)) }
     }
 }
 
 /// Waits until the state has been brought to the hubs above, and returns the result.
-async fn end_of(brought: &mut JoinHandle<Result<Result<(), MemberError>, NoThread>>) -> Result<(), Refusal> {
-    brought.await.unwrap_or_else(|error| Err(NoThread(error.to_string())))?.map_err(not_joined)
+async fn end_of(task: &mut JoinHandle<Result<Result<(), MemberError>, NoThread>>) -> Result<(), Refusal> {
+    task.await.unwrap_or_else(|error| Err(NoThread(error.to_string())))?.map_err(not_joined)
 }
 
 /// The values of a state, for the thread that brings them.
@@ -125,7 +125,7 @@ fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
         keys[key.index()] = RestoredKey { elements: elements.clone(), starts };
     }
     let numbers = vec![(Round(0), Numbers::new(job.spec.terms.optimizer))];
-    Restored::new(before, numbers, values, keys).with_steps(job.life.brought_steps())
+    Restored::new(before, numbers, values, keys).with_steps(job.life.offered_steps())
 }
 
 impl Registry {
@@ -208,9 +208,9 @@ impl Registry {
         }
         let values = match goes {
             Goes::Here(values) => Some(values),
-            Goes::Up(Upwards { parts, mut brought }) => {
+            Goes::Up(Upwards { parts, mut task }) => {
                 drop(parts); // this was all
-                end_of(&mut brought).await?;
+                end_of(&mut task).await?;
                 None
             }
         };
