@@ -16,7 +16,7 @@
 //! | `Making` | the new links are made | `Linked` | continue |
 //! | `Asking`, `Dropping`, `Making` | the step failed, and may be retried | `Pausing` | wait |
 //! | `Pausing` | the pause is over | `Asking` hub 0 | ask hub 0 for new links |
-//! | all states with lost links | the step failed for good, or for too long | `Explaining` | ask the hubs why |
+//! | all states with lost links | the step failed permanently, or for too long | `Explaining` | ask the hubs why |
 //! | `Explaining`, `Linked` | a hub is lost, and the member waits for hubs | `Telling` | notify the job's other hubs |
 //! | `Explaining`, `Linked` | the membership ended in another way | `Over` | give up |
 //! | `Telling` | the hubs are notified | `Rejoining` | join again |
@@ -25,7 +25,7 @@
 //! | `Recovering` | a hub is lost again | `Telling`, then `Away` | notify the job's other hubs |
 //! | `Rejoining`, `Recovering` | the step failed, and may be retried | `Away` | wait |
 //! | `Away` | the pause is over | `Rejoining` | join again |
-//! | all states with a lost hub | the step failed for good, or for too long | `Over` | give up |
+//! | all states with a lost hub | the step failed permanently, or for too long | `Over` | give up |
 //!
 //! Every other event changes nothing, because the current step fails by itself if its hub has ended. A member that leaves needs
 //! no state: its program drops the state machine. No I/O, no clock, no threads: time is an argument. Must not depend on errors,
@@ -101,9 +101,9 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The step may be retried.
-    ForNow,
+    Transient,
     /// No retry can succeed.
-    ForGood,
+    Permanent,
     /// A hub of the job was lost during the step.
     HubLost,
 }
@@ -299,7 +299,7 @@ impl Member {
             (Relink::Pausing, Event::TimePassed) => self.ask(since, 0),
             (Relink::Pausing, Event::CallerGaveUp) => self.explain(Some(Over::CallerGaveUp)),
             (Relink::Pausing, _) => None,
-            (_, Event::Failed(Failure::ForNow)) => {
+            (_, Event::Failed(Failure::Transient)) => {
                 let limit = self.limits.links;
                 let over = is_over(since, limit, now).then_some(Over::Limit(limit)).or(self.no_answer(now));
                 match over {
@@ -334,7 +334,7 @@ impl Member {
                 self.unanswered = None;
                 self.enter(State::Linked { made: None }, Step::GoOn)
             }
-            (Return::Rejoining | Return::Recovering, Event::Failed(Failure::ForGood)) => {
+            (Return::Rejoining | Return::Recovering, Event::Failed(Failure::Permanent)) => {
                 self.enter(State::Over, Step::GiveUp(None))
             }
             // The living hubs have admitted the member again, and would wait for its new links. So these hubs must be

@@ -15,8 +15,8 @@ const ANY: [Event; 15] = [
     Event::LinkEnded { may_relink: false },
     HUB_LOST,
     Event::Ended(End::JobOver),
-    Event::Failed(Failure::ForNow),
-    Event::Failed(Failure::ForGood),
+    Event::Failed(Failure::Transient),
+    Event::Failed(Failure::Permanent),
     Event::Failed(Failure::HubLost),
     Event::TakesPart,
     Event::CaughtUp,
@@ -172,7 +172,7 @@ proptest! {
                 _ => life.now + Duration::from_millis(ms),
             };
             let event = match what {
-                0..3 if ends(step, Event::Failed(Failure::ForNow)) => Event::Failed(Failure::ForNow),
+                0..3 if ends(step, Event::Failed(Failure::Transient)) => Event::Failed(Failure::Transient),
                 3 if ends(step, Event::Failed(Failure::HubLost)) => Event::Failed(Failure::HubLost),
                 _ => good_end(Some(step)),
             };
@@ -195,7 +195,7 @@ fn all_hubs_are_asked_one_after_another_before_links_end() {
     assert_eq!(life.take(Event::Granted), Some(Step::Ask(2)));
     assert_eq!(life.take(Event::Granted), Some(Step::DropLinks));
     assert_eq!(life.take(dropped(1)), Some(Step::MakeLinks));
-    assert_eq!(life.take(Event::Failed(Failure::ForNow)), Some(Step::Wait(life.now + PAUSE)));
+    assert_eq!(life.take(Event::Failed(Failure::Transient)), Some(Step::Wait(life.now + PAUSE)));
     assert_eq!(life.take(Event::TimePassed), Some(Step::Ask(0)), "all hubs are asked again");
     assert_eq!(life.takes([Event::Granted; 3]), Some(Step::DropLinks));
     assert_eq!(life.takes([dropped(1), Event::LinksMade]), Some(Step::GoOn));
@@ -241,16 +241,16 @@ fn a_lost_hub_is_told_to_the_others_before_each_join_after_the_member_took_part(
     assert_eq!(life.take(Event::TimePassed), Some(Step::Join(until)), "the same limit counts");
     life.now = until;
     let over = Over::Limit(LIMIT);
-    assert_eq!(life.take(Event::Failed(Failure::ForNow)), Some(Step::GiveUp(Some(over))));
+    assert_eq!(life.take(Event::Failed(Failure::Transient)), Some(Step::GiveUp(Some(over))));
 }
 
 #[test]
 fn a_caller_that_gives_up_ends_a_pause() {
     let over = Some(Over::CallerGaveUp);
     let mut life = Life::linked(1);
-    life.takes([LOST, Event::Failed(Failure::ForNow)]);
+    life.takes([LOST, Event::Failed(Failure::Transient)]);
     assert_eq!(life.take(Event::CallerGaveUp), Some(Step::Explain(over)));
-    life.takes([HUB_LOST, Event::Told, Event::Failed(Failure::ForNow)]);
+    life.takes([HUB_LOST, Event::Told, Event::Failed(Failure::Transient)]);
     assert_eq!(life.take(Event::CallerGaveUp), Some(Step::GiveUp(over)));
 }
 
@@ -276,12 +276,12 @@ fn links_that_cannot_be_made_are_tried_for_the_limit() {
     life.take(LOST);
     for second in 0..60 {
         life.at(begun, second);
-        let step = life.takes([Event::Granted, dropped(10), Event::Failed(Failure::ForNow)]);
+        let step = life.takes([Event::Granted, dropped(10), Event::Failed(Failure::Transient)]);
         assert!(matches!(step, Some(Step::Wait(_))), "{step:?} at {second}");
         life.take(Event::TimePassed);
     }
     life.at(begun, 60);
-    assert_eq!(life.take(Event::Failed(Failure::ForNow)), Some(Step::Explain(Some(Over::Limit(LIMIT)))));
+    assert_eq!(life.take(Event::Failed(Failure::Transient)), Some(Step::Explain(Some(Over::Limit(LIMIT)))));
     assert_eq!(Over::Limit(LIMIT).to_string(), "not within 60 s");
 }
 

@@ -95,7 +95,7 @@ impl Life {
                     count("hubs lost again before workers had weights", 1);
                     self.does(rank, Event::Failed(Failure::HubLost))
                 }
-                (true, End::JobOver) => self.does(rank, Event::Failed(Failure::ForGood)),
+                (true, End::JobOver) => self.does(rank, Event::Failed(Failure::Permanent)),
                 (false, _) => {
                     let explain = self.does(rank, Event::LinkEnded { may_relink: false });
                     assert_eq!(explain, Some(Step::Explain(None)));

@@ -205,7 +205,7 @@ impl Members {
                 // drop the links that it had granted.
                 Step::MakeLinks if self.dice.below(4) == 0 || !job.relink(rank).expect("links are made") => {
                     self.seen.tries += 1;
-                    Event::Failed(Failure::ForNow)
+                    Event::Failed(Failure::Transient)
                 }
                 Step::MakeLinks => Event::LinksMade,
                 Step::Wait(until) => {

@@ -242,7 +242,7 @@ impl Session {
     }
 
     fn send(&mut self, key: KeyId, content: Content) -> Result<(), SessionError> {
-        if self.skips(key) {
+        if self.take_skip(key) {
             return Ok(());
         }
         if let Some(pulling) = &mut self.pulling {

@@ -113,7 +113,7 @@ impl Registry {
     ) -> Result<LetIn, (Failure, String)> {
         let (above, lost) = (Arc::clone(above), lost.to_owned());
         let asked = on_thread("phub-above", move || above.hubs[hub].relink(lost)).await;
-        asked.map_err(for_good)?.map_err(|error| for_good(error.to_string()))
+        asked.map_err(permanent)?.map_err(|error| permanent(error.to_string()))
     }
 
     /// Makes all cores drop a job's links to the hubs above.
@@ -122,18 +122,18 @@ impl Registry {
             job.relinks_above.unlink(job.cores.numbers.len());
             self.command(job, || Command::UnlinkAbove { job: id });
         };
-        self.of_job(id, begin).map_err(for_good)?;
+        self.of_job(id, begin).map_err(permanent)?;
         let limit = tokio::time::Instant::now() + self.up.limit;
         loop {
             let freed = self.freed.notified(); // before the check, so that no wake-up is missed
             if let Some(unlinked) =
-                self.of_job(id, |_, job| job.relinks_above.unlinked()).map_err(for_good)?
+                self.of_job(id, |_, job| job.relinks_above.unlinked()).map_err(permanent)?
             {
                 return Ok(unlinked);
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
                 let seconds = self.up.limit.as_secs_f64();
-                return Err(for_good(format!("a core did not drop the old links in {seconds} s")));
+                return Err(permanent(format!("a core did not drop the old links in {seconds} s")));
             }
         }
     }
@@ -148,19 +148,19 @@ impl Registry {
         let deadline = membership::deadline(&let_in, self.up.limit.min(self.up.start_limit));
         let made = Arc::clone(above);
         let made = on_thread("phub-above", move || made.spec.make(&let_in, deadline)).await;
-        let for_now = |error: String| (Failure::ForNow, error);
+        let transient = |error: String| (Failure::Transient, error);
         let Linked { links, cores, paths } =
-            made.map_err(|error| for_now(error.into()))?.map_err(|error| for_now(error.to_string()))?;
+            made.map_err(|error| transient(error.into()))?.map_err(|error| transient(error.to_string()))?;
         let add = |_: &coordinator::Job, job: &mut Job| {
             // The state changes before a core can report the end of a new link.
             job.relinks_above.handle(Event::LinksMade);
             self.add_above(job, above.spec.level_of(&cores), links);
             membership::say_made(&job.name, above.addresses().iter().map(String::as_str), &paths, lost);
         };
-        self.of_job(id, add).map_err(for_good)
+        self.of_job(id, add).map_err(permanent)
     }
 }
 
-fn for_good(error: impl Into<String>) -> (Failure, String) {
-    (Failure::ForGood, error.into())
+fn permanent(error: impl Into<String>) -> (Failure, String) {
+    (Failure::Permanent, error.into())
 }

@@ -49,22 +49,22 @@ pub struct Returns {
 }
 
 /// An error, and whether another try may succeed.
-enum Again<E> {
+enum RetryError<E> {
     /// Another try may succeed.
-    Later(E),
+    Transient(E),
     /// No other try can succeed.
-    Never(E),
+    Permanent(E),
 }
 
-impl<E> From<E> for Again<E> {
+impl<E> From<E> for RetryError<E> {
     fn from(error: E) -> Self {
-        Again::Later(error)
+        RetryError::Transient(error)
     }
 }
 
 /// The state of a key when the hub was lost.
 #[derive(Clone, Copy, Debug)]
-struct Stood {
+struct KeyAtLoss {
     /// The round of the push in flight. If no push was in flight, the round of the next push.
     round: Round,
     under_way: bool,
@@ -85,8 +85,8 @@ impl Session {
         self.member.waits_for_hubs() && self.asked.consistency != Consistency::Bsp
     }
 
-    /// Whether the key's next push must not be sent, because its round is lost. If so, counts the push as skipped.
-    pub(in crate::session) fn skips(&mut self, key: KeyId) -> bool {
+    /// Takes one of the key's skips. Returns true if the next push must not be sent, because its round is lost.
+    pub(in crate::session) fn take_skip(&mut self, key: KeyId) -> bool {
         let left = self.skips.get_mut(key.index()).filter(|left| **left > 0);
         left.map(|left| *left -= 1).is_some()
     }
@@ -114,14 +114,14 @@ impl Session {
     fn wait_for_hub(&mut self, mut step: Step, lost: MemberError) -> Result<(), SessionError> {
         let (since, wait) = (Instant::now(), self.config.hub_wait);
         tracing::warn!("{lost}; waiting up to {} s for the hub to come back", wait.as_secs_f64());
-        let keys = self.keys().map(|key| Stood {
+        let keys = self.keys().map(|key| KeyAtLoss {
             round: self.exchange.round(key),
             under_way: !self.exchange.is_ready(key),
             content: self.exchange.content(key),
             skips: self.skips.get(key.index()).copied().unwrap_or(0),
         });
-        let stood: Vec<Stood> = keys.collect();
-        let own = stood.iter().map(|stood| self.counted(stood.round)).max().unwrap_or_default();
+        let at_loss: Vec<KeyAtLoss> = keys.collect();
+        let own = at_loss.iter().map(|at_loss| self.counted(at_loss.round)).max().unwrap_or_default();
         let mut why = None;
         loop {
             let event = match step {
@@ -133,7 +133,7 @@ impl Session {
                     Event::Told
                 }
                 Step::Join(until) => ended(self.join_again(Some(own), until), Event::TakesPart, &mut why),
-                Step::CatchUp => ended(self.catch_up(&stood, own), Event::CaughtUp, &mut why),
+                Step::CatchUp => ended(self.catch_up(&at_loss, own), Event::CaughtUp, &mut why),
                 Step::Wait(until) => self.pause(until),
                 Step::GiveUp(over) => {
                     let error = why.expect("at least one try has failed");
@@ -187,12 +187,12 @@ impl Session {
         may_join_again: bool,
     ) -> Result<(), SessionError> {
         let wait = if may_join_again { self.config.hub_wait } else { Duration::ZERO };
-        let (mut until, mut begun) = (None, self.begin(deadline).map_err(Again::Later));
+        let (mut until, mut begun) = (None, self.begin(deadline).map_err(RetryError::Transient));
         loop {
             let error = match begun {
                 Ok(()) => return Ok(()),
-                Err(Again::Never(error)) => return Err(error),
-                Err(Again::Later(error)) => error,
+                Err(RetryError::Permanent(error)) => return Err(error),
+                Err(RetryError::Transient(error)) => error,
             };
             let is_loss = matches!(&error, SessionError::Member(lost) if lost.is_loss_of_hub());
             if until.is_none() && is_loss && !wait.is_zero() {
@@ -209,7 +209,7 @@ impl Session {
 
     /// Joins again, and waits until the worker takes part. `own` is the highest round that this worker has
     /// reached, if it has taken part before.
-    fn join_again(&mut self, own: Option<Round>, until: Instant) -> Result<(), Again<SessionError>> {
+    fn join_again(&mut self, own: Option<Round>, until: Instant) -> Result<(), RetryError<SessionError>> {
         // The old links must end before the join. A hub that was only suspended may still send, and its posts
         // must not arrive in the window of the new hub.
         let (_group, mut ports) = any::group(1, None).map_err(SessionError::from)?;
@@ -223,7 +223,7 @@ impl Session {
             } else {
                 "is below other hubs now"
             };
-            return Err(Again::Never(
+            return Err(RetryError::Permanent(
                 self.hubs[0].lost(format!("the hub was restarted, and {is}; start the job again")).into(),
             ));
         }
@@ -232,7 +232,7 @@ impl Session {
         let wire = let_in[0].wire(wire).map_err(SessionError::from)?;
         if wire.hubs() != self.exchange.windows().wire().hubs() {
             let why = "the hub was restarted with another number of hubs above it; start the job again";
-            return Err(Again::Never(self.hubs[0].lost(why.to_owned()).into()));
+            return Err(RetryError::Permanent(self.hubs[0].lost(why.to_owned()).into()));
         }
         let (windows, former) = (self.exchange.windows(), &self.hubs);
         let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
@@ -250,36 +250,37 @@ impl Session {
         let begun = self.begin(deadline);
         // The job may be over by now: another worker has found that the weights are lost, and has ended. A second join
         // would wait for that worker, which does not return.
-        own.map_or(Ok(()), |own| self.check_has_weights(own)).map_err(|error| Again::Never(error.into()))?;
+        own.map_or(Ok(()), |own| self.check_has_weights(own))
+            .map_err(|error| RetryError::Permanent(error.into()))?;
         Ok(begun?)
     }
 
     /// Waits for the hub's weights, and continues with the rounds that these weights do not include. `own` is the
     /// highest round that this worker has reached.
-    fn catch_up(&mut self, stood: &[Stood], own: Round) -> Result<(), Again<SessionError>> {
+    fn catch_up(&mut self, at_loss: &[KeyAtLoss], own: Round) -> Result<(), RetryError<SessionError>> {
         self.wait_all()?;
         // The checkpoint may be further than all workers: it may include a round for which no worker has an answer.
         let begins = self.counted(self.first);
         let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
-        self.check_has_weights(highest).map_err(|error| Again::Never(error.into()))?;
-        self.check_has_means(stood, highest).map_err(|error| Again::Never(error.into()))?;
+        self.check_has_weights(highest).map_err(|error| RetryError::Permanent(error.into()))?;
+        self.check_has_means(at_loss, highest).map_err(|error| RetryError::Permanent(error.into()))?;
         self.tell_numbers_again()?;
         self.tell_priorities().map_err(SessionError::from)?;
         // The workers of one machine step together, even if machines step alone.
         let steps_alone = self.config.terms.level.consistency != Consistency::Bsp;
         let reached = if steps_alone { own.max(begins) } else { highest };
-        self.skips = vec![0; stood.len()];
-        for (key, stood) in self.keys().zip(stood) {
+        self.skips = vec![0; at_loss.len()];
+        for (key, at_loss) in self.keys().zip(at_loss) {
             // Some worker may have answers for later rounds of this key than this worker has.
-            let round = self.counted(stood.round);
+            let round = self.counted(at_loss.round);
             let behind = reached.0.saturating_sub(round.0);
-            if stood.under_way && round < begins {
-                self.exchange.answered_without(key, stood.round); // the new weights include this push
+            if at_loss.under_way && round < begins {
+                self.exchange.answered_without(key, at_loss.round); // the new weights include this push
             }
-            match (stood.under_way, behind) {
-                (true, 0) => self.push_again(key, stood.content)?,
+            match (at_loss.under_way, behind) {
+                (true, 0) => self.push_again(key, at_loss.content)?,
                 (true, behind) => self.skips[key.index()] = behind - 1, // the new weights answer this push
-                (false, behind) => self.skips[key.index()] = stood.skips + behind,
+                (false, behind) => self.skips[key.index()] = at_loss.skips + behind,
             }
         }
         self.digests.iter_mut().for_each(Digests::forget);
@@ -328,9 +329,9 @@ impl Session {
 
     /// Checks, in a job without weights, that no other worker already has the mean of a round for which this worker has
     /// no mean.
-    fn check_has_means(&self, stood: &[Stood], reached: Round) -> Result<(), MemberError> {
-        let is_lost = |stood: &Stood| stood.under_way && self.counted(stood.round) < reached;
-        if !self.config.terms.optimizer.keeps_weights() && stood.iter().any(is_lost) {
+    fn check_has_means(&self, at_loss: &[KeyAtLoss], reached: Round) -> Result<(), MemberError> {
+        let is_lost = |at_loss: &KeyAtLoss| at_loss.under_way && self.counted(at_loss.round) < reached;
+        if !self.config.terms.optimizer.keeps_weights() && at_loss.iter().any(is_lost) {
             return Err(self.hubs[0].lost(
                 "the hub was restarted, and has lost a round's mean that other workers already have; start the job again"
                     .to_owned(),
@@ -341,13 +342,17 @@ impl Session {
 }
 
 /// Returns the event for a step's result, and stores the reason of a failure.
-fn ended(result: Result<(), Again<SessionError>>, event: Event, why: &mut Option<SessionError>) -> Event {
+fn ended(
+    result: Result<(), RetryError<SessionError>>,
+    event: Event,
+    why: &mut Option<SessionError>,
+) -> Event {
     let (failure, error) = match result {
         Ok(()) => return event,
-        Err(Again::Never(error)) => (Failure::ForGood, error),
-        Err(Again::Later(error)) => match &error {
+        Err(RetryError::Permanent(error)) => (Failure::Permanent, error),
+        Err(RetryError::Transient(error)) => match &error {
             SessionError::Member(lost) if lost.is_loss_of_hub() => (Failure::HubLost, error),
-            _ => (Failure::ForNow, error),
+            _ => (Failure::Transient, error),
         },
     };
     *why = Some(error);

@@ -72,7 +72,7 @@ impl Session {
                         // The hub is lost, or refuses with a reason.
                         Err(why) => {
                             tracing::warn!("{lost}; the hub did not allow this worker to reconnect: {why}");
-                            Event::Failed(Failure::ForGood)
+                            Event::Failed(Failure::Permanent)
                         }
                     }
                 }
@@ -83,17 +83,17 @@ impl Session {
                         self.exchange.cut(ports.remove(0));
                         Event::Dropped { came: self.traffic().received, is_awaited: !self.is_quiet() }
                     }
-                    Err(error) => failed_for_now(&lost, error, &mut why),
+                    Err(error) => transient_failure(&lost, error, &mut why),
                 },
                 Step::MakeLinks => match self.make_links(std::mem::take(&mut let_in), &lost) {
                     Ok(()) => match self.exchange.push_again() {
                         Ok(()) => Event::LinksMade,
                         Err(again) => {
                             lost = again;
-                            failed_for_now(&lost, "the new links are lost, too", &mut why)
+                            transient_failure(&lost, "the new links are lost, too", &mut why)
                         }
                     },
-                    Err(error) => failed_for_now(&lost, error, &mut why),
+                    Err(error) => transient_failure(&lost, error, &mut why),
                 },
                 Step::Wait(until) => self.pause(until),
                 Step::Explain(over) => {
@@ -140,10 +140,10 @@ impl Session {
     }
 }
 
-/// Logs that links could not be made, and stores the reason.
-fn failed_for_now(lost: &ExchangeError, error: impl ToString, why: &mut Option<String>) -> Event {
+/// Logs that links could not be made, and stores the reason. Returns the event.
+fn transient_failure(lost: &ExchangeError, error: impl ToString, why: &mut Option<String>) -> Event {
     let error = error.to_string();
     tracing::warn!("{lost}; could not reconnect yet, trying again: {error}");
     *why = Some(error);
-    Event::Failed(Failure::ForNow)
+    Event::Failed(Failure::Transient)
 }
