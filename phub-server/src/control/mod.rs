@@ -405,7 +405,7 @@ async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, .. } = desk;
     let token = member_of(&request);
-    let mut coming = registry.state_comes(&job, &token)?;
+    let mut coming = registry.receive_state(&job, &token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
         coming.append(part).await?;

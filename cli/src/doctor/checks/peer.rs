@@ -119,7 +119,7 @@ fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Echo {
     /// The packet arrived: the peer answered that nothing listens at the port.
-    Came,
+    Delivered,
     /// The packet did not arrive: a router answered that it is too large.
     TooLarge,
     /// No answer came.
@@ -149,7 +149,7 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
         // The kernel may first report errors of earlier packets.
         for result in [socket.send(&vec![0; bytes as usize]).map(|_| 0), socket.recv(&mut [0])] {
             match result {
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(Echo::Came),
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(Echo::Delivered),
                 Err(error) if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) => {
                     return Ok(Echo::TooLarge);
                 }
@@ -174,10 +174,10 @@ fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
 
 fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
     match (large, small) {
-        (Echo::Came, _) => {
+        (Echo::Delivered, _) => {
             Check::pass(name, format!("{mtu} bytes: a packet of this size arrived at the peer"))
         }
-        (_, Echo::Came) => Check::warn(
+        (_, Echo::Delivered) => Check::warn(
             name,
             format!(
                 "small packets arrive, but packets of {mtu} bytes, the MTU of the interface, are lost without an error"
@@ -407,7 +407,7 @@ mod tests {
     fn a_packet_to_this_machine_comes_with_the_loopbacks_size() {
         let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (mtu, large, _) = send_packets(free).unwrap();
-        assert_eq!(large, Echo::Came);
+        assert_eq!(large, Echo::Delivered);
         assert!(mtu >= 1280, "{mtu}");
     }
 
@@ -437,8 +437,8 @@ mod tests {
     #[test]
     fn large_packets_that_vanish_are_a_warning_and_silence_is_none() {
         let judge = |large, small| judge_packets("path".into(), 9000, large, small);
-        assert_eq!(judge(Echo::Came, Echo::Came).verdict, Verdict::Pass);
-        let lost = judge(Echo::Silence, Echo::Came);
+        assert_eq!(judge(Echo::Delivered, Echo::Delivered).verdict, Verdict::Pass);
+        let lost = judge(Echo::Silence, Echo::Delivered);
         assert_eq!(lost.verdict, Verdict::Warn);
         assert!(lost.seen.contains("packets of 9000 bytes"), "{}", lost.seen);
         assert_eq!(judge(Echo::Silence, Echo::Silence).verdict, Verdict::Note);

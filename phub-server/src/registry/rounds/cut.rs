@@ -15,11 +15,11 @@ use tokio::sync::oneshot;
 
 use crate::registry::Registry;
 use crate::registry::job::Job;
-use crate::registry::rounds::waits::{Came, answers};
+use crate::registry::rounds::waits::{CutResult, answers};
 
 impl Registry {
     /// Begins the cut that hub 0 has ordered. Waits until the job is paused, or until the cut is over.
-    pub(in crate::registry) async fn cut_for_lead(&self, id: JobId, cut: u64) -> Result<Came, JobEnded> {
+    pub(in crate::registry) async fn cut_for_lead(&self, id: JobId, cut: u64) -> Result<CutResult, JobEnded> {
         let came = {
             let mut inner = self.lock();
             let (cut, effects) = inner.ask(HeldByLead { job: id, cut })?;

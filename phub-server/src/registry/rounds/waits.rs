@@ -11,10 +11,10 @@ use tokio::sync::oneshot;
 
 /// The result of a cut: the first round after the cut, or the round that the chunks of a paused job have reached. An
 /// error says why there is no cut.
-pub(crate) type Came = Result<Option<Round>, NotCut>;
+pub(crate) type CutResult = Result<Option<Round>, NotCut>;
 
 /// The requests that wait for the end of a cut, or until the job is paused for hub 0.
-pub(crate) type WaitForCuts = Waiting<CutId, Came>;
+pub(crate) type WaitForCuts = Waiting<CutId, CutResult>;
 
 /// Requests that wait for an answer of the coordinator, by number.
 #[derive(Debug)]

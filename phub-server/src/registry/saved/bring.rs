@@ -32,17 +32,17 @@ const PARTS: usize = 8;
 
 /// A state that is arriving.
 #[derive(Debug)]
-pub(crate) struct Coming {
+pub(crate) struct IncomingState {
     job: JobId,
     before: Round,
     bytes: usize,
     seen: usize,
-    goes: Goes,
+    destination: Destination,
 }
 
 /// The destination of the values.
 #[derive(Debug)]
-enum Goes {
+enum Destination {
     /// The values go to this hub's cores when they are complete.
     Here(Slab),
     /// The values go to the hubs above.
@@ -56,7 +56,7 @@ struct Upwards {
     task: JoinHandle<Result<Result<(), MemberError>, NoThread>>,
 }
 
-impl Coming {
+impl IncomingState {
     /// Returns the length that the state must have, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -66,14 +66,14 @@ impl Coming {
     pub async fn append(&mut self, part: Bytes) -> Result<(), Refusal> {
         let at = self.seen;
         self.seen += part.len();
-        match &mut self.goes {
-            Goes::Here(values) => {
+        match &mut self.destination {
+            Destination::Here(values) => {
                 // Values are f32 in this machine's byte order: little endian, as in the windows and the file.
                 values.as_mut_slice().as_mut_bytes()[at..][..part.len()].copy_from_slice(&part);
                 Ok(())
             }
             // After an error no more parts are taken.
-            Goes::Up(Upwards { parts, task }) => match parts.send(part).await {
+            Destination::Up(Upwards { parts, task }) => match parts.send(part).await {
                 Ok(()) => Ok(()),
                 Err(_) => end_of(task).await,
             },
@@ -170,7 +170,7 @@ impl Registry {
     }
 
     /// Makes room for the state that a worker brings, if its job waits for a state.
-    pub fn state_comes(&self, name: &str, token: &str) -> Result<Coming, Refusal> {
+    pub fn receive_state(&self, name: &str, token: &str) -> Result<IncomingState, Refusal> {
         let (id, before, bytes, above) = {
             let mut inner = self.lock();
             let (MemberOf { job: id, rank }, _) = inner.member(name, token)?;
@@ -189,16 +189,16 @@ impl Registry {
             let up = |above: &Arc<JoinedAbove>| (Arc::clone(above), Arc::clone(job.wire.layout()), tensors);
             (id, before, bytes, job.above.as_ref().map(up))
         };
-        let goes = match above {
-            Some((above, layout, tensors)) => Goes::Up(Upwards::start(above, layout, tensors)),
-            None => Goes::Here(room_for(self, name, bytes)?),
+        let destination = match above {
+            Some((above, layout, tensors)) => Destination::Up(Upwards::start(above, layout, tensors)),
+            None => Destination::Here(room_for(self, name, bytes)?),
         };
-        Ok(Coming { job: id, before, bytes: bytes as usize, seen: 0, goes })
+        Ok(IncomingState { job: id, before, bytes: bytes as usize, seen: 0, destination })
     }
 
     /// Begins the job with the complete state when all its workers are here.
-    pub async fn begin_with(self: &Arc<Self>, coming: Coming) -> Result<StateReply, Refusal> {
-        let Coming { job: id, before: round, bytes, seen, goes } = coming;
+    pub async fn begin_with(self: &Arc<Self>, state: IncomingState) -> Result<StateReply, Refusal> {
+        let IncomingState { job: id, before: round, bytes, seen, destination } = state;
         if seen != bytes {
             return Err(Refusal::bad(format!(
                 "the state has {seen} bytes, expected {bytes}. All values are f32: first the weights of all keys in the order \
@@ -206,9 +206,9 @@ impl Registry {
                  the averages, if the job keeps averages; join again to bring the state"
             )));
         }
-        let values = match goes {
-            Goes::Here(values) => Some(values),
-            Goes::Up(Upwards { parts, mut task }) => {
+        let values = match destination {
+            Destination::Here(values) => Some(values),
+            Destination::Up(Upwards { parts, mut task }) => {
                 drop(parts); // this was all
                 end_of(&mut task).await?;
                 None
