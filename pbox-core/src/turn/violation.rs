@@ -19,7 +19,7 @@ pub enum Violation {
         chunks: usize,
     },
     /// The worker pushed a chunk twice in a round.
-    Again {
+    Duplicate {
         /// The chunk.
         chunk: ChunkId,
         /// The chunk's round in flight.
@@ -91,7 +91,7 @@ impl fmt::Display for Violation {
                     chunk.0
                 )
             }
-            Violation::Again { chunk, round } => {
+            Violation::Duplicate { chunk, round } => {
                 write!(f, "pushed chunk {} twice in round {}", chunk.0, round.0)
             }
             Violation::Unanswered { chunk, round } => {
@@ -141,7 +141,7 @@ impl Violation {
     pub(crate) fn new(immediate: Immediate, wrong: OutOfTurn) -> Self {
         let Immediate { chunk, round_bits: seen, .. } = immediate;
         match wrong {
-            OutOfTurn::Again(round) => Violation::Again { chunk, round },
+            OutOfTurn::Duplicate(round) => Violation::Duplicate { chunk, round },
             OutOfTurn::Unanswered(round) => Violation::Unanswered { chunk, round },
             OutOfTurn::NotYet(round) => Violation::NotYet { chunk, round },
             OutOfTurn::OtherRound { expected } => Violation::OtherRound { chunk, expected, seen },

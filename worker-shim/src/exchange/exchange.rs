@@ -227,7 +227,7 @@ impl<P: Port> Exchange<P> {
                 _ => {}
             }
             let key = self.layout.chunk(chunk).key;
-            self.outboxes[self.slices.core_of(chunk)].urgent.push_back(Urgent::Again(key, chunk));
+            self.outboxes[self.slices.core_of(chunk)].urgent.push_back(Urgent::Resend(key, chunk));
         }
         self.post_queued()
     }

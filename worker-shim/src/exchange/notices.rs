@@ -118,7 +118,7 @@ impl<P: Port> Exchange<P> {
                 return Ok(());
             }
             if self.windows.coder_mut().is_some_and(|coder| coder.push_again(chunk)) {
-                self.outboxes[core].urgent.push_back(Urgent::Again(key, chunk));
+                self.outboxes[core].urgent.push_back(Urgent::Resend(key, chunk));
                 return Ok(());
             }
         }

@@ -50,7 +50,7 @@ pub(super) enum Urgent {
     /// A post that belongs to no push.
     Post(Span, Immediate),
     /// A chunk that is posted again.
-    Again(KeyId, ChunkId),
+    Resend(KeyId, ChunkId),
 }
 
 impl Outbox {
@@ -85,7 +85,7 @@ impl Outbox {
         while let Some(&urgent) = self.urgent.front() {
             let post = match urgent {
                 Urgent::Post(span, immediate) => Some(Post { span, immediate, is_noted: false }),
-                Urgent::Again(key, chunk) => source.post(key, chunk),
+                Urgent::Resend(key, chunk) => source.post(key, chunk),
             };
             if let Some(Post { span, immediate, .. }) = post {
                 if !self.post(port, span, immediate)? {

@@ -23,7 +23,7 @@ pub(super) use together::Arrivals;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfTurn {
     /// The worker has already pushed the chunk in this round.
-    Again(Round),
+    Duplicate(Round),
     /// The worker's last push has no answer yet. The value is the round of this push.
     Unanswered(Round),
     /// The worker's next round is `expected`.

@@ -174,7 +174,7 @@ impl Pace for Relayed {
             }
             Above::Asked(expected) => Err(OutOfTurn::OtherRound { expected }),
             Above::Joining(None) if link == self.links_above[place] => Ok(Round(u32::from(round_bits))),
-            Above::Answered(round) => Err(OutOfTurn::Again(round)),
+            Above::Answered(round) => Err(OutOfTurn::Duplicate(round)),
             Above::Gathering | Above::Joining(_) => Err(OutOfTurn::NotYet(self.below.round(place))),
         }
     }

@@ -25,7 +25,7 @@ fn an_answer_that_nobody_asked_for_is_refused() {
     );
     assert_eq!(pace.check(0, FROM_ABOVE, 0), Ok(Round(0)));
     pace.above[0] = Above::Answered(Round(0));
-    assert_eq!(pace.check(0, FROM_ABOVE, 0), Err(OutOfTurn::Again(Round(0))));
+    assert_eq!(pace.check(0, FROM_ABOVE, 0), Err(OutOfTurn::Duplicate(Round(0))));
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn a_push_counts_as_at_a_hub_that_steps() {
     let mut pace = relayed(Round(0));
     assert_eq!(pace.check(0, 1, 0), Ok(Round(0)));
     assert!(!pace.below.note(0, 1));
-    assert_eq!(pace.check(0, 1, 0), Err(OutOfTurn::Again(Round(0))));
+    assert_eq!(pace.check(0, 1, 0), Err(OutOfTurn::Duplicate(Round(0))));
     assert!(pace.below.note(0, 0));
 }
 

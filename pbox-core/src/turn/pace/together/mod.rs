@@ -353,7 +353,7 @@ impl Pace for Arrivals {
             return Err(OutOfTurn::NotYet(round));
         }
         if self.is_in(index, rank) {
-            return Err(OutOfTurn::Again(round));
+            return Err(OutOfTurn::Duplicate(round));
         }
         Ok(round)
     }

@@ -33,7 +33,7 @@ fn the_last_of_any_order_makes_a_chunk_whole() {
 fn repeats_and_other_rounds_are_seen() {
     let mut arrivals = arrivals(2, 2);
     arrivals.arrive(1, 0, 0).unwrap();
-    assert_eq!(arrivals.arrive(1, 0, 0), Err(OutOfTurn::Again(Round(0))));
+    assert_eq!(arrivals.arrive(1, 0, 0), Err(OutOfTurn::Duplicate(Round(0))));
     assert_eq!(arrivals.arrive(1, 1, 1), Err(OutOfTurn::OtherRound { expected: Round(0) }));
     assert_eq!(arrivals.arrive(1, 1, 0), Ok(true));
     arrivals.advance(1, Content::Gradient);
