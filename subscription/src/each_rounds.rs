@@ -109,7 +109,7 @@ impl EachRounds {
     }
 
     /// Notes that the weights before a wanted round have arrived.
-    pub(crate) fn reached(&mut self, before: Round, now: Instant) {
+    pub(crate) fn note_arrived(&mut self, before: Round, now: Instant) {
         self.sees(before, now);
         self.from = Round(before.0.saturating_add(1));
         self.due = Some(self.multiple(self.from));
@@ -117,7 +117,7 @@ impl EachRounds {
 
     /// Notes the hub's answer that the job has passed the wanted round `before`. Returns the multiples that the reader
     /// does not get.
-    pub(crate) fn passed(&mut self, before: Round, front: Round, now: Instant) -> Passed {
+    pub(crate) fn note_passed(&mut self, before: Round, front: Round, now: Instant) -> Passed {
         self.sees(front, now);
         self.lead = (2 * self.lead).min(MOST_AHEAD);
         self.from = Round(front.0.saturating_add(self.lead));
@@ -181,21 +181,21 @@ mod tests {
         assert_eq!(sees(&mut rounds, 20, 10), (100, false), "two rounds a second");
         assert_eq!(sees(&mut rounds, 20, 20), (100, false), "the hub has not looked again");
         assert_eq!(sees(&mut rounds, 20, 46), (100, true));
-        rounds.reached(Round(100), begun + Duration::from_secs(50));
+        rounds.note_arrived(Round(100), begun + Duration::from_secs(50));
         assert_eq!(sees(&mut rounds, 98, 50), (200, false), "the hub's look was before");
-        rounds.passed(Round(200), Round(305), begun);
+        rounds.note_passed(Round(200), Round(305), begun);
         assert_eq!(sees(&mut rounds, 98, 50).0, 400);
         for (before, front, next) in [(400, 397, 500), (500, 494, 600), (500, 560, 600), (600, 597, 700)] {
-            rounds.passed(Round(before), Round(front), begun);
+            rounds.note_passed(Round(before), Round(front), begun);
             assert_eq!(sees(&mut rounds, front, 50).0, next, "far enough ahead of round {front}");
         }
         rounds.forget();
         assert_eq!(sees(&mut rounds, 99, 60), (100, true), "the job is back, in an earlier round");
         rounds.forget();
         assert_eq!(rounds.next(None, begun), Next::Ask(Round(100)), "the hub says that it has no such job");
-        rounds.reached(Round(400), begun);
+        rounds.note_arrived(Round(400), begun);
         assert_eq!(sees(&mut rounds, 450, 70).0, 500);
-        rounds.reached(Round(500), begun);
+        rounds.note_arrived(Round(500), begun);
         assert_eq!(sees(&mut rounds, 450, 70).0, 600);
         assert_eq!(sees(&mut rounds, 8, 71), (100, false), "a new job has begun under the same name");
     }
@@ -210,10 +210,10 @@ mod tests {
         assert_eq!(next(&mut rounds, 450), Next::Passed(passed(200, 400, 450)));
         assert_eq!(next(&mut rounds, 450), Next::Later(Round(500)), "named once");
         assert_eq!(next(&mut rounds, 550), Next::Passed(passed(500, 500, 550)));
-        rounds.reached(Round(600), begun);
+        rounds.note_arrived(Round(600), begun);
         assert_eq!(next(&mut rounds, 699), Next::Ask(Round(700)));
         assert_eq!(
-            rounds.passed(Round(700), Round(797), begun),
+            rounds.note_passed(Round(700), Round(797), begun),
             passed(700, 800, 797),
             "round 800 is too near"
         );

@@ -200,7 +200,7 @@ impl Hubs {
     pub fn fetch(&mut self, ask: &Ask) -> Result<(Round, Vec<Decoded>), NoWeights> {
         let ask = &self.find(ask)?;
         let mut margin = self.known.map_or(0, |(margin, _)| margin);
-        let mut before = self.known.take().map(|(margin, last)| further(last, MARGINS[margin]));
+        let mut before = self.known.take().map(|(margin, last)| add_rounds(last, MARGINS[margin]));
         loop {
             let front = match self.parts(ask, before) {
                 Ok(parts) => match one_round(&parts) {
@@ -226,7 +226,7 @@ impl Hubs {
                     MARGINS[MARGINS.len() - 1]
                 )));
             };
-            (before, margin) = (Some(further(front, ahead)), margin + 1);
+            (before, margin) = (Some(add_rounds(front, ahead)), margin + 1);
         }
     }
 
@@ -316,7 +316,7 @@ fn one_round(parts: &[Decoded]) -> Result<Round, Round> {
     if first == last { Ok(last) } else { Err(last) }
 }
 
-fn further(round: Round, rounds: u32) -> Round {
+fn add_rounds(round: Round, rounds: u32) -> Round {
     Round(round.0.saturating_add(rounds))
 }
 

@@ -2,14 +2,14 @@
 //! that `phub-server publish` writes.
 //!
 //! ```text
-//!   Subscription::next_version --> thread: Way --> Source --GET state--> hubs        all weights of one round
-//!                                           '----> versions::Reader --> directory    whole, or by deltas
+//!   Subscription::next_version --> thread: Feed --> Source --GET state--> hubs        all weights of one round
+//!                                            '----> versions::Reader --> directory    whole, or by deltas
 //! ```
 //!
 //! | file | content |
 //! | --- | --- |
 //! | `subscription.rs` | a subscription: waits, timeouts, the thread that reads |
-//! | `way.rs` | one try to get the next version |
+//! | `feed.rs` | one try to get the next version |
 //! | `source.rs` | a job's weights at its hubs, in a type and under names |
 //! | `names.rs` | a mapping from keys to names and types of tensors |
 //! | `tensors.rs` | the tensors of the keys: renamed, cut and joined |
@@ -25,12 +25,12 @@
 
 mod each_rounds;
 mod error;
+mod feed;
 mod hubs;
 mod names;
 mod source;
 mod subscription;
 mod tensors;
-mod way;
 mod whole;
 
 pub use authority::Credential;

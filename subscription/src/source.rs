@@ -134,9 +134,9 @@ impl Source {
         let now = Instant::now();
         match self.judge(parts) {
             Ok(Err(none)) => Ok(none),
-            Ok(Ok((before, Err(front)))) => Ok(Fetched::Passed(rounds.passed(before, front, now))),
+            Ok(Ok((before, Err(front)))) => Ok(Fetched::Passed(rounds.note_passed(before, front, now))),
             Ok(Ok((before, Ok(parts)))) => {
-                rounds.reached(before, now);
+                rounds.note_arrived(before, now);
                 let weights = self.weights(&parts)?;
                 Ok(Fetched::Weights(Origin { job: self.ask.job.clone(), round: before.0 }, weights))
             }

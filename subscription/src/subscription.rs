@@ -1,11 +1,11 @@
 //! A subscription. It returns version after version, with a time limit for each.
 //!
 //! ```text
-//!   next_version() --way--> thread: Way::step --way, step--> next_version(): return it, try again, or end
+//!   next_version() --feed--> thread: Feed::step --feed, step--> next_version(): return it, try again, or end
 //! ```
 //!
 //! The calling thread waits, and every 50 ms asks its caller whether the wait is over. If the caller stops waiting, the try
-//! continues on its thread, and the next call gets the result of this try. Only one thread at a time has the `Way` to the
+//! continues on its thread, and the next call gets the result of this try. Only one thread at a time has the `Feed` of the
 //! weights. This module must not depend on the source of the weights.
 
 use std::num::NonZeroU32;
@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use versions::{Origin, VersionId, Weights};
 
 use crate::error::SubscriptionError;
+use crate::feed::{Feed, Step};
 use crate::source::{Source, SourceSettings};
-use crate::way::{Step, Way};
 
 /// The interval at which a waiting thread asks its caller whether the wait is over.
 const LOOK: Duration = Duration::from_millis(50);
@@ -103,11 +103,11 @@ struct State {
     begun: Option<Instant>,
 }
 
-/// The way to the weights, or the thread that uses it now.
+/// The feed of the weights, or the thread that uses it now.
 #[derive(Debug)]
 enum Work {
-    Idle(Box<Way>),
-    Busy(Receiver<(Box<Way>, Step)>, Instant),
+    Idle(Box<Feed>),
+    Busy(Receiver<(Box<Feed>, Step)>, Instant),
     Gone,
 }
 
@@ -118,16 +118,16 @@ impl Subscription {
     /// Returns an error if no job can have this name, if an address is invalid, or if the credential cannot be read.
     pub fn to_hubs(settings: SourceSettings, wanted: Wanted) -> Result<Self, SubscriptionError> {
         let source = Source::new(settings).map_err(SubscriptionError::Source)?;
-        Ok(Subscription::new(Way::to_hubs(source, wanted), wanted))
+        Ok(Subscription::new(Feed::to_hubs(source, wanted), wanted))
     }
 
     /// Subscribes to a directory of `phub-server publish`, which may have no version yet.
     pub fn to_directory(directory: &Path, wanted: Wanted) -> Self {
-        Subscription::new(Way::to_directory(directory, wanted), wanted)
+        Subscription::new(Feed::to_directory(directory, wanted), wanted)
     }
 
-    fn new(way: Way, wanted: Wanted) -> Self {
-        let state = State { work: Work::Idle(Box::new(way)), begun: None };
+    fn new(feed: Feed, wanted: Wanted) -> Self {
+        let state = State { work: Work::Idle(Box::new(feed)), begun: None };
         Subscription {
             every: wanted.every(),
             timeout: None,
@@ -176,9 +176,9 @@ impl Subscription {
     /// this call does nothing.
     pub fn forget(&self) {
         if let Ok(mut state) = self.state.try_lock()
-            && let Work::Idle(way) = &mut state.work
+            && let Work::Idle(feed) = &mut state.work
         {
-            way.forget();
+            feed.forget();
             state.begun = None;
         }
     }
@@ -236,9 +236,9 @@ impl State {
                 }
                 // Each try makes the hub copy its weights. So the next try comes only after `every`, even if `PAUSE` is
                 // shorter.
-                Step::Same(because) => (why, until) = (because, begun.checked_add(every.max(PAUSE))),
-                Step::Later(because) => (why, until) = (because, Instant::now().checked_add(PAUSE)),
-                Step::Again(because) => why = because,
+                Step::Unchanged(because) => (why, until) = (because, begun.checked_add(every.max(PAUSE))),
+                Step::RetryLater(because) => (why, until) = (because, Instant::now().checked_add(PAUSE)),
+                Step::RetryNow(because) => why = because,
                 Step::End => return Ok(None),
                 Step::Fault(error) => return Err(error),
             }
@@ -252,9 +252,9 @@ impl State {
         }
         let Work::Busy(coming, begun) = &self.work else { return Err(SubscriptionError::Gone) };
         match coming.recv_timeout(LOOK) {
-            Ok((way, step)) => {
+            Ok((feed, step)) => {
                 let begun = *begun;
-                self.work = Work::Idle(way);
+                self.work = Work::Idle(feed);
                 Ok(Some((step, begun)))
             }
             Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -266,12 +266,12 @@ impl State {
     }
 
     fn begin(&mut self) -> Result<(), SubscriptionError> {
-        let Work::Idle(mut way) = std::mem::replace(&mut self.work, Work::Gone) else { return Ok(()) };
+        let Work::Idle(mut feed) = std::mem::replace(&mut self.work, Work::Gone) else { return Ok(()) };
         let (result, coming) = channel();
         let thread = std::thread::Builder::new().name("phub-follow".into()).spawn(move || {
-            let step = way.step();
+            let step = feed.step();
             // If the subscription was dropped, no caller waits for the result.
-            let _ = result.send((way, step));
+            let _ = result.send((feed, step));
         });
         thread.map_err(SubscriptionError::Thread)?;
         self.work = Work::Busy(coming, Instant::now());

@@ -1,4 +1,4 @@
-//! The ways to get weights: from a job's hubs, or from a directory of versions. The subscription's thread makes one try
+//! The feeds of weights: from a job's hubs, or from a directory of versions. The subscription's thread makes one try
 //! at a time.
 
 use std::num::NonZeroU32;
@@ -13,14 +13,14 @@ use crate::subscription::{Version, Wanted};
 
 /// The source of a job's weights: its hubs, or a directory of versions.
 #[derive(Debug)]
-pub(crate) enum Way {
-    Hubs(OfHubs),
-    Directory(OfDirectory),
+pub(crate) enum Feed {
+    Hubs(HubFeed),
+    Directory(DirectoryFeed),
 }
 
 /// The hubs of a job, and what this reader knows about the job.
 #[derive(Debug)]
-pub(crate) struct OfHubs {
+pub(crate) struct HubFeed {
     source: Source,
     /// The wanted rounds, and their distance. `None` if the newest weights are wanted.
     rounds: Option<(EachRounds, NonZeroU32)>,
@@ -34,7 +34,7 @@ pub(crate) struct OfHubs {
 
 /// A directory of versions, and the reader's place in it.
 #[derive(Debug)]
-pub(crate) struct OfDirectory {
+pub(crate) struct DirectoryFeed {
     reader: Reader,
     wanted: Wanted,
     /// The newest version that was looked at.
@@ -48,46 +48,46 @@ pub(crate) struct OfDirectory {
 pub(crate) enum Step {
     Version(Version),
     /// There is no newer version. The text describes the last version.
-    Same(String),
+    Unchanged(String),
     /// There is no version now. The text is the reason.
-    Later(String),
+    RetryLater(String),
     /// There is no version. The text is the reason. The next try is due at once.
-    Again(String),
+    RetryNow(String),
     End,
     Fault(SubscriptionError),
 }
 
-impl Way {
+impl Feed {
     pub fn to_hubs(source: Source, wanted: Wanted) -> Self {
         let rounds = match wanted {
             Wanted::Newest { .. } => None,
             Wanted::Each(each) => Some((EachRounds::new(each), each)),
         };
-        Way::Hubs(OfHubs { source, rounds, last: None, is_known: false })
+        Feed::Hubs(HubFeed { source, rounds, last: None, is_known: false })
     }
 
     pub fn to_directory(directory: &Path, wanted: Wanted) -> Self {
-        Way::Directory(OfDirectory { reader: Reader::new(directory), wanted, last: None, shown: None })
+        Feed::Directory(DirectoryFeed { reader: Reader::new(directory), wanted, last: None, shown: None })
     }
 
     /// Forgets the last version.
     pub fn forget(&mut self) {
         match self {
-            Way::Hubs(hubs) => hubs.last = None,
-            Way::Directory(directory) => (directory.last, directory.shown) = (None, None),
+            Feed::Hubs(hubs) => hubs.last = None,
+            Feed::Directory(directory) => (directory.last, directory.shown) = (None, None),
         }
     }
 
     /// Tries once.
     pub fn step(&mut self) -> Step {
         match self {
-            Way::Hubs(hubs) => hubs.step(),
-            Way::Directory(directory) => directory.step(),
+            Feed::Hubs(hubs) => hubs.step(),
+            Feed::Directory(directory) => directory.step(),
         }
     }
 }
 
-impl OfHubs {
+impl HubFeed {
     fn step(&mut self) -> Step {
         let fetched = match &mut self.rounds {
             Some((rounds, _)) => self.source.fetch_next(rounds),
@@ -98,7 +98,7 @@ impl OfHubs {
                 self.is_known = true;
                 let now = (origin.clone(), weights.digest());
                 if self.last.as_ref() == Some(&now) {
-                    return Step::Same(format!("the job is still before round {}", origin.round));
+                    return Step::Unchanged(format!("the job is still before round {}", origin.round));
                 }
                 let skipped = self.skipped(origin.round);
                 self.last = Some(now);
@@ -106,21 +106,21 @@ impl OfHubs {
             }
             Ok(Fetched::Ahead) => {
                 self.is_known = true;
-                Step::Later("the next wanted round is too far ahead of the job".to_owned())
+                Step::RetryLater("the next wanted round is too far ahead of the job".to_owned())
             }
             Ok(Fetched::Passed(passed)) => {
                 self.is_known = true;
                 // The next try is due at once. If it were later, the next wanted round might pass, too.
-                Step::Again(passed.to_string())
+                Step::RetryNow(passed.to_string())
             }
             Err(NoWeights::NoJob(_)) if self.is_known => Step::End,
             Err(NoWeights::Away(why)) => {
                 // From now on, a missing job does not mean that the job has ended: a hub that returns has no job until its
                 // workers have joined again.
                 self.is_known = false;
-                Step::Later(why)
+                Step::RetryLater(why)
             }
-            Err(NoWeights::NotYet(why) | NoWeights::NoJob(why)) => Step::Later(why),
+            Err(NoWeights::NotYet(why) | NoWeights::NoJob(why)) => Step::RetryLater(why),
             Err(NoWeights::Lost(why)) => Step::Fault(SubscriptionError::Lost(why)),
             Err(NoWeights::Never(error)) => Step::Fault(SubscriptionError::Source(error)),
         }
@@ -133,7 +133,7 @@ impl OfHubs {
     }
 }
 
-impl OfDirectory {
+impl DirectoryFeed {
     /// Returns the newest version. If the directory was emptied and filled again, the numbers of its versions begin again. The
     /// reader then forgets the versions that it has seen.
     fn newest(&mut self) -> Result<Option<VersionId>, VersionError> {
@@ -160,7 +160,7 @@ impl OfDirectory {
             Ok(Some(next)) => next,
             Ok(None) => {
                 let none = |last| format!("none is newer than {last}");
-                return Step::Later(self.last.map_or("there is none".to_owned(), none));
+                return Step::RetryLater(self.last.map_or("there is none".to_owned(), none));
             }
             Err(error) => return fault(error),
         };
@@ -188,7 +188,7 @@ impl OfDirectory {
 
 fn fault(error: VersionError) -> Step {
     match error.may_pass() {
-        true => Step::Later(error.to_string()),
+        true => Step::RetryLater(error.to_string()),
         false => Step::Fault(error.into()),
     }
 }
