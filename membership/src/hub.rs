@@ -95,12 +95,12 @@ pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
 }
 
 /// Returns the highest round that any worker had reached when it lost an earlier hub. `None` if no worker has joined again.
-pub fn reached(hubs: &[Hub]) -> Option<Round> {
+pub fn highest_reached(hubs: &[Hub]) -> Option<Round> {
     hubs.iter().filter_map(|hub| hub.heartbeat.news().reply.reached).max()
 }
 
 /// Returns the number of the job's rounds that were lost with earlier hubs, before the job began at these hubs.
-pub fn lost(hubs: &[Hub]) -> u32 {
+pub fn lost_rounds(hubs: &[Hub]) -> u32 {
     hubs.iter().map(|hub| hub.heartbeat.news().reply.lost).max().unwrap_or(0)
 }
 

@@ -37,7 +37,7 @@ pub use data_path::{DataPath, NicSettings, Ports, may_share_memory, open};
 pub use environment::{environment_warnings, known_variables, warn_of_environment};
 pub use error::MemberError;
 pub use fetch::{StateReader, Values, fetch_state};
-pub use hub::{Hub, Missing, lost, reached, takes_part, wait_for_links};
+pub use hub::{Hub, Missing, highest_reached, lost_rounds, takes_part, wait_for_links};
 pub use join::{Join, LetIn, deadline, describe, hub_addresses, meet, placements, wait_for};
 pub use lend::LoanNics;
 pub use member::{End, Event, Failure, Limits, Member, Over, Step};

@@ -41,7 +41,7 @@ pub use snapshot::{
 };
 pub use turn::{
     AnswersAbove, Core, Front, JobId, Look, MadeShard, Nobody, Notice, Onlooker, SendQueue, ShardSpec, Tally,
-    Violation, Waits, Watched, WindowsBelow, further,
+    Violation, Waits, Watched, WindowsBelow, later_lines,
 };
 pub use weights::{Discarded, Gauged, GaugedRound};
 pub use whole::{ExactSum, NormMean, NormSum, Part, Parts, Skips};

@@ -96,7 +96,7 @@ impl<C: Cells> Producer<C> {
     /// answer is only meaningful after a sequentially consistent fence that follows the push (see `bell`).
     pub fn due(&self) -> bool {
         let wake_at = self.cells.wake_at().load(Ordering::Relaxed);
-        reached(self.tail, wake_at)
+        is_at_or_after(self.tail, wake_at)
     }
 }
 
@@ -169,7 +169,7 @@ fn capacity(cells: &impl Cells) -> u32 {
 }
 
 /// Whether free-running `position` is at or after `mark`.
-fn reached(position: u32, mark: u32) -> bool {
+fn is_at_or_after(position: u32, mark: u32) -> bool {
     position.wrapping_sub(mark) < 1 << 31
 }
 

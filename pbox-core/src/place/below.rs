@@ -42,8 +42,8 @@ impl Above {
         let share = self.share()?;
         match above {
             None => Ok(Placement::of_shares(layout, *schedule, share, cores)),
-            Some(further) if share.is_whole() => {
-                Ok(vec![Below::new(&further.placements(layout)?, cores[0].cores()).placement])
+            Some(upper) if share.is_whole() => {
+                Ok(vec![Below::new(&upper.placements(layout)?, cores[0].cores()).placement])
             }
             Some(_) => {
                 Err(format!("{} hubs at a level that is below other hubs: expected 1 hub", share.hubs))
@@ -57,15 +57,15 @@ impl Above {
     /// Returns an error if a level has no hub or too many hubs.
     pub fn first_chunks(&self, layout: &Layout) -> Result<Vec<ChunkId>, String> {
         match &self.above {
-            Some(further) => further.first_chunks(layout),
+            Some(upper) => upper.first_chunks(layout),
             None => Ok(first_chunks(layout, self.schedule, self.share()?)),
         }
     }
 
     /// Whether the cores of each hub are equally fast.
     pub fn are_equally_fast(&self) -> bool {
-        let further = self.above.as_ref().is_none_or(|further| further.are_equally_fast());
-        further && self.cores.iter().all(JobCores::are_equally_fast)
+        let upper = self.above.as_ref().is_none_or(|upper| upper.are_equally_fast());
+        upper && self.cores.iter().all(JobCores::are_equally_fast)
     }
 
     /// Returns the share of the first of the hubs above.

@@ -15,7 +15,7 @@ mod spec;
 mod violation;
 mod watch;
 
-pub use core::{Core, further};
+pub use core::{Core, later_lines};
 pub use look::{Look, Waits};
 pub use made::MadeShard;
 pub use notice::{AnswersAbove, JobId, Notice, Tally};

@@ -127,7 +127,7 @@ impl Session {
         }
         session.begin_at_first(deadline, !wanted)?; // a state was read, and cannot be brought again
         session.member.handle(Event::TakesPart, Instant::now());
-        session.lost = membership::lost(&session.hubs);
+        session.lost = membership::lost_rounds(&session.hubs);
         if session.pulling.is_none() {
             session.wait_all()?;
         }

@@ -101,7 +101,7 @@ impl<P: Port> Core<P> {
     /// round in which no chunk of this core has stepped the worker's push. Empty in BSP.
     pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
         let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
-        lines.reduce(further).unwrap_or_default()
+        lines.reduce(later_lines).unwrap_or_default()
     }
 
     /// Sets each worker's lead over the slowest worker, in rounds, by rank. Call it for a job with
@@ -306,7 +306,7 @@ impl<P: Port> Core<P> {
 }
 
 /// Combines the [lines](Core::lines) of two sets of a job's chunks. For each worker, the result has the later line.
-pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round>> {
+pub fn later_lines(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round>> {
     if b.is_empty() {
         a
     } else if a.is_empty() {

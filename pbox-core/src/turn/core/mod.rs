@@ -21,7 +21,7 @@ use super::watch::Watch;
 use crate::kernels::Kernels;
 use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
 
-pub use jobs::further;
+pub use jobs::later_lines;
 
 /// The limit on the arrivals of one turn, for a core with few links. With a higher limit, more arrivals share the cost
 /// of a poll. With a lower limit, the core's other duties wait less.

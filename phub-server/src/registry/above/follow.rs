@@ -112,7 +112,7 @@ impl Registry {
             let Some(above) = self.of_job(id, |_, job| job.above.clone())? else { return Ok(None) };
             match above.takes_part() {
                 Ok(round) => {
-                    if let Some(round) = above.reached() {
+                    if let Some(round) = above.highest_reached() {
                         self.lock().ask(MachinesReached { job: id, round })?;
                     }
                     return Ok(Some(round));

@@ -67,8 +67,8 @@ impl JoinedAbove {
 
     /// Returns the highest round that a worker of any machine had reached when it lost a hub, if a worker has lost a
     /// hub.
-    pub fn reached(&self) -> Option<Round> {
-        membership::reached(&self.hubs)
+    pub fn highest_reached(&self) -> Option<Round> {
+        membership::highest_reached(&self.hubs)
     }
 
     /// Reports that all workers of this hub have joined. May wait for the hubs above.

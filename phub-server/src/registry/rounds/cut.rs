@@ -9,7 +9,7 @@ use coordinator::input::HeldByLead;
 use coordinator::{CutId, Event, JobEnded, Step, Stepped};
 use hub_threads::{Command, Reply};
 use pbox_core::control::HoldReply;
-use pbox_core::{JobId, further};
+use pbox_core::{JobId, later_lines};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -59,7 +59,7 @@ impl Registry {
             Step::Lines => {
                 let asked = self.ask_job(job, |reply| Command::Lines { job: id, reply });
                 self.tell_step(id, cut, async {
-                    let lines = answers(asked).await?.into_iter().reduce(further);
+                    let lines = answers(asked).await?.into_iter().reduce(later_lines);
                     Ok(Stepped::Lines(lines.unwrap_or_default().into()))
                 });
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use coordinator::{CutId, Event, Stepped};
 use fabric::{RecvWindow, SpanError, Spans, sim};
-use pbox_core::{Core, Layout, LevelTerms, Notice, Occasion, Restored, Round, further};
+use pbox_core::{Core, Layout, LevelTerms, Notice, Occasion, Restored, Round, later_lines};
 
 use super::Control;
 
@@ -209,7 +209,7 @@ impl Control {
                 *front = *highest;
             }
             Stepped::Lines(lines) => {
-                *furthest = further(std::mem::take(furthest), lines.to_vec());
+                *furthest = later_lines(std::mem::take(furthest), lines.to_vec());
                 *lines = furthest.as_slice().into();
             }
             _ => {}

@@ -261,7 +261,7 @@ impl Session {
         self.wait_all()?;
         // The checkpoint may be further than all workers: it may include a round for which no worker has an answer.
         let begins = self.counted(self.first);
-        let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
+        let highest = membership::highest_reached(&self.hubs).unwrap_or_default().max(own).max(begins);
         self.check_has_weights(highest).map_err(|error| RetryError::Permanent(error.into()))?;
         self.check_has_means(at_loss, highest).map_err(|error| RetryError::Permanent(error.into()))?;
         self.tell_numbers_again()?;
@@ -315,7 +315,7 @@ impl Session {
     /// Returns an error if the job has begun anew without weights, although workers have already reached this round, or
     /// a later round.
     fn check_has_weights(&self, own: Round) -> Result<(), MemberError> {
-        let reached = membership::reached(&self.hubs).unwrap_or_default().max(own);
+        let reached = membership::highest_reached(&self.hubs).unwrap_or_default().max(own);
         let begins_anew = membership::takes_part(&self.hubs, self.config.rank) == Ok(Round(0));
         if self.config.terms.optimizer.keeps_weights() && begins_anew && reached > Round(0) {
             return Err(self.hubs[0].lost(
