@@ -215,7 +215,7 @@ fn check_nics(
             device,
             named: list.names_devices() && options.is_some(),
             planned: options.as_ref().is_some_and(|options| used.contains(options)),
-            others: !used.is_empty(),
+            plan_has_nics: !used.is_empty(),
             netdev: nic.and_then(|nic| nic.netdevs.first().cloned()),
             options,
         };

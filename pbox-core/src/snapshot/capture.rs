@@ -83,7 +83,7 @@ pub(crate) struct Capture {
     is_due: bool,
     current: Option<Current>,
     /// Whether a part was given to the writer of files. The writer will return the part's memory.
-    out: bool,
+    is_being_written: bool,
     spare: Option<Slab>,
     /// Results that wait for the core's owner.
     taken: Vec<Taken>,
@@ -118,7 +118,7 @@ impl Capture {
             in_time: 0,
             is_due: false,
             current: None,
-            out: false,
+            is_being_written: false,
             spare: None,
             taken: Vec::new(),
         };
@@ -234,7 +234,7 @@ impl Capture {
         if let Some(Current { occasion, before, values, steps, .. }) =
             self.current.take_if(|current| current.left == 0)
         {
-            self.out = true;
+            self.is_being_written = true;
             let steps = steps.into_iter().flatten().collect();
             let part = SnapshotPart { chunks: self.chunks.clone(), values, steps, squares, norm_mean };
             self.taken.push(Taken { occasion, before, through: None, part: Ok(part) });
@@ -261,7 +261,7 @@ impl Capture {
 
     fn memory(&mut self, selection: Selection) -> Result<Slab, String> {
         let yielded = self.yields();
-        if self.current.is_some() || self.out {
+        if self.current.is_some() || self.is_being_written {
             return Err("the previous checkpoint is not written yet".into());
         }
         let values = self.range(selection, &(0..self.elements)).end;
@@ -285,7 +285,7 @@ impl Capture {
     /// Takes back the memory of a part that was written or given up. Keeps the memory if further snapshots will be due.
     /// `values` is `None` if the memory is lost, or used by clients. Returns memory that is not needed.
     pub fn give_back(&mut self, values: Option<Slab>) -> Option<Slab> {
-        (self.out, self.is_due) = (false, false);
+        (self.is_being_written, self.is_due) = (false, false);
         if self.every.is_some() { self.keep(Some(values?)) } else { values }
     }
 

@@ -105,7 +105,7 @@ pub(crate) struct Candidate<'a> {
     /// Whether the plan uses this NIC.
     pub planned: bool,
     /// Whether the plan uses any NIC at all.
-    pub others: bool,
+    pub plan_has_nics: bool,
     /// The network interface, according to the topology.
     pub netdev: Option<String>,
 }
@@ -127,7 +127,7 @@ impl Candidate<'_> {
 
     /// Returns the check of a NIC that lacks something: a failure if the hub needs this NIC.
     fn is_missing(&self, name: String, seen: &str, fix: String) -> Check {
-        if self.named || !self.others {
+        if self.named || !self.plan_has_nics {
             return Check::fail(name, seen, fix);
         }
         let hub = "the hub does not use this NIC, and would not start if --nics named it";

@@ -29,7 +29,7 @@ impl Cut {
 
     /// Returns the release for the other hubs, if hub 0 has asked these hubs to pause the job for this cut.
     pub(super) fn release_of_others(&self, hubs: &Hubs, members: &Ranks) -> Option<ReleaseRequest> {
-        let (number, secret, (snapshot, ends)) = (self.others?, hubs.secret.show(), self.snapshot());
+        let (number, secret, (snapshot, ends)) = (self.lead_cut?, hubs.secret.show(), self.snapshot());
         let admitted = self.admitted(members).iter().filter_map(|&rank| members.worker(rank)).collect();
         Some(ReleaseRequest { secret, cut: number, from: self.before, admitted, snapshot, ends })
     }
@@ -78,7 +78,7 @@ impl Cuts {
                 waits_for,
                 begins,
                 front: None,
-                others: None,
+                lead_cut: None,
                 before: Round(0),
                 since: now,
                 release: None,
@@ -94,7 +94,7 @@ impl Cuts {
         self.waiting.clear();
         let Some(mut cut) = self.now.take() else { return Vec::new() };
         let are_held =
-            cut.others.is_some() && !matches!(cut.waits_for, WaitsFor::OthersRelease | WaitsFor::Release);
+            cut.lead_cut.is_some() && !matches!(cut.waits_for, WaitsFor::OthersRelease | WaitsFor::Release);
         if !are_held {
             return Vec::new();
         }
@@ -165,7 +165,7 @@ impl Moved<'_> {
             _ if hubs.share.is_whole() => self.held_everywhere(),
             _ => {
                 let (number, secret) = (hubs.next_cut(), hubs.secret.show());
-                cut.others = Some(number);
+                cut.lead_cut = Some(number);
                 self.waits(WaitsFor::Others, Step::HoldOthers(HoldRequest { secret, cut: number }))
             }
         }

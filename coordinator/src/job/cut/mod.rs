@@ -218,7 +218,7 @@ struct Cut {
     /// The round of the furthest chunk.
     front: Option<Round>,
     /// Hub 0's number of the cut. `None` until the other hubs are asked to pause the job.
-    others: Option<u64>,
+    lead_cut: Option<u64>,
     /// The round before which the job is cut, once it is decided.
     before: Round,
     /// The time at which this hub began to wait for hub 0's release. Used only at hubs other than hub 0.

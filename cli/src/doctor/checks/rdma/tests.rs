@@ -29,7 +29,7 @@ fn device(name: &str, active: bool, mtu_code: u32, gids: Vec<GidEntry>) -> Devic
 
 fn candidate(device: &Device) -> Candidate<'_> {
     let options = Some(NicOptions::new(device.name.clone()));
-    Candidate { device, options, named: false, planned: true, others: true, netdev: None }
+    Candidate { device, options, named: false, planned: true, plan_has_nics: true, netdev: None }
 }
 
 fn found(kernel: &[&str], devices: Result<Vec<Device>, VerbsError>) -> Found {
@@ -86,7 +86,7 @@ fn a_device_that_does_not_open_fails_where_the_hub_has_no_other() {
     let shut = Device { ports: vec![], fault: Some(fault), ..device("mlx5_0", true, 5, vec![]) };
     let others = Candidate { planned: false, ..candidate(&shut) };
     says(&port(&others), Verdict::Warn, "Permission denied", "/dev/infiniband/uverbs*");
-    says(&port(&Candidate { others: false, ..others }), Verdict::Fail, "Permission denied", "uverbs*");
+    says(&port(&Candidate { plan_has_nics: false, ..others }), Verdict::Fail, "Permission denied", "uverbs*");
     // The plan does not use a port that is active but has no address.
     let bare = device("mlx5_1", true, 5, vec![]);
     let bare = Candidate { planned: false, ..candidate(&bare) };
@@ -115,7 +115,7 @@ fn a_port_that_is_down_fails_where_the_hub_needs_it() {
     says(&port(&spare), Verdict::Warn, "the hub does not use this NIC", "ip link set eth7 up");
     let named = Candidate { named: true, ..candidate(&down) };
     says(&port(&named), Verdict::Fail, "port 1 DOWN", "ip link set eth7 up");
-    let only = Candidate { others: false, ..spare.clone() };
+    let only = Candidate { plan_has_nics: false, ..spare.clone() };
     says(&port(&only), Verdict::Fail, "expected an ACTIVE port", "cable");
     let unknown = NicOptions { port: Some(3), ..NicOptions::new("mlx5_0") };
     let unknown = Candidate { options: Some(unknown), named: true, ..candidate(&down) };
