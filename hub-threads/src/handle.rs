@@ -37,19 +37,19 @@ pub struct Meters {
 
 /// The time since which a core thread has commands that it has not taken.
 #[derive(Debug)]
-pub struct Unheard {
+pub struct WaitingSince {
     begun: Instant,
     /// The time from `begun` to the first waiting command, in nanoseconds, plus one; 0 if no command waits.
     since: AtomicU64,
 }
 
-impl Unheard {
+impl WaitingSince {
     pub fn new() -> Self {
-        Unheard { begun: Instant::now(), since: AtomicU64::new(0) }
+        WaitingSince { begun: Instant::now(), since: AtomicU64::new(0) }
     }
 
     /// Notes that a command waits.
-    fn note(&self) {
+    fn note_command(&self) {
         if self.since.load(Ordering::Relaxed) == 0 {
             let now = self.begun.elapsed().as_nanos() as u64 + 1;
             let _ = self.since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
@@ -57,7 +57,7 @@ impl Unheard {
     }
 
     /// Notes that the thread takes its commands. The thread will also see a command that arrives at this moment.
-    pub fn heard(&self) {
+    pub fn clear(&self) {
         self.since.store(0, Ordering::Relaxed);
     }
 
@@ -78,7 +78,7 @@ pub struct CoreHandle {
     pub contention: Arc<Contention>,
     pub(crate) commands: Sender<Command>,
     pub(crate) mail: Arc<AtomicBool>,
-    pub(crate) unheard: Arc<Unheard>,
+    pub(crate) waiting_since: Arc<WaitingSince>,
     /// Wakes the thread.
     pub waker: Waker,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
@@ -132,19 +132,20 @@ impl CoreHandle {
     pub fn tell(&self, command: Command) {
         // An error means that the thread has panicked. The workers of its jobs notice that their links end.
         let _ = self.commands.send(command);
-        self.unheard.note();
+        self.waiting_since.note_command();
         self.mail.store(true, Ordering::Release); // [mail]
         self.waker.wake_by_ref();
     }
 
     /// Returns the time for which the thread has left commands waiting, as of `now`. If no command waits, sends a
     /// command, so that a later call sees whether the thread took the command.
-    pub fn deaf_for(&self, now: Instant) -> Duration {
-        let deaf = self.unheard.since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        if self.unheard.since().is_none() {
+    pub fn unresponsive_for(&self, now: Instant) -> Duration {
+        let unresponsive =
+            self.waiting_since.since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        if self.waiting_since.since().is_none() {
             self.tell(Command::Nothing);
         }
-        deaf
+        unresponsive
     }
 
     /// Waits for the thread to end after [`Command::Stop`].

@@ -11,7 +11,7 @@ use crate::{Command, CoreLinksAbove, CoreThread, Report};
 impl CoreThread {
     /// Carries out the waiting commands.
     pub fn obey(&mut self) {
-        self.unheard.heard();
+        self.waiting_since.clear();
         while let Ok(command) = self.inbox.try_recv() {
             self.carry_out(command);
             self.report_notices();

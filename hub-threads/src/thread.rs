@@ -13,7 +13,7 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{Core, Discarded, JobId, Notice};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::handle::{CoreHandle, Meters, Unheard};
+use crate::handle::{CoreHandle, Meters, WaitingSince};
 use crate::timeline::CoreTimeline;
 use crate::{Command, Lane, Measured, Report};
 
@@ -29,7 +29,7 @@ pub struct CoreThread {
     pub(crate) number: usize,
     pub(crate) inbox: Receiver<Command>,
     mail: Arc<AtomicBool>,
-    pub(crate) unheard: Arc<Unheard>,
+    pub(crate) waiting_since: Arc<WaitingSince>,
     meters: Arc<Meters>,
     reports: UnboundedSender<Report>,
     /// The channel to the thread that frees memory.
@@ -51,7 +51,7 @@ impl CoreThread {
     ) -> (CoreHandle, Self) {
         let (commands, inbox) = channel();
         let (mail, meters) = (Arc::new(AtomicBool::new(false)), Arc::new(Meters::default()));
-        let unheard = Arc::new(Unheard::new());
+        let waiting_since = Arc::new(WaitingSince::new());
         let (waker, core) = (port.waker(), Core::new(port, kernels));
         let handle = CoreHandle {
             lane,
@@ -59,7 +59,7 @@ impl CoreThread {
             contention: Arc::default(),
             commands,
             mail: Arc::clone(&mail),
-            unheard: Arc::clone(&unheard),
+            waiting_since: Arc::clone(&waiting_since),
             waker,
             thread: Mutex::default(),
         };
@@ -69,7 +69,7 @@ impl CoreThread {
             number,
             inbox,
             mail,
-            unheard,
+            waiting_since,
             meters,
             reports,
             discard,

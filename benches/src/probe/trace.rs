@@ -9,7 +9,7 @@ use timeline::{TraceFile, merge};
 pub(super) struct Trace {
     file: TraceFile,
     /// The path that the children get. Each child derives the name of its file from this path.
-    told: PathBuf,
+    base: PathBuf,
     parts: Vec<PathBuf>,
 }
 
@@ -33,7 +33,7 @@ impl Trace {
     /// file's name contains the rank, as a worker's file does. So all ranks may get the same `path`.
     pub fn create(path: &Path, rank: Option<u32>) -> Result<Self> {
         let file = rank.map_or_else(|| path.to_owned(), |rank| of_rank(path, rank));
-        Ok(Trace { file: TraceFile::create(file)?, told: path.to_owned(), parts: Vec::new() })
+        Ok(Trace { file: TraceFile::create(file)?, base: path.to_owned(), parts: Vec::new() })
     }
 
     /// Returns its path.
@@ -43,12 +43,12 @@ impl Trace {
 
     /// Adds a hub that was started.
     pub fn add_hub(&mut self, pid: u32) {
-        self.parts.push(part(&self.told, pid));
+        self.parts.push(part(&self.base, pid));
     }
 
     /// Adds a worker that was started.
     pub fn add_worker(&mut self, pid: u32, rank: u32) {
-        self.parts.push(part(&self.told, pid).with_extension(format!("rank{rank}.part")));
+        self.parts.push(part(&self.base, pid).with_extension(format!("rank{rank}.part")));
     }
 
     /// Merges the files. All children must have ended without an error.
@@ -72,9 +72,9 @@ mod tests {
     #[test]
     fn two_ranks_that_are_told_one_file_have_a_file_each() {
         let dir = tempfile::tempdir().unwrap();
-        let told = dir.path().join("run.json");
+        let path = dir.path().join("run.json");
         let paths =
-            [None, Some(0), Some(1)].map(|rank| Trace::create(&told, rank).unwrap().path().to_owned());
+            [None, Some(0), Some(1)].map(|rank| Trace::create(&path, rank).unwrap().path().to_owned());
         assert_eq!(paths, ["run.json", "run.rank0.json", "run.rank1.json"].map(|name| dir.path().join(name)));
     }
 }

@@ -165,7 +165,7 @@ impl<T: Transport> HubAndWorkers<T> {
             }
             Far::Process => {
                 let mut process = self.start_process(format!("hub - 0 {shape}"));
-                let address = process.told();
+                let address = process.read_reply();
                 (Starting::Process(process), address)
             }
         }
@@ -216,7 +216,7 @@ impl Starting {
         match self {
             Starting::Here(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             Starting::Process(mut process) => {
-                assert_eq!(process.told(), "ready");
+                assert_eq!(process.read_reply(), "ready");
                 Box::new(process)
             }
         }

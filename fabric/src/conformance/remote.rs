@@ -75,11 +75,11 @@ impl Remote {
 
     fn ask(&mut self, command: std::fmt::Arguments) -> String {
         writeln!(self.to, "{command}").expect("the peer process lives");
-        self.told()
+        self.read_reply()
     }
 
     /// Returns the next line from the process.
-    pub(super) fn told(&mut self) -> String {
+    pub(super) fn read_reply(&mut self) -> String {
         loop {
             let mut line = String::new();
             let bytes = self.from.read_line(&mut line).expect("the peer process writes text");

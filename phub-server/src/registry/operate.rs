@@ -10,7 +10,7 @@ use super::{Because, Refusal, Registry};
 
 /// The longest time for which a core may leave its commands unread. A turn takes milliseconds, but a machine
 /// may be busy.
-const DEAF: Duration = Duration::from_secs(3);
+const UNRESPONSIVE: Duration = Duration::from_secs(3);
 
 impl Registry {
     /// Stops a job, after a checkpoint if this hub writes checkpoints. `by` names who stops the job. The job's
@@ -50,13 +50,13 @@ impl Registry {
     }
 
     /// Checks that the hub still admits workers, and that every core reads its commands. Workers that join
-    /// would wait for a core that reads no commands. A core may leave its commands unread for as long as [`DEAF`].
+    /// would wait for a core that reads no commands. A core may leave its commands unread for as long as [`UNRESPONSIVE`].
     pub fn check_health(&self, now: Instant) -> Result<(), Refusal> {
         self.check_open()?;
-        match self.cores.iter().map(|core| (core.deaf_for(now), core.lane.cpu)).max() {
-            Some((deaf, cpu)) if deaf > DEAF => Err(RefusalCode::NotReady.because(format!(
+        match self.cores.iter().map(|core| (core.unresponsive_for(now), core.lane.cpu)).max() {
+            Some((unresponsive, cpu)) if unresponsive > UNRESPONSIVE => Err(RefusalCode::NotReady.because(format!(
                 "the core thread on cpu {cpu} has not taken a command for {:.1} s: the thread hangs, or gets no processor",
-                deaf.as_secs_f64()
+                unresponsive.as_secs_f64()
             ))),
             _ => Ok(()),
         }
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn a_core_that_takes_no_commands_is_not_well() {
         let (registry, mut core) = test_bed::registry();
-        let later = || Instant::now() + 2 * DEAF;
+        let later = || Instant::now() + 2 * UNRESPONSIVE;
         registry.check_health(later()).unwrap(); // nothing was asked of it before
         let Refusal { code, why, .. } = registry.check_health(later()).expect_err("it is not well");
         assert_eq!(code, RefusalCode::NotReady);

@@ -91,7 +91,7 @@ pub(crate) struct Pulling {
     /// The time at which the batch that is due will be pulled, after the imitated start-up.
     pulled_at: Option<Instant>,
     /// The counts that were last reported to the planner.
-    told: Counts,
+    reported: Counts,
 }
 
 impl Pulling {
@@ -102,7 +102,13 @@ impl Pulling {
         let planner = Planner::new(pull.batching, &layers, keys);
         let mut batches = Batches::begin(layers, exchange);
         batches.set(planner.batches());
-        Ok(Pulling { batches, planner, start_up: pull.start_up, pulled_at: None, told: Counts::default() })
+        Ok(Pulling {
+            batches,
+            planner,
+            start_up: pull.start_up,
+            pulled_at: None,
+            reported: Counts::default(),
+        })
     }
 
     /// Makes progress on the exchange, reports its events to the planner, and pulls a batch whose start-up is over.
@@ -116,12 +122,12 @@ impl Pulling {
         let count = exchange.progress()?;
         self.batches.take_news(exchange);
         let counts = self.batches.counts();
-        if counts != self.told {
+        if counts != self.reported {
             let now = Instant::now();
             // The arrivals are reported first, because a batch is due only after the previous batch has arrived.
-            (self.told.there..counts.there).for_each(|_| self.planner.there(now));
-            (self.told.due..counts.due).for_each(|_| self.planner.due(now));
-            self.told = counts;
+            (self.reported.there..counts.there).for_each(|_| self.planner.there(now));
+            (self.reported.due..counts.due).for_each(|_| self.planner.due(now));
+            self.reported = counts;
             self.pulled_at = self.batches.is_due().then(|| now + self.start_up);
         }
         if self.pulled_at.is_some_and(|at| at <= Instant::now()) {
