@@ -82,7 +82,7 @@ impl Board {
     pub fn give_sums(&self, sums: impl Iterator<Item = (usize, Sums)>) {
         let mut inner = self.lock();
         sums.for_each(|(chunk, sum)| inner.sums[chunk] = sum);
-        if inner.is_last(self.parts) {
+        if inner.count_part(self.parts) {
             let c = self.c.unwrap_or_else(|| balance(inner.sums.iter().copied()));
             inner.find(Found::Coefficient(c));
         }
@@ -95,7 +95,7 @@ impl Board {
     pub fn give_counts(&self, counts: &[u32]) {
         let mut inner = self.lock();
         inner.histogram.iter_mut().zip(counts).for_each(|(all, &count)| *all += u64::from(count));
-        if !inner.is_last(self.parts) {
+        if !inner.count_part(self.parts) {
             return;
         }
         let found = match inner.found {
@@ -130,7 +130,8 @@ impl Board {
 }
 
 impl Inner {
-    fn is_last(&mut self, parts: usize) -> bool {
+    /// Counts the part of a core. Returns true for the last part.
+    fn count_part(&mut self, parts: usize) -> bool {
         self.given += 1;
         self.given == parts
     }

@@ -176,7 +176,7 @@ impl Replies {
     }
 
     /// Notes that a worker has lost its links, and with them the answers of at most `chunks` chunks.
-    pub fn may_repeat(&mut self, rank: u32, chunks: usize) {
+    pub fn allow_repeats(&mut self, rank: u32, chunks: usize) {
         self.repeats[rank as usize] = chunks;
         if let Some(parts) = self.parts(rank) {
             parts.unlink(rank);
@@ -290,7 +290,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
             Err(violation) => match self.shard.group(immediate.chunk) {
                 Some(places) => self.take_group(rank, immediate, places),
                 // The arrival is not a push of this round. It may be a pull, or a push whose answer was lost.
-                None if self.pull(rank, immediate) || self.repeats(rank, immediate) => Ok(Some(Done::POSTED)),
+                None if self.pull(rank, immediate) || self.answer_repeated(rank, immediate) => {
+                    Ok(Some(Done::POSTED))
+                }
                 None => self.take_line(rank, immediate, violation),
             },
         }
@@ -481,15 +483,15 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Checks whether a worker's post repeats a push whose answer was lost with the worker's links. If so,
+    /// Handles a post that may repeat a push whose answer was lost with the worker's links. If it does,
     /// answers the chunk again. In BSP the weights are still those of that answer: no later step can be made
     /// without this worker's next push.
     #[cold]
-    fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
+    fn answer_repeated(&mut self, rank: u32, immediate: Immediate) -> bool {
         let place = self.shard.place(immediate.chunk).filter(|_| immediate.content != Content::Ahead);
         let Some(place) = place else { return false };
         let Some(left @ 1..) = self.replies.repeats.get_mut(rank as usize) else { return false };
-        let Some(repeated) = self.shard.pace.repeated(place, rank, immediate.round_bits) else {
+        let Some(repeated) = self.shard.pace.handle_repeat(place, rank, immediate.round_bits) else {
             return false;
         };
         *left -= 1;

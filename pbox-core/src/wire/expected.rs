@@ -90,8 +90,8 @@ impl Expected {
         chunks.all(|chunk| placement.owner_near(ChunkId(chunk), near) == *core)
     }
 
-    /// Checks whether a frame without bytes may arrive now.
-    fn takes_empty(&mut self, Immediate { chunk, round_bits, content }: Immediate) -> bool {
+    /// Takes the arrival of a frame without bytes. Returns false if the frame may not arrive now.
+    fn take_empty(&mut self, Immediate { chunk, round_bits, content }: Immediate) -> bool {
         let is_of = |bits: u8| bits == round_bits;
         let mut came = || self.ahead.remove(&chunk).is_some_and(is_of);
         match (&mut self.end, content) {
@@ -131,7 +131,7 @@ impl Expected {
         if !self.is_of_core(chunk) {
             return Err(format!("a frame for chunk {}, which another core owns", chunk.0));
         }
-        if bytes == 0 && self.takes_empty(immediate) {
+        if bytes == 0 && self.take_empty(immediate) {
             self.note_bytes(immediate);
             return Ok(());
         }

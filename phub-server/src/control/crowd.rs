@@ -78,7 +78,7 @@ pub(super) struct Newcomer {
 
 impl Newcomer {
     /// Notes that the connection has shown a token.
-    pub fn is_known(&self) {
+    pub fn mark_known(&self) {
         self.crowd.lock().take_stranger(self.number);
     }
 }
@@ -89,7 +89,7 @@ impl Place {
     }
 
     /// Waits until the connection has lost its place to another connection.
-    pub async fn is_gone(&mut self) {
+    pub async fn wait_until_gone(&mut self) {
         if (&mut self.gone).await.is_err() {
             std::future::pending().await // the connection has shown a token
         }
@@ -196,7 +196,7 @@ mod tests {
     /// connections.
     fn known(crowd: &Crowd, from: &str, limits: &ControlLimits) -> Result<Place, &'static str> {
         let (place, _) = crowd.enter(from.parse().unwrap(), limits)?;
-        place.newcomer().is_known();
+        place.newcomer().mark_known();
         Ok(place)
     }
 

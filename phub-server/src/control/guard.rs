@@ -238,7 +238,7 @@ pub(super) async fn admit(
             if let Some(newcomer) = request.extensions().get::<Newcomer>()
                 && guard.knows(shown.as_ref(), method, path, &registry)
             {
-                newcomer.is_known();
+                newcomer.mark_known();
             }
             if is_of_a_member(method, page.as_str())
                 && let Err(refusal) = check_member(shown.as_ref(), job.unwrap_or_default(), &registry)

@@ -106,7 +106,7 @@ pub(crate) async fn serve(
                                 };
                                 tokio::select! {
                                     () = served => {}
-                                    () = place.is_gone() => {}
+                                    () = place.wait_until_gone() => {}
                                     () = handle.closes.notified() => {}
                                 }
                             });

@@ -155,7 +155,7 @@ impl Coder {
     }
 
     /// Notes that the hub's answer for a chunk has no frame, so that the next push encodes the gradient again.
-    pub fn is_answered(&mut self, chunk: ChunkId) {
+    pub fn note_answered(&mut self, chunk: ChunkId) {
         self.encoded[chunk.index()] = None;
     }
 

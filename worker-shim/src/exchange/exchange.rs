@@ -482,7 +482,7 @@ impl<P: Port> Exchange<P> {
             self.received += bytes.map_err(lies)? as u64;
             self.keys[key.index()].left_alone = false;
         } else if let Some(coder) = self.windows.coder_mut() {
-            coder.is_answered(chunk);
+            coder.note_answered(chunk);
         }
         self.awaited[chunk.index()] = Awaited::Nothing;
         if self.slices.group(key).is_none_or(|group| self.groups.close(group)) {
@@ -500,7 +500,7 @@ impl<P: Port> Exchange<P> {
     /// Handles a hub's part of the gradient's norm, and passes the part on to the other hubs. Returns whether the
     /// arrival is such a part.
     #[cold]
-    pub(super) fn take_part(&mut self, link: LinkId, hub: usize, arrival: Immediate) -> bool {
+    pub(super) fn take_norm_part(&mut self, link: LinkId, hub: usize, arrival: Immediate) -> bool {
         let Some(&first) = self.windows.wire().hubs().get(hub) else { return false };
         let core = self.slices.core_of(first);
         if link != self.outboxes[core].link || arrival.content != Content::Gradient {

@@ -84,7 +84,7 @@ impl<P: Port> Exchange<P> {
             return Ok(());
         }
         if let Some(hub) = arrival.hub() {
-            return match self.take_part(link, hub, arrival) {
+            return match self.take_norm_part(link, hub, arrival) {
                 true => Ok(()),
                 false => unexpected(
                     "but only the core of a hub's first chunk may send the hub's part of a norm".into(),

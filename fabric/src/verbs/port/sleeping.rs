@@ -36,15 +36,15 @@ impl Port {
     /// becomes readable when there is something to see, and the caller must call [`slept`](Self::slept) after
     /// the sleep.
     pub(crate) fn arm(&mut self, until: Until) -> bool {
-        if self.is_due(until) {
+        if self.poll_due(until) {
             return true;
         }
         self.take_all();
-        if self.is_due(until) {
+        if self.poll_due(until) {
             return true;
         }
         self.arm_queues();
-        self.is_due(until)
+        self.poll_due(until)
     }
 
     /// Arms the queues, so that the next completion of each makes its channel readable. Takes the completions
@@ -87,8 +87,8 @@ impl Port {
         }
     }
 
-    /// Whether the wait for `until` is over.
-    fn is_due(&mut self, until: Until) -> bool {
+    /// Takes new arrivals. Returns whether the wait for `until` is over.
+    fn poll_due(&mut self, until: Until) -> bool {
         self.look();
         let arrived = match until {
             Until::Any => !self.stash.is_empty(),

@@ -144,7 +144,7 @@ impl<P: Port> Core<P> {
         for JobShard { shard, replies, .. } in self.shards_of(id) {
             of_mode!(shard, shard => {
                 shard.unlink(rank, &mut discarded);
-                replies.may_repeat(rank, shard.keys().len());
+                replies.allow_repeats(rank, shard.keys().len());
             });
         }
         discarded

@@ -61,12 +61,12 @@ pub(crate) trait Pace: Sized {
 
     /// Forgets the pushes in flight of worker `rank`, which has lost its links and will push again all rounds without an
     /// answer. The worker's pushes that no step has used do not count. The worker gets no answer before it has
-    /// [repeated](Self::repeated) its push.
+    /// [repeated](Self::handle_repeat) its push.
     fn forget(&mut self, rank: u32);
 
     /// Keeps the pushes of worker `rank` in chunks that [have been gathered](crate::weights::Gather::has) for a round, after
     /// the worker has lost its links. These pushes count. They are answered when the worker
-    /// [repeats](Self::repeated) them. Call [`forget`](Self::forget) afterwards.
+    /// [repeats](Self::handle_repeat) them. Call [`forget`](Self::forget) afterwards.
     fn keep_taken(&mut self, _rank: u32, _is_taken: &dyn Fn(usize, Round) -> bool) {}
 
     /// Forgets the [kept](Self::keep_taken) pushes of all chunks that are no longer gathered.
@@ -79,7 +79,7 @@ pub(crate) trait Pace: Sized {
 
     /// Handles a push out of turn of worker `rank`. If the push repeats an earlier push, from before a loss of links, returns
     /// the state of the earlier push.
-    fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+    fn handle_repeat(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
     }

@@ -208,7 +208,7 @@ impl Pace for Clocks {
         }
     }
 
-    fn repeated(&mut self, index: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+    fn handle_repeat(&mut self, index: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let clock = &mut self.clocks[index * self.ranks + rank as usize];
         let round = Round(clock.next.0.checked_sub(1)?);
         if round.low_bits() != round_bits {

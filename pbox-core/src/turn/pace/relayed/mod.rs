@@ -113,13 +113,13 @@ impl Pace for Relayed {
         }
     }
 
-    fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+    fn handle_repeat(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let waits = self.is_up(place) && self.below.round(place).low_bits() == round_bits;
         if waits && self.unlinked.remove(&(place, rank)) {
             return Some(Repeated::Waits);
         }
         let has_first = !self.waits_for_first(place, self.below.first_round(rank));
-        match self.below.repeats(place, rank, round_bits, has_first)? {
+        match self.below.handle_repeat_with(place, rank, round_bits, has_first)? {
             Repeated::Answered(round) if self.unlinked.remove(&(place, rank)) => Some(Repeated::Due(round)),
             repeated => Some(repeated),
         }

@@ -82,11 +82,11 @@ fn weights_may_come_before_the_first_round_is_known() {
 fn a_worker_with_other_links_gets_its_first_weights_when_they_have_come_down() {
     let mut pace = relayed(Round(7));
     (0..2).for_each(|rank| pace.forget(rank));
-    assert_eq!(pace.repeated(0, 1, 6), Some(Repeated::Waits), "the hub has no weights yet");
+    assert_eq!(pace.handle_repeat(0, 1, 6), Some(Repeated::Waits), "the hub has no weights yet");
     pace.above[0] = Above::Gathering;
     assert_eq!([0, 1].map(|rank| pace.answer_due(0, Round(6), rank)), [None, Some(Round(6))]);
-    assert_eq!(pace.repeated(0, 0, 6), Some(Repeated::Due(Round(6))));
-    assert_eq!(pace.repeated(0, 1, 6), Some(Repeated::Answered(Round(6))));
+    assert_eq!(pace.handle_repeat(0, 0, 6), Some(Repeated::Due(Round(6))));
+    assert_eq!(pace.handle_repeat(0, 1, 6), Some(Repeated::Answered(Round(6))));
 }
 
 #[test]
@@ -97,8 +97,8 @@ fn a_newcomer_with_other_links_waits_for_the_sum_of_the_round_before() {
     (pace.above[0], pace.contents[0]) = (Above::Asked(Round(7)), Content::Gradient);
     pace.below.note(0, 0);
     (0..2).for_each(|rank| pace.forget(rank));
-    assert_eq!(pace.repeated(0, 1, 7), Some(Repeated::Waits));
-    assert_eq!(pace.repeated(0, 0, 7), Some(Repeated::Waits));
+    assert_eq!(pace.handle_repeat(0, 1, 7), Some(Repeated::Waits));
+    assert_eq!(pace.handle_repeat(0, 0, 7), Some(Repeated::Waits));
     pace.below.advance(0, Content::Gradient);
     assert_eq!([0, 1].map(|rank| pace.answer_due(0, Round(7), rank)), [Some(Round(7)); 2]);
 }

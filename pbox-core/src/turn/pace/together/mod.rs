@@ -133,15 +133,21 @@ impl Arrivals {
     }
 
     /// Notes that a worker lost its links before its first weights of a chunk had arrived. The answer now waits until the
-    /// worker [pushes again](Self::repeats).
+    /// worker [pushes again](Self::handle_repeat_with).
     pub fn lose_first(&mut self, index: usize, rank: u32) {
         self.ungreeted.lose(index, rank);
         self.roster.keep_back(rank);
     }
 
-    /// Handles a push out of turn, as [`Pace::repeated`] does. `has_first` says whether this hub already has the first
+    /// Handles a push out of turn, as [`Pace::handle_repeat`] does. `has_first` says whether this hub already has the first
     /// weights.
-    pub fn repeats(&mut self, index: usize, rank: u32, bits: u8, has_first: bool) -> Option<Repeated> {
+    pub fn handle_repeat_with(
+        &mut self,
+        index: usize,
+        rank: u32,
+        bits: u8,
+        has_first: bool,
+    ) -> Option<Repeated> {
         let is_first = !has_first || self.ungreeted.has_lost(index, rank);
         let next = if is_first { self.roster.first(rank) } else { self.round(index) };
         let round = Round(next.0.checked_sub(1)?);
@@ -152,10 +158,10 @@ impl Arrivals {
         }
     }
 
-    /// Whether worker `rank` waits for the weights of a finished round as its first weights. The worker has asked for them
-    /// again, because it [lost](Self::lose_first) its links before they arrived.
+    /// Takes the request of worker `rank` for the weights of a finished round as its first weights. Returns false if there is no
+    /// request. The worker asks again if it [lost](Self::lose_first) its links before these weights arrived.
     #[cold]
-    fn greets(&mut self, index: usize, finished: Round, rank: u32) -> bool {
+    fn greet_if_asked(&mut self, index: usize, finished: Round, rank: u32) -> bool {
         self.roster.has(rank, finished.next()) && self.ungreeted.greet(index, rank)
     }
 
@@ -296,13 +302,13 @@ impl Pace for Arrivals {
         self.unlinked.contains(&(index, rank))
     }
 
-    fn repeated(&mut self, index: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+    fn handle_repeat(&mut self, index: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let (round, is_in) = (self.round(index), self.is_in(index, rank));
         let pushed = if is_in { round } else { Round(round.0.wrapping_sub(1)) };
         if pushed.low_bits() == round_bits && self.unlinked.remove(&(index, rank)) {
             return Some(if is_in { Repeated::Waits } else { Repeated::Due(pushed) });
         }
-        self.repeats(index, rank, round_bits, self.round(index) >= self.roster.first(rank))
+        self.handle_repeat_with(index, rank, round_bits, self.round(index) >= self.roster.first(rank))
     }
 
     #[inline]
@@ -392,7 +398,8 @@ impl Pace for Arrivals {
     /// Checks whether a worker takes part in the next round, and so gets the weights of the finished round.
     #[inline]
     fn answer_due(&mut self, index: usize, finished: Round, rank: u32) -> Option<Round> {
-        let is_due = self.roster.is_answered(rank, finished.next()) || self.greets(index, finished, rank);
+        let is_due =
+            self.roster.is_answered(rank, finished.next()) || self.greet_if_asked(index, finished, rank);
         is_due.then_some(finished)
     }
 

@@ -125,15 +125,15 @@ fn a_newcomer_with_other_links_is_answered_once_when_it_has_asked_and_the_weight
     let mut arrivals = behind();
     arrivals.forget(1);
     assert_eq!(
-        arrivals.repeated(0, 1, FIRST),
+        arrivals.handle_repeat(0, 1, FIRST),
         Some(Repeated::Answered(Round(2))),
         "it was here before the loss"
     );
     assert_eq!(finish(&mut arrivals, 1), None, "it has not asked");
-    assert_eq!(arrivals.repeated(1, 1, FIRST), Some(Repeated::Due(Round(2))));
-    assert_eq!(arrivals.repeated(2, 1, 0), None, "no round that it asks for");
-    assert_eq!(arrivals.repeated(2, 1, FIRST), Some(Repeated::Waits));
-    assert_eq!(arrivals.repeated(2, 1, FIRST), None, "it has asked");
+    assert_eq!(arrivals.handle_repeat(1, 1, FIRST), Some(Repeated::Due(Round(2))));
+    assert_eq!(arrivals.handle_repeat(2, 1, 0), None, "no round that it asks for");
+    assert_eq!(arrivals.handle_repeat(2, 1, FIRST), Some(Repeated::Waits));
+    assert_eq!(arrivals.handle_repeat(2, 1, FIRST), None, "it has asked");
     assert_eq!(finish(&mut arrivals, 2), None, "round 1 is before its time");
     assert_eq!(finish(&mut arrivals, 2), Some(Round(2)));
     for index in 0..3 {
@@ -148,11 +148,11 @@ fn a_newcomer_may_lose_its_links_again_and_again() {
     let mut arrivals = behind();
     arrivals.forget(1);
     assert_eq!(finish(&mut arrivals, 1), None);
-    assert_eq!(arrivals.repeated(2, 1, FIRST), Some(Repeated::Waits));
+    assert_eq!(arrivals.handle_repeat(2, 1, FIRST), Some(Repeated::Waits));
     arrivals.forget(1);
     assert_eq!([finish(&mut arrivals, 2), finish(&mut arrivals, 2)], [None, None], "it asked by old links");
     for index in [1, 2] {
-        assert_eq!(arrivals.repeated(index, 1, FIRST), Some(Repeated::Due(Round(2))));
+        assert_eq!(arrivals.handle_repeat(index, 1, FIRST), Some(Repeated::Due(Round(2))));
     }
     arrivals.remove(1);
     arrivals.admit(1, Round(4));
