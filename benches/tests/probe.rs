@@ -231,12 +231,12 @@ fn a_hub_with_checkpoints_takes_one_run_after_another() {
 }
 
 /// A proxy to a hub. The hub behind it can be replaced.
-struct Way {
+struct Proxy {
     at: String,
     hub: Arc<Mutex<String>>,
 }
 
-impl Way {
+impl Proxy {
     fn to(hub: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (at, hub) = (listener.local_addr().unwrap().to_string(), Arc::new(Mutex::new(hub.to_owned())));
@@ -255,7 +255,7 @@ impl Way {
                 }
             }
         });
-        Way { at, hub }
+        Proxy { at, hub }
     }
 }
 
@@ -277,10 +277,10 @@ fn goes_on(optimizer: &str) {
         (hub, address)
     };
     let (hub, first) = start();
-    let way = Way::to(&first);
+    let proxy = Proxy::to(&first);
     std::thread::scope(|scope| {
         let run = scope.spawn(|| {
-            let asked = ["--hub", &way.at, "--workers", "1", "--rank", "0", "--hub-wait-s", "60"];
+            let asked = ["--hub", &proxy.at, "--workers", "1", "--rank", "0", "--hub-wait-s", "60"];
             report_of("3000", &[&asked[..], &["--optimizer", optimizer]].concat())
         });
         until("a checkpoint is there", || {
@@ -288,7 +288,7 @@ fn goes_on(optimizer: &str) {
         });
         drop(hub); // dropping kills the hub
         let (_hub, second) = start();
-        *way.hub.lock().unwrap() = second;
+        *proxy.hub.lock().unwrap() = second;
         let report = run.join().unwrap();
         assert_eq!(report["checked"], true, "{report}");
     });

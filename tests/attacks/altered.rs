@@ -6,7 +6,7 @@ use std::convert::Infallible;
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::relay::{Stall, Way};
+use hub_tests::relay::{RelayPath, Stall};
 use hub_tests::values::bits;
 use hub_tests::{config_at, on_threads, ready_all, says};
 use worker_shim::SessionError;
@@ -22,9 +22,9 @@ const PLAIN_HEADER: u64 = 16;
 const HEADER: u64 = 32;
 
 /// Trains until an error, and returns the error. Checks every bit of every round.
-fn train(way: &str) -> String {
+fn train(args: &str) -> String {
     let endless = || -> Result<Infallible, SessionError> {
-        let mut worker = Worker::join(way)?;
+        let mut worker = Worker::join(args)?;
         loop {
             worker.round()?;
         }
@@ -37,13 +37,13 @@ fn train(way: &str) -> String {
 /// of worker 0 in this direction. `asks` is `checksum` if worker 0 asks for checksums, and else empty. Worker
 /// 0 broadcasts the weights, so its first frames already carry bytes.
 fn altered(hub: &Behind, asks: &str, direction: Stall, at: u64) -> [String; 2] {
-    hub.relay.alter(Way::Data, direction, at);
+    hub.relay.alter(RelayPath::Data, direction, at);
     let (near, far) = (hub.address(), hub.relay.address());
     let errors = on_threads(2, |rank| match rank {
         0 => train(&format!("{near} altered 1 2")),
         _ => train(&format!("{far} altered 0 2 tcp {asks}")),
     });
-    assert!(hub.relay.has_altered(Way::Data));
+    assert!(hub.relay.has_altered(RelayPath::Data));
     errors.try_into().unwrap()
 }
 
@@ -95,7 +95,7 @@ fn an_altered_bit_is_named_and_never_counted() {
 fn without_checksums_a_wrong_bit_is_a_weight() {
     let _watchdog = Watchdog::start();
     let hub = Behind::start(&[]);
-    hub.relay.alter(Way::Data, Stall::DOWN, WELCOME + PLAIN_HEADER + 5);
+    hub.relay.alter(RelayPath::Data, Stall::DOWN, WELCOME + PLAIN_HEADER + 5);
     let (near, far) = (hub.address(), hub.relay.address());
     let sessions = ready_all(2, |rank| {
         let mut config = config_at(if rank == 0 { &near } else { &far }, "wrong", rank, 2);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::relay::{Stall, Way};
+use hub_tests::relay::{RelayPath, Stall};
 use hub_tests::{
     addresses, config_at, describe, hub_with_limit, join_by_hand, join_request, on_threads, ready_all, says,
 };
@@ -44,10 +44,10 @@ fn one_of_two_hubs_is_cut_off_from_gradients_and_not_from_requests() {
     beside(&[&hubs[0].address(), &hubs[1].address()], || {
         let mut workers = two_workers(&list, "job", " tcp");
         for stall in [Stall { up: true, down: false }, Stall { up: false, down: true }, Stall::BOTH] {
-            hubs[1].relay.stall(Way::Data, stall);
+            hubs[1].relay.stall(RelayPath::Data, stall);
             let ended = rounds_while(&mut workers, 3, || {
                 std::thread::sleep(Duration::from_secs(LIMIT_S + 1));
-                hubs[1].relay.stall(Way::Data, Stall::NONE);
+                hubs[1].relay.stall(RelayPath::Data, Stall::NONE);
             });
             assert_eq!(ended, [Ok(()), Ok(())], "{stall:?}");
         }
@@ -61,11 +61,11 @@ fn hubs_that_are_slow_to_answer_are_connected_to_at_once() {
     let _watchdog = Watchdog::start();
     let hubs = [Behind::start(&[]), Behind::start(&[])];
     let list = hubs.iter().map(|hub| hub.relay.address()).collect::<Vec<_>>().join(",");
-    hubs.iter().for_each(|hub| hub.relay.stall(Way::Data, Stall::DOWN));
+    hubs.iter().for_each(|hub| hub.relay.stall(RelayPath::Data, Stall::DOWN));
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| Worker::join(&format!("{list} job 0 1 tcp")).unwrap());
-        until("both hubs are connected to", || hubs.iter().all(|hub| hub.relay.open(Way::Data) > 0));
-        hubs.iter().for_each(|hub| hub.relay.stall(Way::Data, Stall::NONE));
+        until("both hubs are connected to", || hubs.iter().all(|hub| hub.relay.open(RelayPath::Data) > 0));
+        hubs.iter().for_each(|hub| hub.relay.stall(RelayPath::Data, Stall::NONE));
         let mut worker = worker.join().unwrap();
         worker.round().unwrap();
         worker.leave().unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::relay::{Stall, Way};
+use hub_tests::relay::{RelayPath, Stall};
 use hub_tests::{config_at, describe, on_threads, push_all, says};
 use pbox_core::control::{JobState, Mesh};
 use phub_server::Machine;
@@ -67,10 +67,10 @@ fn a_partition_between_two_levels_heals() {
     beside(&[&top.address()], || {
         let mut sessions = ready(|machine| config_at(&below[machine as usize].address(), "job", 0, 1));
         for stall in [Stall { up: true, down: false }, Stall { up: false, down: true }, Stall::BOTH] {
-            top.relay.stall(Way::Data, stall);
+            top.relay.stall(RelayPath::Data, stall);
             let ended = rounds_while(&mut sessions, 3, || {
                 std::thread::sleep(Duration::from_secs(LIMIT_S + 1));
-                top.relay.stall(Way::Data, Stall::NONE);
+                top.relay.stall(RelayPath::Data, Stall::NONE);
             });
             ended.into_iter().for_each(|ended| ended.unwrap_or_else(|error| panic!("{stall:?}: {error}")));
         }

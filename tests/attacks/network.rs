@@ -7,7 +7,7 @@ use std::time::Duration;
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::relay::{Stall, Way};
+use hub_tests::relay::{RelayPath, Stall};
 use hub_tests::{config_at, describe, on_threads};
 use pbox_core::control::JobState;
 use pbox_core::{OnLoss, Optimizer};
@@ -24,16 +24,16 @@ fn a_partition_of_the_data_path_is_named_and_heals() {
     beside(&[&address], || {
         for stall in [Stall::UP, Stall::DOWN, Stall::BOTH] {
             let mut workers = on_threads(2, |rank| {
-                let way = if rank == 0 {
+                let args = if rank == 0 {
                     format!("{address} job 0 2")
                 } else {
                     format!("{} job 1 2 tcp", hub.relay.address())
                 };
-                let mut worker = Worker::join(&way).unwrap();
+                let mut worker = Worker::join(&args).unwrap();
                 worker.round().unwrap();
                 worker
             });
-            hub.relay.stall(Way::Data, stall);
+            hub.relay.stall(RelayPath::Data, stall);
             std::thread::scope(|scope| {
                 let rounds: Vec<_> = workers
                     .iter_mut()
@@ -47,7 +47,7 @@ fn a_partition_of_the_data_path_is_named_and_heals() {
                 // The worker's heartbeats arrive, so the hub does not count the worker as lost.
                 std::thread::sleep(Duration::from_secs(LIMIT_S + 1));
                 assert_eq!(job().state, JobState::Running, "{stall:?}");
-                hub.relay.stall(Way::Data, Stall::NONE);
+                hub.relay.stall(RelayPath::Data, Stall::NONE);
                 rounds.into_iter().for_each(|round| round.join().unwrap().unwrap());
             });
             workers.into_iter().for_each(|worker| worker.leave().unwrap());
@@ -114,12 +114,12 @@ fn a_worker_that_was_declared_lost_goes_on_with_the_others_when_the_network_is_b
                 let job = jobs.into_iter().find(|job| job.name == "job").unwrap();
                 job.members.iter().map(|member| member.rank).collect::<Vec<_>>()
             };
-            for way in [Way::Control, Way::Data] {
-                hub.relay.stall(way, Stall::BOTH);
+            for path in [RelayPath::Control, RelayPath::Data] {
+                hub.relay.stall(path, Stall::BOTH);
             }
             until("the worker behind the network is lost", || members() == [0]);
-            for way in [Way::Control, Way::Data] {
-                hub.relay.stall(way, Stall::NONE);
+            for path in [RelayPath::Control, RelayPath::Data] {
+                hub.relay.stall(path, Stall::NONE);
             }
             cut_off.join().unwrap();
             over.store(true, Ordering::Relaxed);

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use hub_tests::relay::{Stall, Way};
+use hub_tests::relay::{RelayPath, Stall};
 use hub_tests::trouble::Dice;
 use rustix::process::Signal;
 
@@ -23,8 +23,8 @@ enum Act {
     KillHub(u64),
     EndHub,
     StopHub(u64, u64),
-    Cut(Way),
-    Stall(Way, Stall),
+    Cut(RelayPath),
+    Stall(RelayPath, Stall),
     FullDisk,
     NoDirectory,
     SlowReaders,
@@ -45,13 +45,13 @@ const FAULTS: [(&str, u64, Act); 20] = [
     ("hub ended, back", 1, Act::EndHub),
     ("hub stopped shortly", 2, Act::StopHub(50, 2000)),
     ("hub stopped too long", 2, Act::StopHub(5000, 8000)),
-    ("data path cut", 3, Act::Cut(Way::Data)),
-    ("data path stalls", 2, Act::Stall(Way::Data, Stall::BOTH)),
-    ("data path stalls up", 2, Act::Stall(Way::Data, UP)),
-    ("data path stalls down", 2, Act::Stall(Way::Data, DOWN)),
-    ("control path cut", 3, Act::Cut(Way::Control)),
-    ("control path stalls", 2, Act::Stall(Way::Control, Stall::BOTH)),
-    ("control path stalls down", 1, Act::Stall(Way::Control, DOWN)),
+    ("data path cut", 3, Act::Cut(RelayPath::Data)),
+    ("data path stalls", 2, Act::Stall(RelayPath::Data, Stall::BOTH)),
+    ("data path stalls up", 2, Act::Stall(RelayPath::Data, UP)),
+    ("data path stalls down", 2, Act::Stall(RelayPath::Data, DOWN)),
+    ("control path cut", 3, Act::Cut(RelayPath::Control)),
+    ("control path stalls", 2, Act::Stall(RelayPath::Control, Stall::BOTH)),
+    ("control path stalls down", 1, Act::Stall(RelayPath::Control, DOWN)),
     ("disk full", 2, Act::FullDisk),
     ("directory gone", 1, Act::NoDirectory),
     ("slow readers of states", 2, Act::SlowReaders),
@@ -136,15 +136,15 @@ impl Strike {
                 std::thread::sleep(lasts);
                 hub.signal(Signal::CONT);
             }
-            Act::Cut(way) => {
+            Act::Cut(path) => {
                 of_hub();
-                hub.relay.cut(way);
+                hub.relay.cut(path);
             }
-            Act::Stall(way, stall) => {
+            Act::Stall(path, stall) => {
                 of_hub();
-                hub.relay.stall(way, stall);
+                hub.relay.stall(path, stall);
                 std::thread::sleep(lasts);
-                hub.relay.stall(way, Stall::NONE);
+                hub.relay.stall(path, Stall::NONE);
             }
             Act::FullDisk if !cluster.small_disk => tally.skipped(fault),
             Act::FullDisk => {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hub_tests::describe;
-use hub_tests::relay::Way;
+use hub_tests::relay::RelayPath;
 use hub_tests::usage::{Holds, holds, status_bytes};
 use phub_server::checkpoint::named;
 
@@ -49,12 +49,12 @@ impl Rest {
             {
                 tally.wrong(format!("{}: {what}", hub.name));
             }
-            for way in [Way::Control, Way::Data] {
-                if !quiet(|| hub.relay.open(way) == 0) {
+            for path in [RelayPath::Control, RelayPath::Data] {
+                if !quiet(|| hub.relay.open(path) == 0) {
                     tally.wrong(format!(
-                        "{}: {} connection(s) of {way:?} stay",
+                        "{}: {} connection(s) of {path:?} stay",
                         hub.name,
-                        hub.relay.open(way)
+                        hub.relay.open(path)
                     ));
                 }
             }

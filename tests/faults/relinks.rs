@@ -10,7 +10,7 @@ use crate::processes::worker::Remote;
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::{Program, until};
-use hub_tests::relay::{Relay, Stall, Way};
+use hub_tests::relay::{Relay, RelayPath, Stall};
 use hub_tests::{
     describe, free_address, hub, join_by_hand, join_request, on_threads, refusal_of_member, says,
 };
@@ -56,7 +56,7 @@ pub(super) fn cut(relays: &[&Relay], made: &AtomicU32, over: &AtomicBool) {
     let mut cuts = 0u32;
     while !over.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(u64::from(7 * cuts % 23)));
-        relays[cuts as usize % relays.len()].cut(Way::Data);
+        relays[cuts as usize % relays.len()].cut(RelayPath::Data);
         cuts += 1;
         let seen = made.load(Ordering::Relaxed);
         until("a step is made", || over.load(Ordering::Relaxed) || made.load(Ordering::Relaxed) > seen);
@@ -113,14 +113,14 @@ fn links_on_shared_memory_are_made_again_beside_others() {
         session
     });
     let asked = || describe(&near.address).counts.relinks;
-    far.relay.stall(Way::Data, Stall::BOTH);
-    far.relay.cut(Way::Data);
+    far.relay.stall(RelayPath::Data, Stall::BOTH);
+    far.relay.cut(RelayPath::Data);
     std::thread::scope(|scope| {
         for (rank, session) in (0..).zip(&mut sessions) {
             scope.spawn(move || step(session, rank, 1).unwrap());
         }
         until("both workers have made links in vain", || asked() > u64::from(2 * WORKERS));
-        far.relay.stall(Way::Data, Stall::NONE);
+        far.relay.stall(RelayPath::Data, Stall::NONE);
     });
     for session in sessions {
         assert_eq!((weights(&session), session.relinks()), (after(2), 1));
@@ -147,8 +147,8 @@ fn a_worker_that_computes_while_its_links_end_is_waited_for() {
     .unwrap();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| step(&mut near, 0, 1));
-        hub.relay.cut(Way::Data);
-        until("the hub has let go of the links", || hub.relay.open(Way::Data) == 0);
+        hub.relay.cut(RelayPath::Data);
+        until("the hub has let go of the links", || hub.relay.open(RelayPath::Data) == 0);
         // The pause is longer than the hub's limit for a worker without heartbeats.
         std::thread::sleep(Duration::from_secs(4));
         assert_eq!(describe(&hub.address).jobs[0].state, JobState::Running);
@@ -182,7 +182,7 @@ fn a_session_on_its_own_thread_makes_links_too() {
             keys.into_iter().try_for_each(|key| session.push(KeyId(key))).unwrap();
             session.wait_all(&mut || false).unwrap();
         });
-        hub.relay.cut(Way::Data);
+        hub.relay.cut(RelayPath::Data);
         until("the links are made again", || relinks() == [round; WORKERS as usize]);
     }
     let rounds: Vec<u32> = sessions.iter().map(|session| session.next_round().0).collect();
@@ -202,8 +202,8 @@ fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
     (config.hub_wait, config.join_limit) = (Duration::from_secs(1), Duration::from_secs(1));
     let mut session = begun(config);
     step(&mut session, 0, 0).unwrap();
-    hub.relay.stall(Way::Data, Stall::BOTH);
-    hub.relay.cut(Way::Data);
+    hub.relay.stall(RelayPath::Data, Stall::BOTH);
+    hub.relay.cut(RelayPath::Data);
     let error = loop {
         match session.is_ready(hub_tests::FIRST) {
             Ok(_) => std::thread::sleep(Duration::from_millis(5)),
@@ -257,7 +257,7 @@ fn a_worker_that_waits_for_nothing_is_lost_with_its_links() {
             })
             .collect();
         until("both are ready", || ready.load(Ordering::Relaxed) == WORKERS);
-        hub.relay.cut(Way::Data);
+        hub.relay.cut(RelayPath::Data);
         ready.fetch_add(1, Ordering::Relaxed);
         threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });

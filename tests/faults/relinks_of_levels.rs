@@ -9,7 +9,7 @@ use super::relinks::cut;
 use super::returning::{WORKERS, begun, end_together, step, weights};
 use super::returns_of_levels::{Cluster, MACHINES, on_machines};
 use fabric::conformance::Watchdog;
-use hub_tests::relay::{Relay, Stall, Way};
+use hub_tests::relay::{Relay, RelayPath, Stall};
 use hub_tests::{describe, free_address, says};
 use worker_shim::{Returns, SessionConfig};
 
@@ -79,8 +79,8 @@ fn links_that_lead_up_and_cannot_be_made_again_end_the_job_in_words() {
         let mut session = begun(SessionConfig { hub_wait: Duration::ZERO, ..config });
         step(&mut session, worker, 0).unwrap();
         if ready.fetch_add(1, Ordering::Relaxed) + 1 == MACHINES * WORKERS {
-            relay.stall(Way::Data, Stall::BOTH);
-            relay.cut(Way::Data);
+            relay.stall(RelayPath::Data, Stall::BOTH);
+            relay.cut(RelayPath::Data);
         }
         (1..).find_map(|number| step(&mut session, worker, number).err()).expect("the job ends")
     });

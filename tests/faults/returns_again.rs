@@ -8,7 +8,7 @@ use crate::processes::hub::begin_hub;
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::relay::{Relay, Stall, Way};
+use hub_tests::relay::{Relay, RelayPath, Stall};
 use hub_tests::values::{Reference, bits};
 use hub_tests::{describe, free_address, on_threads, small_model};
 use pbox_core::Round;
@@ -58,7 +58,7 @@ fn a_hub_may_be_lost_again_before_all_workers_are_back() {
             let members = jobs.iter().flat_map(|job| &job.members);
             members.into_iter().any(|member| member.rank == 1 && member.transport.is_some())
         });
-        relay.stall(Way::Data, Stall::DOWN); // the weights do not arrive
+        relay.stall(RelayPath::Data, Stall::DOWN); // the weights do not arrive
         let first = scope.spawn(|| {
             write(&mut first, 0, 4);
             first.keys().try_for_each(|key| first.push(key)).unwrap();
@@ -74,8 +74,8 @@ fn a_hub_may_be_lost_again_before_all_workers_are_back() {
         until("the first worker is back", || is_back.load(Ordering::Relaxed));
         hub.signal(Signal::KILL);
         hub.end();
-        relay.cut(Way::Data); // they never arrive
-        relay.stall(Way::Data, Stall::NONE);
+        relay.cut(RelayPath::Data); // they never arrive
+        relay.stall(RelayPath::Data, Stall::NONE);
         hub = start();
         let (first, second) = (first.join().unwrap(), second.join().unwrap());
         assert_eq!(first.returns(), Returns { times: 2, lost_rounds: 3 });

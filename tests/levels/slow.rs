@@ -7,7 +7,7 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::proxy::{Break, Proxy};
-use hub_tests::relay::{Relay, Stall, Way};
+use hub_tests::relay::{Relay, RelayPath, Stall};
 use hub_tests::{config_at, free_address, hub, hub_below, join_by_hand, join_request, settings};
 use pbox_core::Key;
 use pbox_core::control::{JoinRequest, Mesh};
@@ -36,7 +36,7 @@ fn a_hub_above_may_read_and_make_its_memory_for_longer_than_the_heartbeat_limit(
     let relay = Relay::start(top.address(), data);
     let proxy = Proxy::start(relay.address().parse().unwrap());
     proxy.rewrites(unchanged, late_answer);
-    relay.stall(Way::Data, Stall::DOWN);
+    relay.stall(RelayPath::Data, Stall::DOWN);
     let machine = Some(Machine { number: 0, of: 16 });
     let below = HubSettings { above: Some(proxy.address()), machine, ..settings(1, 1) };
     let below = Hub::start(&below).unwrap();
@@ -47,9 +47,9 @@ fn a_hub_above_may_read_and_make_its_memory_for_longer_than_the_heartbeat_limit(
     request.terms.chunk_bytes = 1 << 20;
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            until("the hub below makes its links", || relay.open(Way::Data) > 0);
+            until("the hub below makes its links", || relay.open(RelayPath::Data) > 0);
             std::thread::sleep(LATE);
-            relay.stall(Way::Data, Stall::NONE);
+            relay.stall(RelayPath::Data, Stall::NONE);
         });
         join_by_hand(&below, "job", &request);
     });

@@ -8,7 +8,7 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::proxy::Proxy;
-use hub_tests::relay::{Relay, Stall, Way};
+use hub_tests::relay::{Relay, RelayPath, Stall};
 use hub_tests::{
     FIRST, SECOND, SGD, THIRD, config, describe, free_address, hub, hub_with_limit, on_threads, says,
 };
@@ -208,11 +208,11 @@ fn a_leave_that_was_interrupted_can_be_called_again() {
     let relay = Relay::start(hub.address(), free_address()); // gradients take the shared memory
     let session = join(SessionConfig { hub: relay.address(), ..config(&hub, "job", 0, 1) });
     session.broadcast_written(&mut patient).unwrap();
-    relay.stall(Way::Control, Stall::BOTH);
+    relay.stall(RelayPath::Control, Stall::BOTH);
     for _call in 0..2 {
         says(session.leave(&mut || true).unwrap_err(), &["interrupted", "the hub's answer to the leave"]);
     }
-    relay.stall(Way::Control, Stall::NONE);
+    relay.stall(RelayPath::Control, Stall::NONE);
     // Formerly, if the leave had ended between two calls, the next call returned an error.
     until("the leave has arrived", || describe(&hub.address().to_string()).jobs.is_empty());
     session.leave(&mut patient).unwrap();

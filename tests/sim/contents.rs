@@ -87,7 +87,7 @@ fn machines_that_push_weights_and_others_end_the_job_at_the_top() {
         mesh: false,
         is_orderly: true,
         late: None,
-        again: None,
+        earlier: None,
     };
     let mut tree = Levels::new(Net::new(1, Faults::NONE), &layout, terms, &[machine(), machine()]).unwrap();
     for worker in &mut tree.workers {

@@ -11,9 +11,9 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A way through the relay.
+/// A path through the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum RelayPath {
     /// Requests to the control port.
     Control,
     /// Gradients and weights.
@@ -80,39 +80,39 @@ impl Relay {
         self.control.here.to_string()
     }
 
-    fn line(&self, way: Way) -> &Line {
-        match way {
-            Way::Control => &self.control,
-            Way::Data => &self.data,
+    fn line(&self, path: RelayPath) -> &Line {
+        match path {
+            RelayPath::Control => &self.control,
+            RelayPath::Data => &self.data,
         }
     }
 
-    /// Ends all connections of one way (control or data path), as a device between the two ends can.
-    pub fn cut(&self, way: Way) {
-        let state = self.line(way).lock();
+    /// Ends all connections of one path (control or data), as a device between the two ends can.
+    pub fn cut(&self, path: RelayPath) {
+        let state = self.line(path).lock();
         state.open.values().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
     }
 
-    /// Halts these bytes of one way (control or data path) from now on.
-    pub fn stall(&self, way: Way, stall: Stall) {
-        let line = self.line(way);
+    /// Halts these bytes of one path (control or data) from now on.
+    pub fn stall(&self, path: RelayPath, stall: Stall) {
+        let line = self.line(path);
         line.lock().stall = stall;
         line.changed.notify_all();
     }
 
-    /// Alters a bit of byte `at` once, in this direction, on the next connection of one way (control or data
-    /// path). The connection must carry that many bytes.
-    pub fn alter(&self, way: Way, direction: Stall, at: u64) {
-        self.line(way).lock().altered = Some((direction, at));
+    /// Alters a bit of byte `at` once, in this direction, on the next connection of one path (control or
+    /// data). The connection must carry that many bytes.
+    pub fn alter(&self, path: RelayPath, direction: Stall, at: u64) {
+        self.line(path).lock().altered = Some((direction, at));
     }
 
     /// Whether that bit was altered.
-    pub fn has_altered(&self, way: Way) -> bool {
-        self.line(way).lock().altered.is_none()
+    pub fn has_altered(&self, path: RelayPath) -> bool {
+        self.line(path).lock().altered.is_none()
     }
 
-    pub fn open(&self, way: Way) -> usize {
-        self.line(way).lock().open.len()
+    pub fn open(&self, path: RelayPath) -> usize {
+        self.line(path).lock().open.len()
     }
 }
 

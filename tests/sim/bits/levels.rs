@@ -129,7 +129,7 @@ impl Tree {
         faults.reorder &= !job.finds_norms();
         let is_orderly = trouble != Trouble::Posts && !faults.reorder;
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
-        let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late, again: None };
+        let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late, earlier: None };
         let plan =
             Plan::new(seed, terms.job.optimizer.keeps_weights()).alike(trouble.on_loss() == OnLoss::Continue);
         let (expected, norms) = match terms.levels[0].compression {

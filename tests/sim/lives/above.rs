@@ -11,7 +11,7 @@ use pbox_core::{Restored, Round};
 use sim_tests::control::Stopping;
 use sim_tests::counts::count;
 use sim_tests::levels::Levels;
-use sim_tests::simulated::Again;
+use sim_tests::simulated::EarlierLife;
 
 use super::ledger::Ledger;
 use super::tree::{ABANDONED, Tree};
@@ -133,8 +133,8 @@ impl Tree {
         );
         count("gone on from a file", usize::from(from.is_some()));
         self.ledger.begin_again(restored.as_deref());
-        (self.terms.again, self.terms.late) = (
-            Some(Again { restored, is_brought: false, files, reached: self.reached.clone() }),
+        (self.terms.earlier, self.terms.late) = (
+            Some(EarlierLife { restored, is_brought: false, files, reached: self.reached.clone() }),
             Some(self.dice.below(u64::MAX)),
         );
         let net = Net::new(self.dice.below(u64::MAX), self.faults.clone());
@@ -146,7 +146,7 @@ impl Tree {
 
     /// Checks that the members of all hubs learn the number of lost rounds.
     pub fn check_lost(&self) {
-        let Some(Again { restored, .. }) = &self.terms.again else { return };
+        let Some(EarlierLife { restored, .. }) = &self.terms.earlier else { return };
         let of_machine = |rank: usize| {
             let is_of = |&worker: &usize| self.job.rank_above(self.job.workers[worker].node) == rank;
             (0..self.job.workers.len()).filter(is_of).filter_map(|worker| self.reached[worker]).max()

@@ -7,7 +7,7 @@ use std::time::Instant;
 use membership::{End, Event, Failure, Step};
 use sim_tests::control::{Control, Harm};
 use sim_tests::counts::count;
-use sim_tests::simulated::{Again, JOB};
+use sim_tests::simulated::{EarlierLife, JOB};
 
 use super::ledger::Ledger;
 use super::life::{Life, Stage, WORKERS, simulated};
@@ -17,7 +17,7 @@ impl Life {
     /// the job.
     pub fn end(&mut self) {
         if self.dice.below(3) == 0 {
-            self.job.hubs.post.gives_up_one_in = Some(3 + self.dice.below(30));
+            self.job.hubs.messages.gives_up_one_in = Some(3 + self.dice.below(30));
         }
         let is_over = |life: &mut Life| {
             life.tell_hubs();
@@ -167,7 +167,7 @@ impl Life {
         let is_all_saved = is_all_saved && (!are_apart || reached.iter().all(Option::is_some));
         assert!(!is_all_saved || furthest <= first.0, "the stop lost rounds {} to {furthest}", first.0);
         count("jobs gone on from a checkpoint", usize::from(restored.is_some()));
-        self.terms.again = Some(Again { restored, is_brought, files, reached });
+        self.terms.earlier = Some(EarlierLife { restored, is_brought, files, reached });
         self.terms.late = Some(self.dice.below(u64::MAX));
         for rank in 0..WORKERS {
             match self.stages[rank as usize] {

@@ -228,7 +228,7 @@ impl Life {
     /// Makes events at random for `STEPS` steps, or until the job has failed.
     fn happen(&mut self) {
         let silence = Some(3 + self.dice.below(30)).filter(|_| self.plot == Plot::Silence);
-        self.job.hubs.post.gives_up_one_in = silence;
+        self.job.hubs.messages.gives_up_one_in = silence;
         for _ in 0..STEPS {
             if self.fails() {
                 return;
@@ -503,7 +503,7 @@ impl Life {
 
     /// Brings all workers back, and makes some more rounds, unless the job fails.
     fn finish(&mut self) {
-        self.job.hubs.post.gives_up_one_in = None;
+        self.job.hubs.messages.gives_up_one_in = None;
         let come_back = |life: &mut Life| {
             // A hub may still wait for another hub that it does not reach, so time must pass.
             match life.dice.below(200) {
@@ -598,7 +598,7 @@ pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simula
         },
     );
     let mut job = Simulated::new(net, layout, terms.clone()).unwrap();
-    job.hubs.post.loses_parts_one_in = Some(40);
+    job.hubs.messages.loses_parts_one_in = Some(40);
     let saves = dice.below(4) > 0;
     job.hubs.hubs.iter_mut().for_each(|hub| (hub.forgets, hub.is_swept, hub.saves) = (true, true, saves));
     job

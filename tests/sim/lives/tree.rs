@@ -158,8 +158,8 @@ impl Tree {
         count("scaled", usize::from(matches!(&ledger, Ledger::Together(of) if of.scales())));
         count("machines step alone", usize::from(job.level.consistency.steps_alone()));
         let mesh = !is_deep && dice.below(3) == 0;
-        let (late, again) = (Some(seed), None);
-        let terms = Terms { job, levels, cores, worker_credit: None, mesh, is_orderly: false, late, again };
+        let (late, earlier) = (Some(seed), None);
+        let terms = Terms { job, levels, cores, worker_credit: None, mesh, is_orderly: false, late, earlier };
         if std::env::var_os("PHUB_SIM_SEED").is_some() {
             eprintln!("{shape:?}, {terms:?}");
         }

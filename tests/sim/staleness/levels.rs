@@ -66,7 +66,7 @@ impl Tree {
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=3) as usize).collect();
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let (mesh, late) = (dice.below(3) == 0, (dice.below(2) == 0).then_some(seed));
-        let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly: false, late, again: None };
+        let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly: false, late, earlier: None };
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=5) as u32;
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();

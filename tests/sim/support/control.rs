@@ -47,7 +47,7 @@ use pbox_core::control::{
 use pbox_core::{JobId, JobTerms, Layout, Notice, Numbers, NumbersByRound, Restored, Round, Share};
 
 use crate::counts::count;
-use crate::hubs::Letter;
+use crate::hubs::HubMessage;
 pub use blame::Harm;
 use command::Command;
 pub use command::LinkAbove;
@@ -86,7 +86,7 @@ pub struct Control {
     /// The ranks that have begun to take part since the last call of `begun`, each with its first round.
     begun: Vec<(u32, Round)>,
     /// The requests and messages to other hubs.
-    pub letters: Vec<Letter>,
+    pub messages: Vec<HubMessage>,
     /// The cuts of this hub, each with the cut of hub 0 that it follows, and whether hub 0 has released it. Empty at
     /// hub 0.
     follows: HashMap<CutId, (CutId, bool)>,
@@ -158,7 +158,7 @@ impl Control {
             fronts: Default::default(),
             brings: None,
             begun: Vec::new(),
-            letters: Vec::new(),
+            messages: Vec::new(),
             follows: HashMap::new(),
             files: FilesHere::default(),
             stopping: StopHere::default(),
@@ -370,11 +370,11 @@ impl Control {
             Ok((cut, effects)) => {
                 if let Some((of_lead, false)) = self.follows.insert(cut, (of_lead, true)) {
                     // The hold may have its answer already.
-                    self.letters.push(Letter::Held(of_lead, Err("it is released".to_owned())));
+                    self.messages.push(HubMessage::Held(of_lead, Err("it is released".to_owned())));
                 }
                 self.carry_out_all(effects);
             }
-            Err(why) => self.letters.push(Letter::Released(of_lead, Err(why.to_string()))),
+            Err(why) => self.messages.push(HubMessage::Released(of_lead, Err(why.to_string()))),
         }
     }
 
@@ -479,33 +479,33 @@ impl Control {
     fn carry_out(&mut self, effect: Effect) {
         tell!(self, "  {effect:?}");
         match effect {
-            Effect::Cut(cut, Step::HoldOthers(request)) => self.letters.push(Letter::Hold(cut, request)),
+            Effect::Cut(cut, Step::HoldOthers(request)) => self.messages.push(HubMessage::Hold(cut, request)),
             Effect::Cut(cut, Step::ReleaseOthers(request)) => {
-                self.letters.push(Letter::Release(cut, request))
+                self.messages.push(HubMessage::Release(cut, request))
             }
             Effect::CutHeld(cut, front) => {
                 let (of_lead, _) = self.follows[&cut];
-                self.letters.push(Letter::Held(of_lead, Ok(front)));
+                self.messages.push(HubMessage::Held(of_lead, Ok(front)));
             }
             Effect::CutOver(cut, over) => match self.follows.remove(&cut) {
                 None => {}
                 Some((of_lead, true)) => {
                     let over = over.map(drop).map_err(|why| why.to_string());
-                    self.letters.push(Letter::Released(of_lead, over));
+                    self.messages.push(HubMessage::Released(of_lead, over));
                 }
                 Some((of_lead, false)) => {
                     let over = over.map(Some).map_err(|why| why.to_string());
-                    self.letters.push(Letter::Held(of_lead, over));
+                    self.messages.push(HubMessage::Held(of_lead, over));
                 }
             },
-            Effect::TellArrived(request) => self.letters.push(Letter::Arrived(request)),
-            Effect::TellLost(worker, reason) => self.letters.push(Letter::Lost(worker, reason)),
+            Effect::TellArrived(request) => self.messages.push(HubMessage::Arrived(request)),
+            Effect::TellLost(worker, reason) => self.messages.push(HubMessage::Lost(worker, reason)),
             Effect::Cut(_, Step::TakeSnapshot(occasion, before)) => {
                 self.command(|| Command::Snapshot(occasion, before));
             }
             Effect::Snapshot(occasion, before, parts) => self.snapshot_over(occasion, before, parts),
             Effect::FollowPart { follow, hub, before, whole } => {
-                self.letters.push(Letter::HasPart(follow, hub, before, whole));
+                self.messages.push(HubMessage::HasPart(follow, hub, before, whole));
             }
             Effect::Part(asked, reply) => self.answers_part(asked, reply),
             Effect::NotWhole(round, why) => {

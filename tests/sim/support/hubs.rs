@@ -12,13 +12,13 @@ use pbox_core::control::{
 use pbox_core::{JobTerms, Round, Share};
 
 use crate::control::{Control, tell};
-use crate::post::{Post, Question, Said};
+use crate::messages::{Messages, Question, Said};
 use crate::simulated::JOB;
 use crate::trouble::Dice;
 
 /// A request to another hub, or its answer.
 #[derive(Clone, Debug)]
-pub enum Letter {
+pub enum HubMessage {
     /// Hub 0 asks to pause the job for its cut.
     Hold(CutId, HoldRequest),
     /// Hub 0 releases the job.
@@ -52,14 +52,14 @@ pub enum Letter {
     Part(FollowId, u32, Result<(Vec<Round>, PartState), String>),
 }
 
-impl Letter {
-    /// Returns the question of the letter, if its sender waits for answers.
+impl HubMessage {
+    /// Returns the question of the message, if its sender waits for answers.
     pub fn asks(&self, from: usize) -> Option<Question> {
         match self {
-            Letter::Hold(cut, _) => Some(Question::Hold(*cut)),
-            Letter::Release(cut, _) => Some(Question::Release(*cut)),
-            Letter::Failing(_) => Some(Question::Holds(from)),
-            Letter::Save(..) => Some(Question::Save),
+            HubMessage::Hold(cut, _) => Some(Question::Hold(*cut)),
+            HubMessage::Release(cut, _) => Some(Question::Release(*cut)),
+            HubMessage::Failing(_) => Some(Question::Holds(from)),
+            HubMessage::Save(..) => Some(Question::Save),
             _ => None,
         }
     }
@@ -69,8 +69,8 @@ impl Letter {
 pub struct Hubs {
     /// The control of each.
     pub hubs: Vec<Control>,
-    /// The letters between them.
-    pub post: Post,
+    /// The messages between them.
+    pub messages: Messages,
     /// The number of workers that have joined.
     workers: u64,
     /// The number of the worker that joined last, by rank.
@@ -86,7 +86,7 @@ impl Hubs {
             Control::with_owners(job, terms, share, (cores, false), owners)
         };
         let hubs = (0..terms.hubs).map(hub).collect();
-        Hubs { hubs, post: Post::default(), workers: 0, names: vec![0; terms.workers as usize] }
+        Hubs { hubs, messages: Messages::default(), workers: 0, names: vec![0; terms.workers as usize] }
     }
 
     /// Returns hub 0.
@@ -134,24 +134,24 @@ impl Hubs {
         (failed > 0, failed == self.hubs.len())
     }
 
-    /// Whether reports or letters are in flight.
+    /// Whether reports or messages are in flight.
     pub fn is_busy(&self) -> bool {
-        self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
+        self.messages.is_busy() || self.hubs.iter().any(Control::is_busy)
     }
 
-    /// Whether no letter, report or command is in flight and no write is due, so that nothing happens until time
+    /// Whether no message, report or command is in flight and no write is due, so that nothing happens until time
     /// passes.
     pub fn only_waits(&self) -> bool {
-        self.post.is_empty() && self.hubs.iter().all(|hub| !hub.has_work() && hub.last_due().is_none())
+        self.messages.is_empty() && self.hubs.iter().all(|hub| !hub.has_work() && hub.last_due().is_none())
     }
 
     /// Whether something other than the job has failed, so that the job's last state is possibly not saved.
     pub fn has_trouble_with_last(&self) -> bool {
-        self.post.has_disturbed_last || self.hubs.iter().any(|hub| hub.last.has_trouble)
+        self.messages.has_disturbed_last || self.hubs.iter().any(|hub| hub.last.has_trouble)
     }
 
-    /// Lets every control take in its next report, and delivers every letter. With dice, handles only some reports and
-    /// letters.
+    /// Lets every control take in its next report, and delivers every message. With dice, handles only some reports and
+    /// messages.
     pub fn work(&mut self, mut dice: Option<&mut Dice>) {
         let mut is_due = |one_in: u64| dice.as_deref_mut().is_none_or(|dice| dice.below(one_in) == 0);
         for hub in &mut self.hubs {
@@ -160,78 +160,86 @@ impl Hubs {
             }
         }
         self.collect();
-        for (from, to, letter) in self.post.due(|| is_due(4)) {
-            self.deliver(from, to, letter);
+        for (from, to, message) in self.messages.due(|| is_due(4)) {
+            self.deliver(from, to, message);
             self.collect();
         }
         if let Some(dice) = dice {
-            let (known, given_up) = self.post.trouble(dice);
+            let (known, given_up) = self.messages.trouble(dice);
             if let Some((asker, event)) = known.filter(|(asker, _)| !self.hubs[*asker].is_dead()) {
                 self.hubs[asker].report(event);
             }
-            if let Some((from, Letter::Arrived(request))) = given_up {
+            if let Some((from, HubMessage::Arrived(request))) = given_up {
                 let hub = &mut self.hubs[from];
                 if let Some(rank) = hub.job().members.rank(request.worker) {
                     hub.lose(rank, "it could not be let in");
                 }
             }
-            if let Some((follow, hub)) = self.post.loses_part(dice) {
+            if let Some((follow, hub)) = self.messages.loses_part(dice) {
                 let said = Err("no answer came".to_owned());
                 self.lead().report(Event::Part { follow, hub, said });
             }
         }
     }
 
-    /// Takes the letters that the hubs have written.
+    /// Takes the messages that the hubs have written.
     fn collect(&mut self) {
         let hubs = self.hubs.len();
         for from in 0..hubs {
-            for letter in std::mem::take(&mut self.hubs[from].letters) {
-                self.post.take(from, letter, hubs);
+            for message in std::mem::take(&mut self.hubs[from].messages) {
+                self.messages.take(from, message, hubs);
             }
         }
     }
 
     /// Gives a hub the answer of another hub.
     fn answered(&mut self, asker: usize, from: usize, question: Question, said: Result<Said, String>) {
-        let event = self.post.answered(from, question, said);
+        let event = self.messages.answered(from, question, said);
         if let Some(event) = event.filter(|_| !self.hubs[asker].is_dead()) {
             self.hubs[asker].report(event);
         }
     }
 
-    fn deliver(&mut self, from: usize, to: usize, letter: Letter) {
+    fn deliver(&mut self, from: usize, to: usize, message: HubMessage) {
         let hub = &mut self.hubs[to];
-        tell!(hub, "gets {letter:?}");
+        tell!(hub, "gets {message:?}");
         let ended = || Err("the job ended meanwhile".to_owned());
-        match letter {
-            Letter::Hold(cut, _) if hub.failed.is_some() => hub.letters.push(Letter::Held(cut, ended())),
-            Letter::Release(cut, _) if hub.failed.is_some() => {
-                hub.letters.push(Letter::Released(cut, ended().map(|_: Option<Round>| ())));
+        match message {
+            HubMessage::Hold(cut, _) if hub.failed.is_some() => {
+                hub.messages.push(HubMessage::Held(cut, ended()))
             }
-            Letter::End(of, _) if hub.failed.is_some() => hub.letters.push(Letter::Ended(of, false)),
-            Letter::End(of, limit) => hub.ends_at_cut(of, limit),
-            Letter::Ended(_, is_saved) => hub.answered_at_stop(is_saved),
-            Letter::HasPart(..) | Letter::Part(..) if hub.failed.is_some() => {}
-            Letter::HasPart(follow, _, before, whole) => hub.part_asked(follow, before, whole),
-            Letter::Part(follow, hub_of, said) => hub.report(Event::Part { follow, hub: hub_of, said }),
-            Letter::Hold(cut, request) => hub.follow(cut, request.cut),
-            Letter::Release(cut, request) => hub.released_by_lead(cut, request),
-            Letter::Held(cut, front) => self.answered(to, from, Question::Hold(cut), front.map(Said::Front)),
-            Letter::Released(cut, done) => {
+            HubMessage::Release(cut, _) if hub.failed.is_some() => {
+                hub.messages.push(HubMessage::Released(cut, ended().map(|_: Option<Round>| ())));
+            }
+            HubMessage::End(of, _) if hub.failed.is_some() => hub.messages.push(HubMessage::Ended(of, false)),
+            HubMessage::End(of, limit) => hub.ends_at_cut(of, limit),
+            HubMessage::Ended(_, is_saved) => hub.answered_at_stop(is_saved),
+            HubMessage::HasPart(..) | HubMessage::Part(..) if hub.failed.is_some() => {}
+            HubMessage::HasPart(follow, _, before, whole) => hub.part_asked(follow, before, whole),
+            HubMessage::Part(follow, hub_of, said) => hub.report(Event::Part { follow, hub: hub_of, said }),
+            HubMessage::Hold(cut, request) => hub.follow(cut, request.cut),
+            HubMessage::Release(cut, request) => hub.released_by_lead(cut, request),
+            HubMessage::Held(cut, front) => {
+                self.answered(to, from, Question::Hold(cut), front.map(Said::Front))
+            }
+            HubMessage::Released(cut, done) => {
                 self.answered(to, from, Question::Release(cut), done.map(|()| Said::Done));
             }
-            Letter::Failing(_) if hub.is_dead() => {
-                hub.letters.push(Letter::Holds(from, Err("it died".to_owned())));
+            HubMessage::Failing(_) if hub.is_dead() => {
+                hub.messages.push(HubMessage::Holds(from, Err("it died".to_owned())));
             }
-            Letter::Failing(request) => hub.failed_elsewhere(from, &request),
-            Letter::Holds(_, holds) => self.answered(to, from, Question::Holds(to), holds.map(Said::Holds)),
-            Letter::Save(..) if hub.is_dead() => hub.letters.push(Letter::Saved(Err("it died".to_owned()))),
-            Letter::Save(_, request) => hub.part_of_last_asked(request),
-            Letter::Saved(part) => self.answered(to, from, Question::Save, part.map(Said::Part)),
-            Letter::Failed(reason, blame) => hub.fails(reason, blame),
-            Letter::Arrived(request) => hub.arrived(&request),
-            Letter::Lost(worker, reason) => {
+            HubMessage::Failing(request) => hub.failed_elsewhere(from, &request),
+            HubMessage::Holds(_, holds) => {
+                self.answered(to, from, Question::Holds(to), holds.map(Said::Holds))
+            }
+            HubMessage::Save(..) if hub.is_dead() => {
+                hub.messages.push(HubMessage::Saved(Err("it died".to_owned())))
+            }
+            HubMessage::Save(_, request) => hub.part_of_last_asked(request),
+            HubMessage::Saved(part) => self.answered(to, from, Question::Save, part.map(Said::Part)),
+            HubMessage::Failed(reason, blame) => hub.fails(reason, blame),
+            HubMessage::Arrived(request) => hub.arrived(&request),
+            HubMessage::Lost(worker, reason) => {
                 if let Some(rank) = hub.job().members.rank(worker) {
                     hub.lose(rank, &reason);
                 }

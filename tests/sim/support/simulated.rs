@@ -44,13 +44,13 @@ pub struct Terms {
     pub late: Option<u64>,
     /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,
-    /// The state that the job continues from, if there is one.
-    pub again: Option<Again>,
+    /// The earlier life that the job continues, if there is one.
+    pub earlier: Option<EarlierLife>,
 }
 
 /// The earlier life of a job that continues after its hubs have ended.
 #[derive(Clone, Debug)]
-pub struct Again {
+pub struct EarlierLife {
     /// The state of all hubs, if there is one.
     pub restored: Option<Arc<Restored>>,
     /// Whether rank 0 brings the state, because the hubs have no files.
@@ -77,7 +77,7 @@ impl Terms {
             is_orderly: false,
             late: None,
             snapshot_every: None,
-            again: None,
+            earlier: None,
         }
     }
 
@@ -165,7 +165,7 @@ impl Simulated {
             let mut core = Core::new(net.port(), Kernels::detect());
             for mut spec in specs.by_ref().take(terms.shards) {
                 spec.snapshot_every = terms.snapshot_every;
-                let again = terms.again.as_ref().filter(|again| !again.is_brought);
+                let again = terms.earlier.as_ref().filter(|earlier| !earlier.is_brought);
                 spec.restored = again.and_then(|again| again.restored.clone());
                 core.add_job(JOB, spec)?;
             }
@@ -173,7 +173,7 @@ impl Simulated {
         }
         let workers = job.workers;
         let (dice, mut hubs) = (Dice::new(terms.late.unwrap_or(0)), Hubs::new(&job, cores, &owners));
-        if let Some(Again { restored, is_brought, files, reached }) = &terms.again {
+        if let Some(EarlierLife { restored, is_brought, files, reached }) = &terms.earlier {
             let here = restored.as_ref().filter(|_| !is_brought);
             let numbers = || NumbersByRound::new(Numbers::new(job.optimizer));
             let from = here.map_or_else(|| (Round(0), numbers()), |state| (state.round(), state.numbers()));

@@ -13,7 +13,7 @@ use pbox_core::{Look, NumbersByRound, Round};
 
 use super::make::LATE;
 use super::{Command, Control, Harm, LIMIT, hub_of};
-use crate::hubs::Letter;
+use crate::hubs::HubMessage;
 
 impl Control {
     /// Lets the job, which gathers its members, begin with a round. `reached` has the rounds that members had
@@ -77,7 +77,7 @@ impl Control {
         let heard = self.heard.clone();
         self.saves = false;
         self.fails("the hub is gone".to_owned(), Blame::Hub);
-        self.letters.retain(|letter| matches!(letter, Letter::Held(..) | Letter::Released(..)));
+        self.messages.retain(|message| matches!(message, HubMessage::Held(..) | HubMessage::Released(..)));
         self.last_dies();
         (self.heard, self.is_dead) = (heard, true);
     }
@@ -113,13 +113,13 @@ impl Control {
         failed.effects.into_iter().for_each(|effect| self.carry_out(effect));
         for (of_lead, is_release) in std::mem::take(&mut self.follows).into_values() {
             let ended = "the job ended meanwhile".to_owned();
-            self.letters.push(match is_release {
-                true => Letter::Released(of_lead, Err(ended)),
-                false => Letter::Held(of_lead, Err(ended)),
+            self.messages.push(match is_release {
+                true => HubMessage::Released(of_lead, Err(ended)),
+                false => HubMessage::Held(of_lead, Err(ended)),
             });
         }
         if !self.job().hubs.share.is_whole() && !failed.is_being_saved {
-            self.letters.push(Letter::Failed(reason, blame));
+            self.messages.push(HubMessage::Failed(reason, blame));
         }
         if self.forgets && !failed.is_being_saved {
             self.command(|| Command::End);

@@ -12,7 +12,7 @@ use pbox_core::{Occasion, Round, Selection, Taken};
 
 use super::{Command, Control};
 use crate::counts::count;
-use crate::hubs::Letter;
+use crate::hubs::HubMessage;
 
 /// The longest time for which hub 0 waits for another hub's answer about its part.
 const WAIT: Duration = Duration::from_millis(30);
@@ -217,7 +217,7 @@ impl Control {
         }
         let follow = self.files.asked.remove(&asked).expect("it has no answer");
         let hub = self.job().hubs.share.hub;
-        self.letters.push(Letter::Part(follow, hub, Ok((rounds, part))));
+        self.messages.push(HubMessage::Part(follow, hub, Ok((rounds, part))));
     }
 
     /// Notes, at hub 0, the latest state that all hubs have, according to their reports of their files.

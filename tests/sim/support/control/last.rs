@@ -8,7 +8,7 @@ use pbox_core::{Front, Round, SnapshotPart};
 
 use super::{Command, Control, LIMIT};
 use crate::counts::count;
-use crate::hubs::Letter;
+use crate::hubs::HubMessage;
 
 /// A core's part of the last state, or the reason why there is none.
 type PartHere = Result<SnapshotPart, String>;
@@ -52,12 +52,12 @@ impl Control {
                 self.command(|| Command::LastHold);
             }
             LastStep::TellOthers(request) | LastStep::TellLead(request) => {
-                self.letters.push(Letter::Failing(request));
+                self.messages.push(HubMessage::Failing(request));
             }
             LastStep::HaveWritten(hubs, _) if hubs.is_empty() => {
                 self.report(Event::Last(LastStepped::OthersWritten(Vec::new())));
             }
-            LastStep::HaveWritten(hubs, request) => self.letters.push(Letter::Save(hubs, request)),
+            LastStep::HaveWritten(hubs, request) => self.messages.push(HubMessage::Save(hubs, request)),
             LastStep::Write(request) => {
                 let before = request.before;
                 (self.last.writes, self.last.answers) = (Some(request), self.commands.len());
@@ -121,7 +121,7 @@ impl Control {
                 self.last.is_part_asked = true;
                 self.carry_out_all(effects);
             }
-            None => self.letters.push(Letter::Saved(Err("it is not here any more".to_owned()))),
+            None => self.messages.push(HubMessage::Saved(Err("it is not here any more".to_owned()))),
         }
     }
 
@@ -130,7 +130,7 @@ impl Control {
         let is_held = self.job().hubs.leads() || self.last.is_held && self.last.over.is_none();
         assert!(is_held || !holds.saves, "a hub that holds nothing has no state");
         for to in std::mem::take(&mut self.last.asked) {
-            self.letters.push(Letter::Holds(to, Ok(holds.clone())));
+            self.messages.push(HubMessage::Holds(to, Ok(holds.clone())));
         }
     }
 
@@ -139,7 +139,7 @@ impl Control {
         let has_part = part.as_ref().is_ok_and(|part| part.bytes > 0);
         assert_eq!(has_part, self.last.written.is_some(), "hub 0 hears of a part that is written: {part:?}");
         if std::mem::take(&mut self.last.is_part_asked) {
-            self.letters.push(Letter::Saved(part));
+            self.messages.push(HubMessage::Saved(part));
         }
     }
 
@@ -160,9 +160,9 @@ impl Control {
         self.last.has_trouble = true;
         let died = || "it died".to_owned();
         let asked = std::mem::take(&mut self.last.asked).into_iter();
-        self.letters.extend(asked.map(|to| Letter::Holds(to, Err(died()))));
+        self.messages.extend(asked.map(|to| HubMessage::Holds(to, Err(died()))));
         if std::mem::take(&mut self.last.is_part_asked) {
-            self.letters.push(Letter::Saved(Err(died())));
+            self.messages.push(HubMessage::Saved(Err(died())));
         }
         if self.saves_last() {
             self.end();

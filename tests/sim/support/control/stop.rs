@@ -8,7 +8,7 @@ use coordinator::input::{BeginStop, SavedAtStop, Stop, Sweep};
 use coordinator::{Blame, CutAt, SAVED_WITHIN, StopStep, Use, WantId};
 
 use super::Control;
-use crate::hubs::Letter;
+use crate::hubs::HubMessage;
 
 /// The reason that members get.
 const REASON: &str = "the hub is stopping";
@@ -78,7 +78,7 @@ impl Control {
                     let share = self.job().hubs.share;
                     match share.hub {
                         0 => self.ends_at_cut(0, self.stopping.limit),
-                        hub => self.letters.push(Letter::End(hub as usize, self.stopping.limit)),
+                        hub => self.messages.push(HubMessage::End(hub as usize, self.stopping.limit)),
                     }
                 }
                 StopStep::TooLate(_) => {}
@@ -102,7 +102,7 @@ impl Control {
         match self.stopping.wants.remove(&want) {
             None => {}
             Some(0) => self.answered_at_stop(is_saved),
-            Some(hub) => self.letters.push(Letter::Ended(hub, is_saved)),
+            Some(hub) => self.messages.push(HubMessage::Ended(hub, is_saved)),
         }
     }
 

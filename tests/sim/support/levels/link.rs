@@ -72,7 +72,7 @@ impl Levels {
                 let specs = ShardSpec::of_cores(&terms, &wire, share.chunks_by_core().into_iter().zip(spans));
                 weights.push(window);
                 for mut spec in specs {
-                    spec.restored = self.terms.again.as_ref().and_then(|again| again.restored.clone());
+                    spec.restored = self.terms.earlier.as_ref().and_then(|earlier| earlier.restored.clone());
                     cores.push(self.new_core());
                     self.core(*cores.last().expect("just pushed")).add_job(job, spec)?;
                 }

@@ -19,7 +19,7 @@ use pbox_core::{
 use worker_shim::{Exchange, ExchangeError};
 
 use crate::control::{Control, Harm};
-use crate::simulated::Again;
+use crate::simulated::EarlierLife;
 use crate::trouble::Dice;
 
 pub use losses::Losses;
@@ -58,7 +58,7 @@ pub struct Terms {
     pub late: Option<u64>,
     /// The state that the job continues from, if it continues, with the round that each worker had reached. Then
     /// `Levels::new` returns before all workers take part.
-    pub again: Option<Again>,
+    pub earlier: Option<EarlierLife>,
 }
 
 /// A hub, or all hubs of the root together.
@@ -141,7 +141,7 @@ impl Levels {
         let dice = Dice::new(terms.late.unwrap_or(0));
         let mut tree = Levels { net, layout, terms, cores: Vec::new(), nodes, workers, notices, dice };
         tree.add(root, None, 0)?;
-        if tree.terms.again.is_some() {
+        if tree.terms.earlier.is_some() {
             return Ok(tree);
         }
         tree.until(|tree| {
@@ -176,7 +176,7 @@ impl Levels {
             ..self.terms.job.clone()
         };
         let mut node = self.make(number, Arc::new(terms), above, cores, depth)?;
-        if let Some(Again { restored, files, reached, .. }) = &self.terms.again {
+        if let Some(EarlierLife { restored, files, reached, .. }) = &self.terms.earlier {
             let first = restored.as_ref().filter(|_| above.is_none()).map(|restored| restored.round());
             let numbers = NumbersByRound::new(Numbers::new(self.terms.job.optimizer));
             let reached = reached.iter().skip(if has_hubs { reached.len() } else { self.workers.len() });

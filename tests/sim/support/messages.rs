@@ -1,9 +1,9 @@
-//! The letters between the hubs of a job. A letter is a request or an answer. Letters are late and arrive in any order.
-//! A test can also lose letters, or make their sender give up.
+//! The messages between the hubs of a job. A message is a request or an answer. Messages are late and arrive in any order.
+//! A test can also lose messages, or make their sender give up.
 //!
 //! ```text
-//!   ask --letter--> other hub --answer--> ask      each hub answers once; later answers are ignored
-//!    |     lost        | late       | lost
+//!   ask --message--> other hub --answer--> ask      each hub answers once; later answers are ignored
+//!    |     lost         | late       | lost
 //!    +--- given up: the ask has no answer of this hub ---
 //! ```
 //!
@@ -15,7 +15,7 @@ use pbox_core::Round;
 use pbox_core::control::{FailedReply, LastReply};
 
 use crate::counts::count;
-use crate::hubs::Letter;
+use crate::hubs::HubMessage;
 use crate::trouble::Dice;
 
 /// A question of a hub, which waits for the answers of other hubs.
@@ -69,13 +69,13 @@ type Answer = Result<Said, String>;
 /// Something for a hub, with the number of the hub, if there is something.
 type OfHub<T> = Option<(usize, T)>;
 
-/// A letter on its way.
+/// A message on its way.
 #[derive(Debug)]
 struct Sent {
     from: usize,
     to: usize,
-    letter: Letter,
-    /// Whether the sender has given up waiting for the answer to the letter. The letter then arrives much later.
+    message: HubMessage,
+    /// Whether the sender has given up waiting for the answer to the message. The message then arrives much later.
     is_late: bool,
 }
 
@@ -87,9 +87,9 @@ struct Ask {
     answers: Vec<(usize, Option<Answer>)>,
 }
 
-/// The letters of a job, and the faults in their delivery.
+/// The messages of a job, and the faults in their delivery.
 #[derive(Debug, Default)]
-pub struct Post {
+pub struct Messages {
     sent: Vec<Sent>,
     asks: Vec<Ask>,
     /// The average number of steps between two requests that are given up.
@@ -101,40 +101,40 @@ pub struct Post {
     pub has_disturbed_last: bool,
 }
 
-impl Post {
-    /// Whether letters or requests are in flight.
+impl Messages {
+    /// Whether messages or requests are in flight.
     pub fn is_busy(&self) -> bool {
         !self.sent.is_empty() || !self.asks.is_empty()
     }
 
-    /// Whether no letter is on its way.
+    /// Whether no message is on its way.
     pub fn is_empty(&self) -> bool {
         self.sent.is_empty()
     }
 
-    /// Takes a letter from a hub, and sends it to the hubs that must get it.
-    pub fn take(&mut self, from: usize, letter: Letter, hubs: usize) {
-        let to = match &letter {
-            Letter::Hold(..) | Letter::Release(..) => Vec::from_iter(1..hubs),
-            Letter::Lost(..) | Letter::Failed(..) | Letter::Failing(_) if from == 0 => {
+    /// Takes a message from a hub, and sends it to the hubs that must get it.
+    pub fn take(&mut self, from: usize, message: HubMessage, hubs: usize) {
+        let to = match &message {
+            HubMessage::Hold(..) | HubMessage::Release(..) => Vec::from_iter(1..hubs),
+            HubMessage::Lost(..) | HubMessage::Failed(..) | HubMessage::Failing(_) if from == 0 => {
                 Vec::from_iter(1..hubs)
             }
-            Letter::Ended(hub, _) | Letter::Holds(hub, _) => vec![*hub],
-            Letter::HasPart(_, hub, ..) => vec![*hub as usize],
-            Letter::Save(hubs, _) => hubs.iter().map(|&hub| hub as usize).collect(),
+            HubMessage::Ended(hub, _) | HubMessage::Holds(hub, _) => vec![*hub],
+            HubMessage::HasPart(_, hub, ..) => vec![*hub as usize],
+            HubMessage::Save(hubs, _) => hubs.iter().map(|&hub| hub as usize).collect(),
             _ => vec![0],
         };
-        if let Some(question) = letter.asks(from) {
+        if let Some(question) = message.asks(from) {
             self.asks.push(Ask { question, answers: to.iter().map(|&hub| (hub, None)).collect() });
         }
-        let sent = |to| Sent { from, to, letter: letter.clone(), is_late: false };
+        let sent = |to| Sent { from, to, message: message.clone(), is_late: false };
         self.sent.extend(to.into_iter().map(sent));
     }
 
-    /// Returns the letters that arrive now, each with its sender and its receiver.
-    pub fn due(&mut self, mut is_due: impl FnMut() -> bool) -> Vec<(usize, usize, Letter)> {
+    /// Returns the messages that arrive now, each with its sender and its receiver.
+    pub fn due(&mut self, mut is_due: impl FnMut() -> bool) -> Vec<(usize, usize, HubMessage)> {
         let due = self.sent.extract_if(.., |sent| is_due() && (!sent.is_late || is_due() && is_due()));
-        due.map(|Sent { from, to, letter, .. }| (from, to, letter)).collect()
+        due.map(|Sent { from, to, message, .. }| (from, to, message)).collect()
     }
 
     /// Notes a hub's answer. Returns the event for the hub that asks, if it has all answers.
@@ -173,8 +173,8 @@ impl Post {
     /// now gets no answer.
     pub fn loses_part(&mut self, dice: &mut Dice) -> Option<(FollowId, u32)> {
         let one_in = self.loses_parts_one_in?;
-        let of_part = |sent: &Sent| match sent.letter {
-            Letter::HasPart(follow, hub, ..) | Letter::Part(follow, hub, _) => Some((follow, hub)),
+        let of_part = |sent: &Sent| match sent.message {
+            HubMessage::HasPart(follow, hub, ..) | HubMessage::Part(follow, hub, _) => Some((follow, hub)),
             _ => None,
         };
         let place = self.sent.iter().position(|sent| of_part(sent).is_some() && dice.below(one_in) == 0)?;
@@ -183,17 +183,18 @@ impl Post {
     }
 
     /// Makes the sender of a request give up, if the dice say so. The request is lost or arrives later. Returns the
-    /// event for the sender, or the sender with its letter.
-    pub fn trouble(&mut self, dice: &mut Dice) -> (OfHub<Event>, OfHub<Letter>) {
+    /// event for the sender, or the sender with its message.
+    pub fn trouble(&mut self, dice: &mut Dice) -> (OfHub<Event>, OfHub<HubMessage>) {
         if self.gives_up_one_in.is_none_or(|one_in| dice.below(one_in) > 0) {
             return (None, None);
         }
-        let is_of_last =
-            |sent: &&Sent| !sent.is_late && matches!(sent.letter, Letter::Failing(_) | Letter::Save(..));
+        let is_of_last = |sent: &&Sent| {
+            !sent.is_late && matches!(sent.message, HubMessage::Failing(_) | HubMessage::Save(..))
+        };
         if dice.below(4) == 0
-            && let Some(Sent { from, to, letter, .. }) = self.sent.iter().find(is_of_last)
+            && let Some(Sent { from, to, message, .. }) = self.sent.iter().find(is_of_last)
         {
-            let again = Sent { from: *from, to: *to, letter: letter.clone(), is_late: true };
+            let again = Sent { from: *from, to: *to, message: message.clone(), is_late: true };
             self.has_disturbed_last = true;
             self.sent.push(again);
         }
@@ -202,18 +203,19 @@ impl Post {
             let question = ask.question;
             self.has_disturbed_last |= matches!(question, Question::Holds(_) | Question::Save);
             let silent = ask.answers.iter().find(|(_, answer)| answer.is_none()).expect("else it is over").0;
-            let is_of = |sent: &Sent| sent.to == silent && sent.letter.asks(sent.from) == Some(question);
+            let is_of = |sent: &Sent| sent.to == silent && sent.message.asks(sent.from) == Some(question);
             self.sent.retain(|sent| !is_lost || !is_of(sent));
             self.sent.iter_mut().filter(|sent| is_of(sent)).for_each(|sent| sent.is_late = true);
             count("requests of hubs given up", 1);
             let event = self.answered(silent, question, Err("no answer came".to_owned()));
             return (event.map(|event| (question.asker(), event)), None);
         }
-        let is_told =
-            |sent: &Sent| matches!(sent.letter, Letter::Arrived(_) | Letter::Lost(..) | Letter::Failed(..));
+        let is_told = |sent: &Sent| {
+            matches!(sent.message, HubMessage::Arrived(_) | HubMessage::Lost(..) | HubMessage::Failed(..))
+        };
         let Some(place) = self.sent.iter().position(is_told) else { return (None, None) };
-        let Sent { from, letter, .. } = &self.sent[place];
-        let given_up = Some((*from, letter.clone()));
+        let Sent { from, message, .. } = &self.sent[place];
+        let given_up = Some((*from, message.clone()));
         count("requests of hubs given up", 1);
         match is_lost {
             true => _ = self.sent.remove(place),
