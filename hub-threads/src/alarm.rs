@@ -109,12 +109,12 @@ fn ring(panic: &PanicHookInfo<'_>) {
         panic.payload_as_str().unwrap_or("the panic has no message")
     );
     let own = OF_THREAD.try_with(|alarm| alarm.try_borrow().ok().and_then(|alarm| alarm.clone()));
-    heard_by(name, own.ok().flatten()).iter().for_each(|alarm| alarm.ring(&what));
+    alarms_for(name, own.ok().flatten()).iter().for_each(|alarm| alarm.ring(&what));
 }
 
 /// Returns the alarms that a panic of a thread goes to. `name` is the thread's name, and `own` the alarm of
 /// its hub.
-fn heard_by(name: &str, own: Option<Alarm>) -> Vec<Alarm> {
+fn alarms_for(name: &str, own: Option<Alarm>) -> Vec<Alarm> {
     if own.is_some() || name != "phub-watch" {
         return own.into_iter().collect();
     }
@@ -127,8 +127,8 @@ mod tests {
     use super::*;
 
     /// Waits for a panic, and returns its text.
-    fn heard(heard: &Receiver<Rung>) -> String {
-        match heard.recv().unwrap() {
+    fn panic_text(reports: &Receiver<Rung>) -> String {
+        match reports.recv().unwrap() {
             Rung::Panicked(what) => what,
             Rung::Ends => panic!("nobody ended it"),
         }
@@ -145,7 +145,7 @@ mod tests {
         });
         thread("phub-outer").spawn(nested).unwrap().join().unwrap();
         drop(entered);
-        let what = heard(&listens);
+        let what = panic_text(&listens);
         assert!(
             what.contains("phub-inner") && what.contains("alarm.rs") && what.contains("as it should"),
             "{what}"
@@ -162,10 +162,10 @@ mod tests {
         let (first, _heard) = Alarm::new();
         let (second, _too) = Alarm::new();
         let rings = |alarm: &Alarm, all: &[Alarm]| all.iter().any(|one| Arc::ptr_eq(&one.0, &alarm.0));
-        let all = heard_by("phub-watch", None);
+        let all = alarms_for("phub-watch", None);
         assert!(rings(&first, &all) && rings(&second, &all));
-        assert!(heard_by("phub-session", None).is_empty());
-        let own = heard_by("phub-control", Some(first.clone()));
+        assert!(alarms_for("phub-session", None).is_empty());
+        let own = alarms_for("phub-control", Some(first.clone()));
         assert!(own.len() == 1 && rings(&first, &own));
     }
 }

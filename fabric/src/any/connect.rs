@@ -149,19 +149,19 @@ impl Accepted {
         self.hello_then(timeout, || ())
     }
 
-    /// Reads the peer's hello. Calls `heard` once the hello can be read, or the wait for it is over.
+    /// Reads the peer's hello. Calls `on_hello` once the hello can be read, or the wait for it is over.
     /// Descriptors that the peer sent are closed only after that call.
-    pub fn hello_then(self, timeout: Duration, heard: impl FnOnce()) -> Result<Hello, ConnectError> {
+    pub fn hello_then(self, timeout: Duration, on_hello: impl FnOnce()) -> Result<Hello, ConnectError> {
         Ok(match self {
-            Accepted::Shm(accepted) => Hello::Shm(accepted.hello_then(timeout, heard)?),
+            Accepted::Shm(accepted) => Hello::Shm(accepted.hello_then(timeout, on_hello)?),
             Accepted::Tcp(accepted) => {
                 let hello = accepted.hello(timeout);
-                heard();
+                on_hello();
                 Hello::Tcp(hello?)
             }
             Accepted::Verbs(accepted) => {
                 let hello = accepted.hello(timeout);
-                heard();
+                on_hello();
                 Hello::Verbs(hello?)
             }
         })

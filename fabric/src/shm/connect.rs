@@ -165,11 +165,11 @@ impl Accepted {
         self.hello_then(timeout, || ())
     }
 
-    /// Reads the peer's hello. Calls `heard` once the hello can be read, or the wait for it is over.
-    pub fn hello_then(self, timeout: Duration, heard: impl FnOnce()) -> Result<Hello, ConnectError> {
+    /// Reads the peer's hello. Calls `on_hello` once the hello can be read, or the wait for it is over.
+    pub fn hello_then(self, timeout: Duration, on_hello: impl FnOnce()) -> Result<Hello, ConnectError> {
         let read = peek(self.socket.as_fd(), timeout).map_err(|error| error.to_string());
         let message = read.and_then(|bytes| HelloMessage::decode(&bytes));
-        heard();
+        on_hello();
         match message {
             Ok(message) => Ok(Hello { socket: self.socket, token: message.token, message, given: None }),
             Err(why) => {

@@ -178,21 +178,21 @@ impl Background {
         wait_for_earlier(&asked, config.join_limit, interrupted)?;
         let (shared, rank) = (Arc::new(Shared::new(&config)), config.rank);
         let memory = Arc::new(Memory::default());
-        let (tell, told) = sync_channel(1);
+        let (send, answer) = sync_channel(1);
         let thread = {
             let (shared, memory) = (Arc::clone(&shared), Arc::clone(&memory));
             let named = std::thread::Builder::new().name("phub-session".into());
             named
-                .spawn(move || thread::run(config, state, &shared, &memory, tell))
+                .spawn(move || thread::run(config, state, &shared, &memory, send))
                 .map_err(SessionError::from)?
         };
-        let (joined, waker) = match receive(&told, interrupted) {
+        let (joined, waker) = match receive(&answer, interrupted) {
             Ok(joined) => joined,
-            Err(NotTold::Ended) => {
+            Err(NoAnswer::Ended) => {
                 let _ = thread.join();
                 return Err(shared.why_ended());
             }
-            Err(NotTold::Interrupted) => {
+            Err(NoAnswer::Interrupted) => {
                 // The thread notices soon that it must end, and leaves, so that the rank is free for the next join. If
                 // the hub's reply to the join takes longer, this call does not wait for the thread.
                 shared.end(Ending::Drop);
@@ -291,20 +291,20 @@ impl Background {
         f: impl FnOnce(&mut Session) -> R + Send + 'static,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<R, BackgroundError> {
-        let (tell, told) = sync_channel(1);
+        let (sender, answer) = sync_channel(1);
         self.shared()?.call(Box::new(move |session| {
             let answer = f(session);
             // If the caller was interrupted, nobody receives the answer. This is no error.
-            Box::new(move || drop(tell.send(answer)))
+            Box::new(move || drop(sender.send(answer)))
         }))?;
-        match receive(&told, interrupted) {
+        match receive(&answer, interrupted) {
             Ok(answer) => Ok(answer),
-            Err(NotTold::Ended) => {
+            Err(NoAnswer::Ended) => {
                 // The call was not made, or it panicked. In both cases the thread is ending.
                 self.shared.wait_for_end(interrupted)?;
                 Err(self.shared.why_ended())
             }
-            Err(NotTold::Interrupted) => {
+            Err(NoAnswer::Interrupted) => {
                 Err(BackgroundError::Interrupted { what: "the session's thread".into() })
             }
         }
@@ -400,17 +400,17 @@ impl Drop for Background {
 }
 
 /// The reason why no answer came from the session's thread.
-enum NotTold {
+enum NoAnswer {
     Ended,
     Interrupted,
 }
 
-fn receive<T>(told: &Receiver<T>, interrupted: &mut dyn FnMut() -> bool) -> Result<T, NotTold> {
+fn receive<T>(answer: &Receiver<T>, interrupted: &mut dyn FnMut() -> bool) -> Result<T, NoAnswer> {
     loop {
-        match told.recv_timeout(ASK) {
-            Ok(told) => return Ok(told),
-            Err(RecvTimeoutError::Disconnected) => return Err(NotTold::Ended),
-            Err(RecvTimeoutError::Timeout) if interrupted() => return Err(NotTold::Interrupted),
+        match answer.recv_timeout(ASK) {
+            Ok(value) => return Ok(value),
+            Err(RecvTimeoutError::Disconnected) => return Err(NoAnswer::Ended),
+            Err(RecvTimeoutError::Timeout) if interrupted() => return Err(NoAnswer::Interrupted),
             Err(RecvTimeoutError::Timeout) => {}
         }
     }

@@ -76,7 +76,7 @@ struct Waiting {
     /// The time when the first caller began to wait.
     since: Instant,
     /// The error for the callers, if the key cannot arrive before another key is pushed.
-    in_vain: Option<Arc<SessionError>>,
+    cannot_arrive: Option<Arc<SessionError>>,
 }
 
 pub(super) struct Shared {
@@ -189,12 +189,12 @@ impl Shared {
 
     /// Notifies callers that wait for a key that the key cannot arrive. Does nothing if a new push has been noted
     /// meanwhile.
-    pub fn tell_cannot_come(&self, key: KeyId, why: SessionError) {
+    pub fn notify_cannot_arrive(&self, key: KeyId, why: SessionError) {
         let mut state = self.lock();
         let State { notes, waiting, .. } = &mut *state;
         let waiting = waiting.get_mut(&key).filter(|_| notes.pushes().next().is_none());
         if let Some(waiting) = waiting {
-            waiting.in_vain = Some(Arc::new(why));
+            waiting.cannot_arrive = Some(Arc::new(why));
             drop(state);
             self.changed.notify_all();
         }
@@ -249,7 +249,7 @@ impl Shared {
         state.order.check(key, &state.open, &self.names)?;
         state.open[key.index()] = true;
         state.notes.pushed(key, what);
-        state.waiting.values_mut().for_each(|waiting| waiting.in_vain = None);
+        state.waiting.values_mut().for_each(|waiting| waiting.cannot_arrive = None);
         Ok(())
     }
 
@@ -316,7 +316,7 @@ impl Shared {
         key: KeyId,
         interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<MutexGuard<'a, State>, BackgroundError> {
-        let none = || Waiting { callers: 0, since: Instant::now(), in_vain: None };
+        let none = || Waiting { callers: 0, since: Instant::now(), cannot_arrive: None };
         state.waiting.entry(key).or_insert_with(none).callers += 1;
         state.stopwatch.wait_begins();
         if let Some(waker) = to_wake(&mut state) {
@@ -332,7 +332,7 @@ impl Shared {
             if state.over.is_some() {
                 break Err(self.over(&state));
             }
-            if let Some(error) = state.waiting.get(&key).and_then(|waiting| waiting.in_vain.clone()) {
+            if let Some(error) = state.waiting.get(&key).and_then(|waiting| waiting.cannot_arrive.clone()) {
                 break Err(BackgroundError::Session(error));
             }
             if stop {

@@ -96,7 +96,7 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
         answers.into_iter().for_each(|answer| answer());
         for &(key, _) in orders.awaited.iter().filter(|_| !has_arrivals) {
             if let Err(error) = session.check_can_come(key) {
-                shared.tell_cannot_come(key, error.into());
+                shared.notify_cannot_arrive(key, error.into());
             }
         }
         let times = session.returns().times + session.relinks();
