@@ -58,7 +58,7 @@ fn measure(workers: u32) -> Result<()> {
     print!("{workers} workers:");
     for stage in STAGES {
         for child in &mut children {
-            child.hear::<()>()?;
+            child.read_message::<()>()?;
         }
         print!(" {stage} after {:.1} s,", since.elapsed().as_secs_f64());
         if stage == STAGES[1] {

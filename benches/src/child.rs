@@ -81,7 +81,7 @@ impl ChildProcess {
     }
 
     /// Reads the next line of the child, which the child wrote by [`say`].
-    pub fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+    pub fn read_message<T: DeserializeOwned>(&mut self) -> Result<T> {
         let line = self.read_line()?;
         serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
     }

@@ -267,7 +267,7 @@ impl Driver<'_> {
                         (0..workers).for_each(|n| self.cluster.signal_worker(self.number, n, Signal::KILL));
                     }
                     Ok(Heard::Line(number, line)) => {
-                        self.hear(name, number, &line, &mut life, past, &mut began)
+                        self.take_line(name, number, &line, &mut life, past, &mut began)
                     }
                     Ok(Heard::End(number, status, killed)) => {
                         life.living -= 1;
@@ -318,7 +318,7 @@ impl Driver<'_> {
         finished
     }
 
-    fn hear(
+    fn take_line(
         &self,
         name: &str,
         number: u32,

@@ -18,7 +18,7 @@ use worker_shim::Session;
 
 /// Sends these bytes, and returns all bytes of the answer until the hub closes. The answer is empty if the
 /// hub closes before all bytes were sent.
-fn told(hub: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
+fn reply_to(hub: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
     let mut client = TcpStream::connect(hub).unwrap();
     let _ = client.write_all(bytes.as_ref());
     let mut said = Vec::new();
@@ -51,15 +51,15 @@ fn requests_that_nobody_sends_are_refused_in_words_and_a_job_goes_on() {
         // Each of several requests in one packet has its answer, in order.
         let many = "GET /v1/health HTTP/1.1\r\nhost: hub\r\n\r\n".repeat(499);
         let many = many + &request("GET /v1/health", "");
-        assert_eq!(told(at, many).matches("\r\n\r\nok\n").count(), 500);
+        assert_eq!(reply_to(at, many).matches("\r\n\r\nok\n").count(), 500);
         // The first of two headers counts, and the second gives no access.
         let twice = format!(
             "GET /v1/hub HTTP/1.1\r\nhost: hub\r\nconnection: close\r\nauthorization: Bearer x\r\nauthorization: {}\r\n\r\n",
             authorization()
         );
-        says(error(&told(at, twice), 401), &["not made with the hub's secret"]);
+        says(error(&reply_to(at, twice), 401), &["not made with the hub's secret"]);
         let join = |headers: &str, body: &[u8]| {
-            told(at, [request("POST /v1/jobs/job/join", headers).as_bytes(), body].concat())
+            reply_to(at, [request("POST /v1/jobs/job/join", headers).as_bytes(), body].concat())
         };
         says(
             error(&join("content-encoding: gzip\r\ncontent-length: 4\r\n", b"\x1f\x8b\x08\0"), 400),
@@ -84,7 +84,7 @@ fn requests_that_nobody_sends_are_refused_in_words_and_a_job_goes_on() {
 fn paths_and_methods_that_are_none_are_json_and_repeat_little() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    let get = |path: &str| told(hub.address(), request(&format!("GET {path}"), ""));
+    let get = |path: &str| reply_to(hub.address(), request(&format!("GET {path}"), ""));
     for path in ["/v1/jobs/%ff%fe/state", "/v1/jobs/%/state"] {
         let answer = get(path);
         error(&answer, if path.contains("ff") { 400 } else { answer[9..12].parse().unwrap() });
@@ -99,10 +99,10 @@ fn paths_and_methods_that_are_none_are_json_and_repeat_little() {
         says(error(&get(&format!("/v1/jobs/job/parts/{part}")), 400), &["the path", "numbers below 2^32"]);
     }
     says(
-        error(&told(hub.address(), request("PUT /v1/jobs/job/join", "")), 405),
+        error(&reply_to(hub.address(), request("PUT /v1/jobs/job/join", "")), 405),
         &["another method", "GET /"],
     );
-    says(error(&told(hub.address(), request("TRACE /v1/hub", "")), 405), &["another method"]);
+    says(error(&reply_to(hub.address(), request("TRACE /v1/hub", "")), 405), &["another method"]);
 }
 
 /// One thread serves any number of requests for a part of a checkpoint. Each answer reads the file.
@@ -129,7 +129,7 @@ fn a_flood_of_questions_for_parts_takes_one_thread() {
         let ask = format!(
             "GET /v1/jobs/job/parts/0/2/2 HTTP/1.1\r\nhost: hub\r\nconnection: close\r\nauthorization: Bearer {reader}\r\n\r\n"
         );
-        let one = told(hub.address(), &ask);
+        let one = reply_to(hub.address(), &ask);
         assert!(one.contains(r#""rounds":[2]"#), "{one}");
         let crowd: Vec<TcpStream> = (0..200)
             .map(|_| {

@@ -42,12 +42,12 @@ fn hello_bytes(token: [u8; 16], link: u32, links: u32) -> Vec<u8> {
 }
 
 /// Returns the hub's message before it closes the connection.
-fn told(mut stream: TcpStream) -> String {
+fn read_message(mut stream: TcpStream) -> String {
     stream.set_read_timeout(Some(Duration::from_secs(25))).unwrap();
-    let mut told = Vec::new();
-    match stream.read_to_end(&mut told) {
+    let mut said = Vec::new();
+    match stream.read_to_end(&mut said) {
         Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("the hub says nothing: {error}"),
-        _ => String::from_utf8_lossy(&told).into_owned(),
+        _ => String::from_utf8_lossy(&said).into_owned(),
     }
 }
 
@@ -80,7 +80,7 @@ fn silent_connections_take_the_place_of_no_worker() {
             new.join().expect("a new job is made, and its bits are right");
         });
         // The last connections may remain until their time is over.
-        let first = silent.into_iter().take(2900).map(told).collect::<Vec<_>>();
+        let first = silent.into_iter().take(2900).map(read_message).collect::<Vec<_>>();
         assert!(first.iter().all(|told| told.is_empty() || told.contains("hung up")), "{first:?}");
         steady.into_iter().for_each(|session| session.leave().unwrap());
         until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
@@ -102,7 +102,7 @@ fn a_token_that_nobody_has_is_refused_before_anything_is_kept() {
         let strangers: Vec<TcpStream> = (0..200).map(|number| hello(port, [number; 16], 0, 2)).collect();
         train_a_round(&mut steady);
         for stranger in strangers {
-            says(told(stranger), &["the token is not one of this hub's", "join first"]);
+            says(read_message(stranger), &["the token is not one of this hub's", "join first"]);
         }
         until("nothing is kept of them", || holds(std::process::id()).descriptors <= with_jobs);
         assert_eq!(leave_by_hand(&hub, "unfinished", &unfinished.token), 200);
@@ -127,7 +127,7 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
         });
         let came = [0, 3].map(|link| hello(port, token, link, 4));
         train_a_round(&mut steady);
-        came.into_iter().for_each(|stream| says(told(stream), &[links]));
+        came.into_iter().for_each(|stream| says(read_message(stream), &[links]));
         let error = other.join().unwrap().unwrap_err();
         says(error, &["\"job\" failed", "worker 0 is gone: its data path could not be made", links]);
     });
@@ -154,13 +154,13 @@ fn a_hello_that_is_replayed_or_made_up_is_refused() {
     assert!(!seen.windows(16).any(|part| part == token), "a hello shows no token");
     let mut of_link_1 = seen.clone();
     of_link_1[24] = 1;
-    says(told(say(&of_link_1)), &["not one of this hub's"]);
+    says(read_message(say(&of_link_1)), &["not one of this hub's"]);
     // The hub keeps the first of two equal connections, which waits for its other link.
     let (tell, hear) = std::sync::mpsc::channel();
     let both = [say(&seen), say(&seen)];
     for stream in &both {
         let (stream, tell) = (stream.try_clone().unwrap(), tell.clone());
-        std::thread::spawn(move || tell.send(told(stream)));
+        std::thread::spawn(move || tell.send(read_message(stream)));
     }
     says(hear.recv().unwrap(), &["link 0 of the same worker has a connection already"]);
     assert!(hear.try_recv().is_err(), "the other one stays");

@@ -17,7 +17,7 @@ fn layout() -> Arc<Layout> {
 
 /// Returns the core's notices in a job with one worker for each of `contents`. After the broadcast, each worker has
 /// pushed the second key with its content.
-fn heard(terms: Terms, contents: &[Content]) -> Vec<String> {
+fn notices_of(terms: Terms, contents: &[Content]) -> Vec<String> {
     let mut job = Simulated::new(Net::new(1, Faults::NONE), &layout(), terms).unwrap();
     if job.workers[0].round(KeyId(1)).0 == 0 {
         for worker in &mut job.workers {
@@ -48,11 +48,11 @@ fn weights_that_come_with_others_end_the_job() {
     for compression in [None, Some("topk:0.5")] {
         let terms = Terms::new(4, 2, SGD)
             .with(|job| job.level.compression = compression.map(|codec| codec.parse().unwrap()));
-        let heard = heard(terms, &[Weights, Gradient, Nothing, Weights]);
+        let notices = notices_of(terms, &[Weights, Gradient, Nothing, Weights]);
         let expected = "key \"fc.bias\" got in round 1 weights from rank 0, 3; a gradient from rank 1; nothing from rank 2: \
                         weights are replaced only if each rank pushes weights of the key in the same round: write the \
                         weights on all ranks, or on none";
-        assert_eq!(heard, [expected]);
+        assert_eq!(notices, [expected]);
     }
 }
 
@@ -67,8 +67,8 @@ fn a_job_that_takes_gradients_only_names_who_pushed_what() {
         (slim, "Slim-DP takes gradients only"),
     ] {
         for (content, name) in [(Content::Nothing, "nothing"), (Content::Weights, "weights")] {
-            let heard = heard(terms.clone(), &[content]);
-            says(&heard[0], &["rank 0", &format!("pushed {name} for key \"fc.bias\" in round 1"), why]);
+            let notices = notices_of(terms.clone(), &[content]);
+            says(&notices[0], &["rank 0", &format!("pushed {name} for key \"fc.bias\" in round 1"), why]);
         }
     }
 }

@@ -68,7 +68,7 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
         let (epochs, rate) = (args.epochs, task.plan.learning_rate(epoch));
         tell(&format!("epoch {:>3} of {epochs}   loss {loss:.4}   learning rate {rate:.4}", epoch + 1));
     }
-    let weights = workers.iter_mut().map(|worker| match worker.hear()? {
+    let weights = workers.iter_mut().map(|worker| match worker.read_message()? {
         Word::Done { weights } => Weights::from_bits(&task.network, &weights),
         other => bail!("expected a worker's weights, read {other:?}"),
     });
@@ -86,7 +86,7 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
 fn mean_loss(workers: &mut [ChildProcess]) -> Result<f64> {
     let mut sum = 0.0;
     for worker in workers.iter_mut() {
-        match worker.hear()? {
+        match worker.read_message()? {
             Word::Epoch { loss } => sum += loss,
             Word::Done { .. } => bail!("a worker was done before its last epoch"),
         }

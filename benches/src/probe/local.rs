@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
     }
     let mut transport = String::new();
     for worker in &mut workers {
-        match worker.hear()? {
+        match worker.read_message()? {
             Word::Ready { transport: of_this } => transport = of_this,
             other => bail!("expected Ready from a worker, read {other:?}"),
         }
@@ -84,7 +84,7 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
         let mut by_worker = Vec::new();
         for worker in &mut workers {
             by_worker.push(loop {
-                match worker.hear()? {
+                match worker.read_message()? {
                     Word::Rounds(rounds) => progress.set_position(progress.position().max(rounds.into())),
                     Word::Leg(round_ns) => break round_ns,
                     Word::Computed(times) => {
@@ -103,7 +103,7 @@ pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
     let mut norm = None;
     for worker in &mut workers {
         worker.send("done")?;
-        match worker.hear()? {
+        match worker.read_message()? {
             Word::Right { rss_bytes, credit, crossed: of_this, pull, norm: of_last } => {
                 norm = of_last;
                 worker_rss = worker_rss.max(rss_bytes);

@@ -30,9 +30,9 @@ fn a_killed_hub_leaves_a_whole_checkpoint() {
     let (job, mut half_written, mut last) = (job(), 0, Round(0));
     for kill in 0..KILLS {
         let mut saver = Saver::start(dir.path());
-        let mut saved = saver.hear();
+        let mut saved = saver.read_round();
         for _ in 0..kill % 3 {
-            saved = saver.hear();
+            saved = saver.read_round();
         }
         assert!(saved > last, "saves continue with the round after the checkpoint's");
         // The kill happens at some point of the next saves, because the child only saves.
@@ -84,7 +84,7 @@ impl Saver {
 
     /// Returns the next round that the child has saved. Skips the lines of the test harness, which name no
     /// rounds.
-    fn hear(&mut self) -> Round {
+    fn read_round(&mut self) -> Round {
         let mut lines = self.stdout.by_ref().lines();
         let said = lines.find_map(|line| Some(line.unwrap().split_once('@')?.1.parse().unwrap()));
         Round(said.expect("the child ended, its own words are above"))

@@ -162,7 +162,7 @@ impl Tree {
             // If machines step alone, only hub 0 is checked: if the job then begins from zero, each machine knows only
             // its own lost rounds.
             if hub == 0 || !steps_alone {
-                assert_eq!(node.control.heard().lost, lost, "rounds are lost, hub {hub} says");
+                assert_eq!(node.control.last_news().lost, lost, "rounds are lost, hub {hub} says");
             }
         }
     }

@@ -209,7 +209,7 @@ impl Life {
                 disks.check_blamed(before, &why);
             }
             if dice.below(8) == 0 {
-                control.has_read();
+                control.end_read();
             }
         }
         let whole = job.hubs.lead().files.whole;

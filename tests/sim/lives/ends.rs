@@ -35,7 +35,7 @@ impl Life {
             assert!(core.hold(JOB).is_none(), "core {place} has chunks");
         }
         for hub in &mut self.job.hubs.hubs {
-            assert!(hub.failure().is_some(), "members hear nothing: {:?}", hub.heard());
+            assert!(hub.failure().is_some(), "members hear nothing: {:?}", hub.last_news());
             (0..WORKERS).for_each(|rank| hub.answers(rank));
             assert!(!hub.has_unnotified(), "the hub waits until its members hear that it stops");
             hub.forget();
@@ -182,7 +182,7 @@ impl Life {
         (self.read, self.stages) = (0, vec![Stage::TakesPart; WORKERS as usize]);
         (0..WORKERS).for_each(|rank| self.ledger.begins(rank, &self.job));
         for hub in &self.job.hubs.hubs {
-            assert_eq!(hub.heard().lost, furthest.saturating_sub(first.0), "rounds are lost");
+            assert_eq!(hub.last_news().lost, furthest.saturating_sub(first.0), "rounds are lost");
         }
     }
 

@@ -241,13 +241,13 @@ impl Life {
                 }
                 7 => self.refuses(),
                 8 if self.plot == Plot::Silence => self.time_passes(),
-                8 if !self.is_stopping() || self.dice.below(8) == 0 => self.is_silent(),
+                8 if !self.is_stopping() || self.dice.below(8) == 0 => self.make_silent(),
                 9 if self.plot == Plot::Stop && self.dice.below(4) == 0 => self.stops(),
                 10 if self.is_stopping() && self.dice.below(5) == 0 => self.breaks_stop(),
                 11 if !self.is_stopping() => self.any_hub().stands_still(),
                 12 if self.plot == Plot::Stop => self.any_hub().drains(),
                 14 if self.dice.below(3) == 0 => self.changes_rate(),
-                13 if !self.is_stopping() => self.is_held_up(),
+                13 if !self.is_stopping() => self.hold_up(),
                 15 => self.any_hub().measures(),
                 _ => {}
             }
@@ -334,7 +334,7 @@ impl Life {
     }
 
     /// Makes living members silent for less than the limit. A member that hangs is lost meanwhile.
-    fn is_silent(&mut self) {
+    fn make_silent(&mut self) {
         // Many silences one after another would make a cut (a pause of the job) longer than its limit.
         if self.steps - self.silent < STANDS / 2 {
             return;
@@ -342,7 +342,7 @@ impl Life {
         self.silent = self.steps;
         for hub in &mut self.job.hubs.hubs {
             if hub.failed.is_none() {
-                hub.is_silent(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
+                hub.make_silent(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
                 let is_silent = |stage: &Stage| matches!(stage, Stage::Dead | Stage::Hangs);
                 let may_fail = self.stages.iter().any(is_silent) || hub.is_closed();
                 assert!(hub.failed.is_none() || may_fail, "it was not silent for long: {:?}", hub.failed);
@@ -367,7 +367,7 @@ impl Life {
     }
 
     /// Lets much time pass, if all rounds wait for workers that only send heartbeats. These workers are then lost.
-    pub fn is_held_up(&mut self) {
+    pub fn hold_up(&mut self) {
         self.job.look();
         let look = self.job.look(); // nothing has moved since the first look
         let is_late = |(rank, waits): (&u32, &Waits)| match self.stages[*rank as usize] {
@@ -382,7 +382,7 @@ impl Life {
         let stands = self.steps - since > STANDS && !look.is_moving;
         if stands && are_late && !look.workers.is_empty() {
             let lives = |rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs);
-            self.job.hubs.lead().is_held_up(&look, lives);
+            self.job.hubs.lead().hold_up(&look, lives);
             count("stalls that were too long", 1);
         }
     }
@@ -391,7 +391,7 @@ impl Life {
     fn step(&mut self, until: u32) {
         self.steps += 1;
         for rank in 0..WORKERS {
-            self.hear(rank);
+            self.update_stage(rank);
             if self.stages[rank as usize] == Stage::TakesPart && self.dice.below(3) > 0 {
                 self.push(rank, until);
             }
@@ -407,7 +407,7 @@ impl Life {
 
     /// Updates the state of a worker that begins to take part, or that a hub has lost. If hubs do not reach each other,
     /// a hub may lose a living worker.
-    fn hear(&mut self, rank: u32) {
+    fn update_stage(&mut self, rank: u32) {
         let stage = &mut self.stages[rank as usize];
         if *stage == Stage::Joined && self.job.takes_part(rank) {
             *stage = Stage::TakesPart;
@@ -508,8 +508,8 @@ impl Life {
             // A hub may still wait for another hub that it does not reach, so time must pass.
             match life.dice.below(200) {
                 0 if life.plot == Plot::Silence => life.time_passes(),
-                1..4 if life.stages.contains(&Stage::Hangs) => life.is_silent(),
-                4..7 => life.is_held_up(),
+                1..4 if life.stages.contains(&Stage::Hangs) => life.make_silent(),
+                4..7 => life.hold_up(),
                 _ => {}
             }
             for rank in 0..WORKERS {

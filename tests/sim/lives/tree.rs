@@ -239,7 +239,7 @@ impl Tree {
                     return false;
                 }
                 7 => self.changes_rate(),
-                8 => self.needs_other_keys(),
+                8 => self.reorder_keys(),
                 9 => self.drains(),
                 _ => {}
             }
@@ -263,7 +263,7 @@ impl Tree {
     }
 
     /// Lets a worker send its keys in another order.
-    fn needs_other_keys(&mut self) {
+    fn reorder_keys(&mut self) {
         let (worker, first) = (self.any_worker(), self.dice.below(self.layout.keys().len() as u64) as usize);
         let mut order = Vec::from_iter(self.keys());
         order.rotate_left(first);
@@ -519,7 +519,7 @@ impl Tree {
             });
         }
         if dice.below(8) == 0 {
-            root.has_read();
+            root.end_read();
         }
         assert!(root.failed.is_none() || root.is_closed(), "the job fails: {:?}", root.failed);
         for worker in 0..self.job.workers.len() {

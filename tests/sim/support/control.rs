@@ -125,7 +125,7 @@ pub struct Control {
     /// The reason for the last loss of a member.
     lost: Option<String>,
     /// The news that members have got.
-    heard: HeartbeatReply,
+    last_news: HeartbeatReply,
     /// The number of times that waiting members were woken to look again.
     pub wakes: u64,
 }
@@ -148,7 +148,7 @@ impl Control {
         let hub = hub_of(named.clone(), terms, share, made, (begun, &files), now);
         let (id, name) = named;
         Control {
-            heard: hub.job(id).expect("it begins").news.now().clone(),
+            last_news: hub.job(id).expect("it begins").news.now().clone(),
             hub,
             id,
             name,
@@ -225,7 +225,7 @@ impl Control {
         self.ask(self.join_of(rank, worker, token)).expect("its rank is free");
         self.ask(CountJoin { name: self.name.clone(), rank, from: None, refused: None });
         if rank == 0 && self.brings.is_some() {
-            self.is_offered_a_state();
+            self.take_offer();
         }
         self.connect(rank, token);
     }
@@ -254,7 +254,7 @@ impl Control {
         assert!(self.ask(Connect { member, token }).is_err(), "a token is valid for one connection");
         let nics = vec!["nic0".to_owned(); self.commands.len()];
         self.ask(Attach { member, transport: Transport::Tcp.to_string(), nics });
-        self.has_new_links(rank);
+        self.note_new_links(rank);
     }
 
     /// Notes that the links to hubs above are lost, and that new links will follow.
@@ -300,7 +300,7 @@ impl Control {
         self.ask(MissMachines { job: self.id, machines: machines.clone() }).expect("it goes on");
         self.publish();
         let expected = JobState::Gathering { missing: Vec::new(), machines };
-        assert_eq!(self.heard.state, expected, "the members wait for these machines");
+        assert_eq!(self.last_news.state, expected, "the members wait for these machines");
     }
 
     /// Returns the round from which a member takes part, if it takes part.
@@ -310,7 +310,7 @@ impl Control {
     }
 
     /// Notes that a member has died for this reason, so that its heartbeat ends.
-    pub fn hangs_up(&mut self, rank: u32, why: Harm) {
+    pub fn hang_up(&mut self, rank: u32, why: Harm) {
         self.harms(rank, why);
         self.reports.push_back(Event::HungUp(rank));
     }
@@ -395,7 +395,7 @@ impl Control {
     }
 
     /// Notes a core's report.
-    pub fn hear(&mut self, core: usize, notice: &Notice) {
+    pub fn handle_notice(&mut self, core: usize, notice: &Notice) {
         match notice {
             Notice::WorkerGone { rank, reason, by_itself, .. } => {
                 let (rank, reason, by_itself) = (*rank, reason.clone(), *by_itself);
@@ -440,18 +440,19 @@ impl Control {
     /// Publishes the news, if their version has changed. Notes which members have begun to take part.
     fn publish(&mut self) {
         let news = self.job().news.now();
-        if news.version == self.heard.version {
+        if news.version == self.last_news.version {
             return;
         }
         let news = news.clone();
-        let former = std::mem::replace(&mut self.heard, news);
+        let former = std::mem::replace(&mut self.last_news, news);
         let is_new = |member: &&Member| !former.members.contains(member);
-        self.begun.extend(self.heard.members.iter().filter(is_new).map(|member| (member.rank, member.from)));
+        self.begun
+            .extend(self.last_news.members.iter().filter(is_new).map(|member| (member.rank, member.from)));
     }
 
     /// Returns the news that members have got.
-    pub fn heard(&self) -> &HeartbeatReply {
-        &self.heard
+    pub fn last_news(&self) -> &HeartbeatReply {
+        &self.last_news
     }
 
     /// Whether commands or reports are in flight, or a state is being brought or saved.

@@ -324,7 +324,7 @@ impl<J: Job> Race<J> {
 impl Race<Levels> {
     pub fn rejoin_worker(&mut self, worker: usize) {
         self.job.rejoin(worker).unwrap();
-        self.has_come_back(worker);
+        self.let_come_back(worker);
     }
 
     /// Brings back a machine with all its workers. Its pushes are zeros from now on.
@@ -333,11 +333,11 @@ impl Race<Levels> {
         self.telling[self.job.rank_above(node)] = false;
         let of_node = |worker: &usize| self.job.workers[*worker].node == node;
         let back: Vec<usize> = (0..self.member.len()).filter(of_node).collect();
-        back.into_iter().for_each(|worker| self.has_come_back(worker));
+        back.into_iter().for_each(|worker| self.let_come_back(worker));
     }
 
     /// Lets a worker that has come back continue, unless its hub has ended meanwhile.
-    fn has_come_back(&mut self, worker: usize) {
+    fn let_come_back(&mut self, worker: usize) {
         let from = self.job.first_round(worker);
         from.into_iter().for_each(|Round(from)| self.goes_on(worker, from));
     }

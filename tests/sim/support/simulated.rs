@@ -296,7 +296,7 @@ impl Simulated {
 
     /// Makes new links for a worker, if all cores have dropped the old links.
     pub fn relink(&mut self, rank: u32) -> Result<bool> {
-        if !self.is_woken(rank, |hubs| hubs.relink(rank)) {
+        if !self.ask_if_woken(rank, |hubs| hubs.relink(rank)) {
             return Ok(false);
         }
         let windows = self.windows[rank as usize].clone();
@@ -351,17 +351,17 @@ impl Simulated {
 
     /// Lets a core make a turn. Its hub gets the core's reports.
     pub fn turn_core(&mut self, core: usize) -> bool {
-        let heard = self.notices.len();
+        let known = self.notices.len();
         let worked = self.cores[core].turn(&mut self.notices);
-        self.hear(core, heard);
+        self.pass_notices(core, known);
         worked
     }
 
     /// Gives a core's hub the core's notices, beginning with number `from`.
-    fn hear(&mut self, core: usize, from: usize) {
+    fn pass_notices(&mut self, core: usize, from: usize) {
         let (hub, core) = (core / self.terms.cores, core % self.terms.cores);
         let hub = &mut self.hubs.hubs[hub];
-        self.notices[from..].iter().for_each(|notice| hub.hear(core, notice));
+        self.notices[from..].iter().for_each(|notice| hub.handle_notice(core, notice));
     }
 
     /// Lets a worker begin once it takes part at all hubs. A real session also waits for the news of all its hubs.
@@ -429,7 +429,7 @@ impl Simulated {
     pub fn ends_for(&mut self, rank: u32, why: Harm) {
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
-        self.hubs.hubs.iter_mut().for_each(|hub| hub.hangs_up(rank, why.clone()));
+        self.hubs.hubs.iter_mut().for_each(|hub| hub.hang_up(rank, why.clone()));
     }
 
     /// Lets a killed worker join again without weights, and waits until it takes part. Returns its first round. The hub
@@ -445,7 +445,7 @@ impl Simulated {
     /// Lets a killed worker join again without weights if its rank is free at all hubs. Returns whether the worker
     /// joins. The worker takes part some steps later.
     pub fn come_back(&mut self, rank: u32) -> Result<bool> {
-        if !self.is_woken(rank, |hubs| hubs.is_free(rank)) {
+        if !self.ask_if_woken(rank, |hubs| hubs.is_free(rank)) {
             return Ok(false);
         }
         self.begins.retain(|(begins, _)| *begins != rank); // of its previous life
@@ -458,7 +458,7 @@ impl Simulated {
 
     /// Calls `ask`, and returns its result. If `ask` returned false, the worker waits: later calls ask again only after
     /// a hub has woken the waiting members.
-    fn is_woken(&mut self, rank: u32, ask: impl FnOnce(&mut Hubs) -> bool) -> bool {
+    fn ask_if_woken(&mut self, rank: u32, ask: impl FnOnce(&mut Hubs) -> bool) -> bool {
         let (woken, waits) = (self.hubs.wakes(), self.waits[rank as usize]);
         let is_there = waits != Some(woken) && ask(&mut self.hubs);
         self.waits[rank as usize] = (!is_there).then_some(woken);

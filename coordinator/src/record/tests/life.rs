@@ -43,7 +43,7 @@ pub fn recorded() -> Vec<String> {
     life.fails_and_saves(job);
     let other = life.makes_a_job("b");
     life.lets_all_in(other);
-    life.has_other_hubs(other);
+    life.ask_as_other_hubs(other);
     life.ends_a_job(other);
     life.ends();
     life.lines.push(end("the hub stopped"));
@@ -231,7 +231,7 @@ impl Life {
     }
 
     /// Sends the requests of other hubs, although the job has only one hub.
-    fn has_other_hubs(&mut self, job: JobId) {
+    fn ask_as_other_hubs(&mut self, job: JobId) {
         self.ask(Ready { member: MemberOf { job, rank: 0 }, reached: Some(Round(3)) }).unwrap();
         self.ask(MissMachines { job, machines: vec![2] }).unwrap();
         self.ask(MachinesReached { job, round: Round(3) }).unwrap();

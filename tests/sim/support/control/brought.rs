@@ -18,7 +18,7 @@ impl Control {
     }
 
     /// Takes the offer of rank 0, which has joined, and the first bytes of its state.
-    pub(super) fn is_offered_a_state(&mut self) {
+    pub(super) fn take_offer(&mut self) {
         let (job, offer) = (self.id, Offer { job: self.id, steps: Vec::new() });
         let before = self.brings.as_ref().expect("rank 0 has a state").1.round();
         assert_eq!(self.ask(offer.clone()), Ok(true), "the job has no state");

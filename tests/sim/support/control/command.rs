@@ -118,7 +118,7 @@ impl Control {
     ) -> Result<(), SpanError> {
         let (Some(command), Some(core)) = (self.commands[place].pop_front(), core) else { return Ok(()) };
         tell!(self, "core {place} {command}");
-        let (job, heard) = (self.id, notices.len());
+        let (job, known) = (self.id, notices.len());
         let done = match command {
             Command::Add { rank, gradients, own, link } => {
                 drop(core.add_worker(job, rank, gradients, own, *link)?);
@@ -158,11 +158,11 @@ impl Control {
                 Some(Event::Freed(place))
             }
             Command::LastHold => {
-                self.holds_last(core.hold(job));
+                self.note_last_held(core.hold(job));
                 None
             }
             Command::LastState(before) => {
-                self.has_last(core.last_state(job, before));
+                self.note_last_part(core.last_state(job, before));
                 None
             }
             Command::Measure => {
@@ -193,7 +193,7 @@ impl Control {
                 self.answer(cut, Stepped::Released)
             }
         };
-        notices[heard..].iter().for_each(|notice| self.hear(place, notice));
+        notices[known..].iter().for_each(|notice| self.handle_notice(place, notice));
         self.reports.extend(done);
         Ok(())
     }

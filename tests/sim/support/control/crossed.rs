@@ -57,7 +57,7 @@ impl Control {
     }
 
     /// Notes that a member has new links, over which no byte has crossed.
-    pub(super) fn has_new_links(&mut self, rank: u32) {
+    pub(super) fn note_new_links(&mut self, rank: u32) {
         self.crossed.known.retain(|(of, _), _| *of != rank);
         self.check_crossed();
     }

@@ -47,7 +47,7 @@ impl Control {
         let (name, why) = (self.name.clone(), Some(refused.why.clone()));
         self.ask(CountJoin { name, rank, from: None, refused: why });
         self.publish();
-        let named = self.heard.refused.as_ref().map(|why| why.starts_with(&format!("rank {rank}: ")));
+        let named = self.last_news.refused.as_ref().map(|why| why.starts_with(&format!("rank {rank}: ")));
         let expected = self.job().life.gathers().then_some(true);
         assert_eq!(named, expected, "members that wait for rank {rank} hear why it was refused");
         true
@@ -74,12 +74,12 @@ impl Control {
 
     /// Kills the hub. Its links close, and members get no reason.
     pub fn dies(&mut self) {
-        let heard = self.heard.clone();
+        let last_news = self.last_news.clone();
         self.saves = false;
         self.fails("the hub is gone".to_owned(), Blame::Hub);
         self.messages.retain(|message| matches!(message, HubMessage::Held(..) | HubMessage::Released(..)));
         self.last_dies();
-        (self.heard, self.is_dead) = (heard, true);
+        (self.last_news, self.is_dead) = (last_news, true);
     }
 
     /// Whether the hub has died.
@@ -90,7 +90,7 @@ impl Control {
     /// Returns why the job has failed here, and what the failure means for its members. Members learn the reason from
     /// the news, or see that the hub does not answer.
     pub fn failure(&self) -> Option<(&str, End)> {
-        match &self.heard.state {
+        match &self.last_news.state {
             JobState::Failed { reason, hub_stops: true } => Some((reason, End::HubLost)),
             JobState::Failed { reason, .. } => Some((reason, End::JobOver)),
             _ => self.failed.as_deref().filter(|_| self.is_dead).map(|reason| (reason, End::HubLost)),
@@ -132,7 +132,7 @@ impl Control {
     }
 
     /// Notes that the hubs above have been notified of the failure.
-    pub fn told_above(&mut self) {
+    pub fn note_notified_above(&mut self) {
         assert!(self.has_unnotified(), "the hubs above must be notified");
         self.ask(ToldAbove { job: self.id });
         assert!(!self.has_unnotified());
@@ -161,18 +161,18 @@ impl Control {
     /// Lets much time pass. Living members report that they live.
     pub fn time_passes(&mut self, lives: impl Fn(u32) -> bool) {
         self.now += 4 * LIMIT;
-        self.heard_of(lives);
+        self.send_heartbeats(lives);
         self.report(Event::Swept(LIMIT));
     }
 
     /// Lets half of the limit pass, in which no member sends a heartbeat. Living members send one before this time, as
     /// they do after news, and one after it.
-    pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
-        self.heard_of(&lives);
+    pub fn make_silent(&mut self, lives: impl Fn(u32) -> bool) {
+        self.send_heartbeats(&lives);
         self.now += LIMIT / 2;
         let effects = self.ask(Happened { job: self.id, event: Event::Swept(LIMIT) });
         self.carry_out_all(effects);
-        self.heard_of(lives);
+        self.send_heartbeats(lives);
     }
 
     /// Suspends the hub for longer than a member may be silent. The hub must not lose a member because of its own
@@ -191,12 +191,12 @@ impl Control {
 
     /// Lets much time pass between two equal looks at the cores, so that nothing seems to have moved. Living members
     /// report that they live.
-    pub fn is_held_up(&mut self, look: &Look, lives: impl Fn(u32) -> bool) {
+    pub fn hold_up(&mut self, look: &Look, lives: impl Fn(u32) -> bool) {
         let judge = Judge { job: self.id, look: look.clone(), above: Vec::new() };
         let first = self.ask(judge.clone());
         self.carry_out_all(first);
         self.now += 2 * LATE;
-        self.heard_of(lives);
+        self.send_heartbeats(lives);
         let effects = self.ask(judge);
         self.carry_out_all(effects);
     }
@@ -227,7 +227,7 @@ impl Control {
         self.ask(compare).expect("all members have the same weights");
     }
 
-    pub(super) fn heard_of(&mut self, lives: impl Fn(u32) -> bool) {
+    pub(super) fn send_heartbeats(&mut self, lives: impl Fn(u32) -> bool) {
         for rank in (0..self.job().spec.terms.workers).filter(|&rank| lives(rank)) {
             let heard = Heard { member: self.member(rank), latest: None };
             self.ask(heard).expect("it says nothing of other workers");

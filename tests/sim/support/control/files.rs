@@ -97,7 +97,7 @@ impl Control {
     }
 
     /// Notes that the client with a copy of the state has read it, if there is such a client.
-    pub fn has_read(&mut self) {
+    pub fn end_read(&mut self) {
         if let Some(want) = self.files.reading.take() {
             self.reports.push_back(Event::Read(want));
         }

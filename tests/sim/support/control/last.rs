@@ -67,7 +67,7 @@ impl Control {
     }
 
     /// Notes that a core has paused the failed job.
-    pub(super) fn holds_last(&mut self, front: Option<Front>) {
+    pub(super) fn note_last_held(&mut self, front: Option<Front>) {
         self.last.fronts.extend(front);
         self.last.answers -= 1;
         if self.last.answers == 0 {
@@ -77,7 +77,7 @@ impl Control {
         }
     }
 
-    pub(super) fn has_last(&mut self, part: Option<PartHere>) {
+    pub(super) fn note_last_part(&mut self, part: Option<PartHere>) {
         self.last.parts.extend(part);
         self.last.answers -= 1;
     }

@@ -61,7 +61,7 @@ impl Control {
     /// Lets more time pass than a stop may take. Living members report that they live.
     pub fn stop_takes_too_long(&mut self, lives: impl Fn(u32) -> bool) {
         self.now += 2 * SAVED_WITHIN;
-        self.heard_of(lives);
+        self.send_heartbeats(lives);
         let steps = self.ask(Sweep).stop;
         assert!(matches!(steps[..], [StopStep::TooLate(_), StopStep::Fail(..)]), "{steps:?}");
         self.stopping.state = Stopping::TooLate;

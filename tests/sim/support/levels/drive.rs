@@ -91,13 +91,13 @@ impl Levels {
             let Node { control, above, .. } = &self.nodes[node];
             let Some((parent, rank)) = above.filter(|_| control.waits_above()) else { continue };
             // Each look repeats the request, as a hub does whose answer was lost.
-            let reached = control.heard().reached;
+            let reached = control.last_news().reached;
             if let Some(first) = self.nodes[parent].control.ready(rank, reached) {
-                let furthest = self.nodes[parent].control.heard().reached;
+                let furthest = self.nodes[parent].control.last_news().reached;
                 self.nodes[node].control.begins_above(first, furthest);
                 begins = true;
             } else {
-                let above = self.nodes[parent].control.heard().state.clone();
+                let above = self.nodes[parent].control.last_news().state.clone();
                 self.nodes[node].control.misses_machines(&above);
             }
         }
@@ -105,9 +105,9 @@ impl Levels {
     }
 
     /// Gives a node's control a notice of one of the node's cores. `place` is the index of the core.
-    pub(super) fn hear(&mut self, node: usize, place: usize, notice: Notice) {
+    pub(super) fn handle_notice(&mut self, node: usize, place: usize, notice: Notice) {
         if self.nodes[node].alive {
-            self.nodes[node].control.hear(place, &notice);
+            self.nodes[node].control.handle_notice(place, &notice);
         }
         self.notices.push((node, notice));
         self.end_failed(node);
@@ -127,7 +127,7 @@ impl Levels {
         };
         let job = self.nodes[node].job;
         self.cores_of(node).for_each(|core| drop(core.remove_job(job)));
-        self.is_gone(node);
+        self.note_gone(node);
         if let Some((parent, rank)) = self.nodes[node].above.filter(|&(parent, _)| self.nodes[parent].alive) {
             // A machine whose hub is lost may come back.
             let end = self.nodes[node].control.failure().map(|(_, end)| end);
@@ -136,7 +136,7 @@ impl Levels {
                 Some(End::HubLost) => above.loses_hub(rank, &why),
                 _ => above.lose(rank, &why),
             }
-            self.nodes[node].control.told_above();
+            self.nodes[node].control.note_notified_above();
             self.end_failed(parent);
         }
         // If a hub at the top stops, the hubs below it see that their links end.

@@ -233,7 +233,7 @@ impl Levels {
         let Worker { node, rank, ref mut alive, ref ends, .. } = self.workers[worker];
         *alive = false;
         ends.iter().for_each(|&end| self.net.kill(end));
-        self.nodes[node].control.hangs_up(rank, Harm::Killed);
+        self.nodes[node].control.hang_up(rank, Harm::Killed);
     }
 
     /// Unlinks a living worker, which asks for new links. The worker counts as dead until it has made the new links.
@@ -299,9 +299,9 @@ impl Levels {
         for number in self.nodes[node].cores.clone() {
             self.cores[number] = None;
         }
-        self.is_gone(node);
+        self.note_gone(node);
         if let Some((parent, rank)) = self.nodes[node].above {
-            self.nodes[parent].control.hangs_up(rank, Harm::Killed);
+            self.nodes[parent].control.hang_up(rank, Harm::Killed);
         }
     }
 
@@ -321,7 +321,7 @@ impl Levels {
     }
 
     /// Notes that a hub makes no round of the job any more.
-    fn is_gone(&mut self, node: usize) {
+    fn note_gone(&mut self, node: usize) {
         self.nodes[node].alive = false;
         self.nodes[node].control.end();
     }
@@ -459,7 +459,7 @@ impl Levels {
             for notice in notices {
                 let node = self.node_of(core, &notice);
                 let place = self.nodes[node].cores.iter().position(|&of| of == core).expect("its core");
-                self.hear(node, place, notice);
+                self.handle_notice(node, place, notice);
             }
         }
         worked
