@@ -37,7 +37,7 @@ impl Progress {
     /// Notes the reason why an awaited push will never come, if there is one. Returns the reason if the previous check
     /// also had a reason, and nothing has changed for `time`. The delay is for pushes in flight: a worker may leave
     /// without waiting for the answers to its last pushes.
-    pub fn waits_for_ever(&mut self, why: Option<String>, time: Duration) -> Option<String> {
+    pub fn note_stall(&mut self, why: Option<String>, time: Duration) -> Option<String> {
         let did = std::mem::replace(&mut self.waits_for_left, why.is_some());
         why.filter(|_| did && time > Duration::ZERO)
     }

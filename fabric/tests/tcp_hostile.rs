@@ -74,7 +74,7 @@ impl Hub {
     }
 
     /// Checks that a worker joins and posts, and that the post arrives.
-    fn lives(&mut self) {
+    fn assert_alive(&mut self) {
         let address = self.listener.address();
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || {
@@ -153,7 +153,7 @@ fn lengths_that_do_not_fit_cost_the_link() {
         assert!(reason.contains("the window has 4096 bytes"), "{reason}");
         assert!(matches!(peer.read(&mut [0; 1]), Ok(0) | Err(_)), "the peer is cut off");
     }
-    hub.lives();
+    hub.assert_alive();
 }
 
 /// A rule that accepts only frames of 64 bytes for offset 64. It notes the empty posts of its own end.
@@ -203,7 +203,7 @@ fn a_frame_that_the_rule_refuses_costs_the_link() {
             "{reason}"
         );
     }
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn a_torn_frame_is_not_shown() {
         drop(peer);
         assert_eq!(hub.sees_the_end(), CloseReason::PeerGone, "cut after {cut} bytes");
     }
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn a_handshake_of_others_is_refused_in_words() {
         let _ = peer.read_to_end(&mut told); // the connection may be reset after the refusal
         assert!(String::from_utf8_lossy(&told).contains(expected), "the peer is told {told:?}");
     }
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn a_peer_that_is_silent_or_hangs_up_costs_a_time_out() {
     drop(hub.dial());
     let error = hub.hello().unwrap_err().to_string();
     assert!(error.contains("hung up during the handshake"), "{error}");
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn half_of_a_worker_is_no_worker() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("the hello names 3 links, and the hub's plan has 2"), "{error}");
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn a_worker_that_does_not_come_whole_is_ended_after_a_time() {
         assert!(matches!(peers[18].1, Gathered::Whole(_)), "{:?}", peers[18].1);
         waiting.join().unwrap().unwrap();
     });
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn windows_of_other_sizes_are_refused() {
         let told = worker.join().unwrap().unwrap_err().to_string();
         assert!(told.contains("64 bytes where the layout needs 4096"), "{told}");
     });
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
         let told = refusal(&peer);
         assert!(told.contains(expected), "the worker is told {told:?}");
     }
-    lives(&listener);
+    assert_alive(&listener);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_worker_is_refused_in_the_hubs_words() {
     assert_eq!(hello.token(), [7; 16], "nothing proves the token");
     hello.refuse("no worker of this job has this token");
     assert_eq!(refusal(&peer), "no worker of this job has this token");
-    lives(&listener);
+    assert_alive(&listener);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_worker_that_is_silent_drips_or_hangs_up_costs_a_time_out() {
         let error = hello(&listener, LONG).unwrap_err().to_string();
         assert!(error.contains("hung up during the handshake"), "{error}");
     }
-    lives(&listener);
+    assert_alive(&listener);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_listener_that_is_stopped_accepts_nobody() {
     });
 }
 
-fn lives(listener: &Listener) {
+fn assert_alive(listener: &Listener) {
     let _peer = peer(listener, &good_hello());
     assert_eq!(hello(listener, LONG).unwrap().token(), [7; 16]);
 }

@@ -89,7 +89,7 @@ impl EachRounds {
             self.forget();
         }
         self.seen = Some(seen);
-        self.sees(seen, now);
+        self.note_seen(seen, now);
         let before = self.multiple(self.from.max(seen));
         let (known, since) = self.known.unwrap_or((seen, now));
         if let Some(passed) = self.move_to(before, known) {
@@ -110,7 +110,7 @@ impl EachRounds {
 
     /// Notes that the weights before a wanted round have arrived.
     pub(crate) fn note_arrived(&mut self, before: Round, now: Instant) {
-        self.sees(before, now);
+        self.note_seen(before, now);
         self.from = Round(before.0.saturating_add(1));
         self.due = Some(self.multiple(self.from));
     }
@@ -118,7 +118,7 @@ impl EachRounds {
     /// Notes the hub's answer that the job has passed the wanted round `before`. Returns the multiples that the reader
     /// does not get.
     pub(crate) fn note_passed(&mut self, before: Round, front: Round, now: Instant) -> Passed {
-        self.sees(front, now);
+        self.note_seen(front, now);
         self.lead = (2 * self.lead).min(MOST_AHEAD);
         self.from = Round(front.0.saturating_add(self.lead));
         self.due = Some(before);
@@ -132,7 +132,7 @@ impl EachRounds {
         *self = EachRounds { due: self.due, ..EachRounds::new(self.each) };
     }
 
-    fn sees(&mut self, round: Round, now: Instant) {
+    fn note_seen(&mut self, round: Round, now: Instant) {
         if self.known.is_some_and(|(known, _)| round <= known) {
             return;
         }

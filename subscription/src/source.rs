@@ -155,7 +155,7 @@ impl Source {
             self.hubs.start_over(&self.ask);
         }
         if self.hubs.all_run() {
-            self.patience.job_runs();
+            self.patience.note_running();
         }
         self.patience.judge(result, Instant::now())
     }
@@ -177,7 +177,7 @@ fn dtype(of_all: Precision, names: &Names) -> Dtype {
 
 impl Patience {
     /// Notes that the job runs at its hubs, which may have no weights yet.
-    fn job_runs(&mut self) {
+    fn note_running(&mut self) {
         (self.had_job, self.since) = (true, None);
     }
 
@@ -246,7 +246,7 @@ mod tests {
     fn a_job_that_runs_is_back_before_it_has_weights() {
         let (limit, begun) = (Duration::from_secs(300), Instant::now());
         let mut patience = Patience { limit, had_job: true, since: Some(begun) };
-        patience.job_runs();
+        patience.note_running();
         let slow = Err(NoWeights::NotYet("no round is over".into()));
         let judged = patience.judge::<()>(slow, begun + Duration::from_secs(400));
         assert!(matches!(judged, Err(NoWeights::NotYet(_))));

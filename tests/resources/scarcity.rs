@@ -40,7 +40,7 @@ impl Hub {
     }
 
     /// Runs a job whose bits must be right.
-    fn lives(&self) {
+    fn assert_alive(&self) {
         Training::small("after").run(&self.address);
     }
 }
@@ -68,7 +68,7 @@ fn a_job_without_enough_memory_is_refused() {
         &[&words[..], &["536870912 bytes", "\"large\"", "weights"]].concat(),
     );
     assert_eq!(describe(&hub.address).jobs, [], "a refused job is none");
-    hub.lives();
+    hub.assert_alive();
     // There is room for the weights, but not for the worker's window.
     says(
         refused(of_mib(&hub, "half", 256)),
@@ -77,7 +77,7 @@ fn a_job_without_enough_memory_is_refused() {
     let told =
         |job: &JobReply| matches!(&job.state, JobState::Failed { reason, .. } if reason.contains(words[0]));
     until("the job is failed, and its name is free", || describe(&hub.address).jobs.iter().any(told));
-    hub.lives();
+    hub.assert_alive();
 }
 
 /// Checks that the error names the memory, and not the directory or the file.
@@ -100,7 +100,7 @@ fn a_checkpoint_without_memory_for_its_state_is_refused() {
         &["job \"large\": there is no memory for the state of its checkpoint", "cannot map", "ulimit -v"],
     );
     assert!(!error.contains("move the file away"), "{error}");
-    hub.lives();
+    hub.assert_alive();
 }
 
 /// Checks that a worker that cannot start a thread leaves at once. Formerly the hub waited for the worker's heartbeats.
@@ -180,7 +180,7 @@ fn a_hub_without_descriptors_says_so_and_serves_when_it_has_some() {
     let mut answer = String::new();
     waiting.read_to_string(&mut answer).unwrap();
     says(answer, &["200 OK", "ok"]);
-    hub.lives();
+    hub.assert_alive();
 }
 
 /// Checks that the first worker gets the error. Formerly all workers were admitted, and failed after 10 s.
@@ -195,7 +195,7 @@ fn a_job_whose_workers_need_too_many_descriptors_is_refused() {
     says(&error, &words);
     assert_eq!(describe(&hub.address).jobs, [], "a refused job is none");
     hub.limit(Resource::Nofile, 1024);
-    hub.lives();
+    hub.assert_alive();
 }
 
 /// A limit on locked memory is harmless with shared memory, because the hub locks no memory then.
@@ -204,7 +204,7 @@ fn no_locked_memory_is_needed() {
     let _watchdog = Watchdog::start();
     let hub = Hub::start();
     hub.limit(Resource::Memlock, 0);
-    hub.lives();
+    hub.assert_alive();
     let locked = status_bytes(hub.program.pid(), "VmLck:");
     assert_eq!(locked, 0);
 }

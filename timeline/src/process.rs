@@ -78,7 +78,7 @@ impl Process {
     }
 
     /// Adds the differences to other clocks that this process knows.
-    pub fn knows(&mut self, clocks: &[Ahead]) {
+    pub fn add_clocks(&mut self, clocks: &[Ahead]) {
         self.about["clock"]["others"] = json!(clocks);
     }
 

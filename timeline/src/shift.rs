@@ -98,7 +98,7 @@ mod tests {
         let mut process = Process::new(name, 0, &Clock::start(), 0);
         process.about["clock"]["id"] = json!(clock);
         let ahead = |&(id, ns, within_ns): &(&str, i64, u64)| Ahead { id: id.to_owned(), ns, within_ns };
-        process.knows(&others.iter().map(ahead).collect::<Vec<_>>());
+        process.add_clocks(&others.iter().map(ahead).collect::<Vec<_>>());
         process.instant(1, "arrival", at_ns, Event::default());
         process
     }

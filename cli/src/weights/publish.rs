@@ -111,7 +111,7 @@ impl PublishArgs {
         let end = publishing.run(&runtime, self);
         runtime.shutdown_background();
         match end? {
-            End::OfJob => publishing.ended(&self.source.job, &self.to),
+            End::OfJob => publishing.print_end(&self.source.job, &self.to),
             End::Asked => Ok(()),
         }
     }
@@ -166,7 +166,7 @@ impl Publishing {
                     // A hub that is away may return with the job. So a missing job is the job's end only if
                     // the job was seen after the hub's return.
                     seen &= !matches!(why, NoWeights::Away(_));
-                    self.waits(why.to_string())?;
+                    self.print_wait(why.to_string())?;
                     PAUSE
                 }
             };
@@ -223,7 +223,7 @@ impl Publishing {
     ///
     /// # Errors
     /// Returns an error if the directory has no version.
-    fn ended(&mut self, job: &str, to: &Path) -> anyhow::Result<()> {
+    fn print_end(&mut self, job: &str, to: &Path) -> anyhow::Result<()> {
         let Some(last) = self.publisher.last() else {
             anyhow::bail!(
                 "job {job:?} has ended, and no version of it was published in {}: it ended before its first version was due; \
@@ -239,7 +239,7 @@ impl Publishing {
     }
 
     /// Prints the reason for waiting, once.
-    fn waits(&mut self, why: String) -> anyhow::Result<()> {
+    fn print_wait(&mut self, why: String) -> anyhow::Result<()> {
         if self.said == why {
             return Ok(());
         }

@@ -96,7 +96,7 @@ pub(super) struct Over {
 }
 
 impl Checkpoints {
-    fn part_is(&mut self, before: Round, state: PartState) {
+    fn set_part(&mut self, before: Round, state: PartState) {
         self.parts.insert(before, state);
         if self.parts.len() > PARTS {
             self.parts.pop_first();
@@ -161,7 +161,7 @@ impl Checkpoints {
         let (lacks, want) = (BTreeSet::new(), want.map(|(want, _)| want));
         self.collecting.push(Collecting { occasion, before, answers: 0, refused: None, lacks, want });
         if want.is_none() {
-            self.part_is(before, PartState::Collecting);
+            self.set_part(before, PartState::Collecting);
         }
         occasion
     }
@@ -169,7 +169,7 @@ impl Checkpoints {
     /// Records a core's answer about a snapshot: the core has taken its part, or has no part. A core may also report
     /// that it passed all rounds from `before` to `through` without a part. Returns the snapshots for which all cores
     /// have now answered.
-    pub(super) fn taken(&mut self, taken: TakenBy, owners: usize) -> Vec<Over> {
+    pub(super) fn note_taken(&mut self, taken: TakenBy, owners: usize) -> Vec<Over> {
         let TakenBy { core, occasion, before, through, refused } = taken;
         let Checkpoints { collecting, passed, .. } = self;
         if let (Some(through), Some(why)) = (through, &refused) {
@@ -221,7 +221,7 @@ impl Checkpoints {
         }
         let Collecting { before, refused, lacks, want, .. } = collecting.swap_remove(of);
         if let Some(why) = refused.as_ref().filter(|_| want.is_none()) {
-            self.part_is(before, PartState::Failed(why.clone()));
+            self.set_part(before, PartState::Failed(why.clone()));
             let skipped = format!("the checkpoint before round {} was skipped: {why}", before.0);
             self.error = Some(skipped);
         }
@@ -229,7 +229,7 @@ impl Checkpoints {
     }
 
     /// Notes that a core's memory for its parts of snapshots is free again.
-    pub(super) fn freed(&mut self, core: usize) {
+    pub(super) fn note_freed(&mut self, core: usize) {
         self.collecting.iter_mut().for_each(|one| _ = one.lacks.remove(&core));
     }
 
@@ -239,7 +239,7 @@ impl Checkpoints {
     /// # Errors
     /// Returns an error if too many files of this hub already wait for the files of other hubs.
     pub(crate) fn begin_file(&mut self, before: Round, hubs: &Hubs) -> Result<WholeRounds, String> {
-        self.part_is(before, PartState::Writing);
+        self.set_part(before, PartState::Writing);
         let Hubs { share, whole, rounds, .. } = hubs;
         match share.is_whole() || may_write(whole, rounds) {
             true => Ok(whole.clone()),
@@ -260,13 +260,13 @@ impl Checkpoints {
         self.has_failed = written.is_err();
         match written {
             Ok(reply) => {
-                self.part_is(before, PartState::Written(reply.bytes));
+                self.set_part(before, PartState::Written(reply.bytes));
                 let error_before = self.error.take();
                 self.last = Some(CheckpointReply { error_before: error_before.clone(), ..reply });
                 error_before
             }
             Err(why) => {
-                self.part_is(before, PartState::Failed(why.clone()));
+                self.set_part(before, PartState::Failed(why.clone()));
                 self.error = Some(why);
                 None
             }

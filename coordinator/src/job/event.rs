@@ -199,10 +199,10 @@ impl Job {
             Event::Cut(cut, stepped) => self.stepped(cut, stepped, now),
             Event::Last(stepped) => self.last.stepped(&self.hubs, stepped, now),
             Event::Taken { core, occasion, before, through, refused } => {
-                Saving { job: self, now }.taken(TakenBy { core, occasion, before, through, refused })
+                Saving { job: self, now }.note_taken(TakenBy { core, occasion, before, through, refused })
             }
-            Event::Freed(core) => Saving { job: self, now }.freed(core),
-            Event::Part { follow, hub, said } => Saving { job: self, now }.part_is(follow, hub, said),
+            Event::Freed(core) => Saving { job: self, now }.note_freed(core),
+            Event::Part { follow, hub, said } => Saving { job: self, now }.note_part(follow, hub, said),
             Event::Read(want) => Saving { job: self, now }.end_read(want),
             Event::Removed(rank) => {
                 self.note_removed(rank);

@@ -163,8 +163,8 @@ impl LastState {
                 let failed = last.failed.clone();
                 match (hubs.share.is_whole(), hubs.leads()) {
                     (true, _) => self.others_hold(hubs, last, Vec::new()),
-                    (false, true) => self.waits(last, WaitsFor::Others, LastStep::TellOthers(failed)),
-                    (false, false) => self.waits(last, WaitsFor::Lead, LastStep::TellLead(failed)),
+                    (false, true) => self.begin_wait(last, WaitsFor::Others, LastStep::TellOthers(failed)),
+                    (false, false) => self.begin_wait(last, WaitsFor::Lead, LastStep::TellLead(failed)),
                 }
             }
             (WaitsFor::Others, LastStepped::OthersTold(replies)) => self.others_hold(hubs, last, replies),
@@ -202,7 +202,7 @@ impl LastState {
         over(last.unsaved(format!("{lead} did not say within {seconds:.1} s which round all hubs save")))
     }
 
-    fn waits(&mut self, last: Last, waits_for: WaitsFor, step: LastStep) -> Vec<Effect> {
+    fn begin_wait(&mut self, last: Last, waits_for: WaitsFor, step: LastStep) -> Vec<Effect> {
         self.0 = Some(Last { waits_for, ..last });
         vec![Effect::Last(step)]
     }
@@ -238,7 +238,7 @@ impl LastState {
             true => self.others_have_written(hubs, last, request, (is_over, Vec::new())),
             false => {
                 let step = LastStep::HaveWritten(there, request.clone());
-                self.waits(last, WaitsFor::Parts(request, is_over), step)
+                self.begin_wait(last, WaitsFor::Parts(request, is_over), step)
             }
         }
     }
@@ -264,7 +264,7 @@ impl LastState {
     fn write(&mut self, hubs: &Hubs, last: Last, request: LastRequest, of_others: u64) -> Vec<Effect> {
         match request.before == Round(0) || hubs.pieces.is_empty() {
             true => over(Ok(None)),
-            false => self.waits(last, WaitsFor::Write(of_others), LastStep::Write(request)),
+            false => self.begin_wait(last, WaitsFor::Write(of_others), LastStep::Write(request)),
         }
     }
 }

@@ -93,7 +93,7 @@ impl Saving<'_> {
 
     /// Notes a hub's report about its part, or the reason why there is no report. Asks the hub again if the part is not
     /// decided.
-    pub fn part_is(
+    pub fn note_part(
         &mut self,
         id: FollowId,
         hub: u32,
@@ -157,7 +157,7 @@ impl Saving<'_> {
         let mut of_file = checkpoints.writing.extract_if(.., |(of, _)| *of == occasion);
         let want = of_file.next().and_then(|(_, want)| want);
         drop(of_file);
-        self.file_ended();
+        self.note_file_ended();
         let checkpoints = &mut self.job.checkpoints;
         let error_before = checkpoints.end_file(before, written.clone());
         let (want, until) = want.unzip();

@@ -190,7 +190,7 @@ impl Saving<'_> {
         let id = WantId(wants.last);
         wants.waiting.push(Want { id, purpose, at, limit, until, waits_for: WaitsFor::Turn });
         let effects = match purpose {
-            Use::File => self.tries(id),
+            Use::File => self.try_want(id),
             Use::Client(_) => self.next_client(),
         };
         (id, effects)
@@ -207,7 +207,7 @@ impl Saving<'_> {
         next.until = now + next.limit;
         let id = next.id;
         wants.reading = Some(id);
-        self.tries(id)
+        self.try_want(id)
     }
 
     /// Notes that a client has read the state, or gives up. Then gives the turn to the next client.
@@ -220,7 +220,7 @@ impl Saving<'_> {
 
     /// Tries to take the wanted state. Other hubs would skip a snapshot while they write their parts of the previous
     /// checkpoint. So hub 0 first waits until they have written these parts.
-    fn tries(&mut self, id: WantId) -> Vec<Effect> {
+    fn try_want(&mut self, id: WantId) -> Vec<Effect> {
         let leads = self.job.hubs.leads();
         let Some(want) = self.wants().get(id) else { return Vec::new() };
         let until = want.until;
@@ -242,9 +242,9 @@ impl Saving<'_> {
     }
 
     /// Notes a core's answer for a snapshot: the core has taken its part, or has no part.
-    pub(super) fn taken(&mut self, taken: TakenBy) -> Vec<Effect> {
+    pub(super) fn note_taken(&mut self, taken: TakenBy) -> Vec<Effect> {
         let owners = self.job.spec.made.owners;
-        let over = self.job.checkpoints.taken(taken, owners);
+        let over = self.job.checkpoints.note_taken(taken, owners);
         let effects = over.into_iter().flat_map(|over| self.snapshot_over(over)).collect::<Vec<_>>();
         self.and_tells_parts(effects)
     }
@@ -277,14 +277,14 @@ impl Saving<'_> {
                 want.waits_for = WaitsFor::Memory(cores, why);
                 Vec::new()
             }
-            _ => self.tries(id),
+            _ => self.try_want(id),
         }
     }
 
     /// Notes that the memory for a core's part is free again. Tries again for each request that waited only for this
     /// core.
-    pub fn freed(&mut self, core: usize) -> Vec<Effect> {
-        self.job.checkpoints.freed(core);
+    pub fn note_freed(&mut self, core: usize) -> Vec<Effect> {
+        self.job.checkpoints.note_freed(core);
         let mut freed = Vec::new();
         for want in &mut self.wants().waiting {
             if let WaitsFor::Memory(cores, _) = &mut want.waits_for
@@ -294,11 +294,11 @@ impl Saving<'_> {
                 freed.push(want.id);
             }
         }
-        freed.into_iter().flat_map(|id| self.tries(id)).collect()
+        freed.into_iter().flat_map(|id| self.try_want(id)).collect()
     }
 
     /// Notes that a file is written or has failed. For files that wait for memory, the time limit begins again.
-    pub(super) fn file_ended(&mut self) {
+    pub(super) fn note_file_ended(&mut self) {
         let now = self.now;
         let waits =
             |want: &&mut Want| want.purpose == Use::File && matches!(want.waits_for, WaitsFor::Memory(..));

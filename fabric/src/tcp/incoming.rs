@@ -49,7 +49,7 @@ pub(super) enum Broken {
 
 /// A frame that has arrived in part.
 #[derive(Clone, Copy, Debug)]
-struct Coming {
+struct PartialFrame {
     span: Span,
     /// The part of the span that has not arrived yet.
     rest: Span,
@@ -63,7 +63,7 @@ pub(super) struct Incoming {
     window: Arc<RecvWindow>,
     /// The rule for frames, if the layer above has one.
     rule: Option<Box<dyn FrameRule>>,
-    frame: Option<Coming>,
+    frame: Option<PartialFrame>,
     shape: Frames,
     buffer: Box<[u8]>,
     /// The index of the first byte in `buffer` that was not processed.
@@ -119,14 +119,14 @@ impl Incoming {
         let header_bytes = self.shape.header_bytes();
         loop {
             match self.frame {
-                Some(whole @ Coming { rest: Span { bytes: 0, .. }, imm, .. }) => {
+                Some(whole @ PartialFrame { rest: Span { bytes: 0, .. }, imm, .. }) => {
                     self.frame = None;
                     if self.shape == Frames::Summed {
                         self.compare(whole)?;
                     }
                     return Ok(Received::Frame(imm));
                 }
-                Some(Coming { rest, .. }) if self.start < self.end => {
+                Some(PartialFrame { rest, .. }) if self.start < self.end => {
                     let bytes = rest.bytes.min(self.end - self.start);
                     io::fill(&self.window, rest, &self.buffer[self.start..self.start + bytes]);
                     self.start += bytes;
@@ -151,7 +151,7 @@ impl Incoming {
                         rule.check(span, imm).map_err(Broken::Frame)?;
                     }
                     self.beyond = if span.bytes >= LARGE { header_bytes } else { BUFFER };
-                    self.frame = Some(Coming { span, rest: span, imm, sum });
+                    self.frame = Some(PartialFrame { span, rest: span, imm, sum });
                 }
                 _ => match self.receive(socket)? {
                     Some(0) => return Ok(Received::End),
@@ -194,13 +194,13 @@ impl Incoming {
 
     /// Notes that the next `bytes` bytes of the incomplete frame are in the window.
     fn came(&mut self, bytes: usize) {
-        if let Some(Coming { rest, .. }) = &mut self.frame {
+        if let Some(PartialFrame { rest, .. }) = &mut self.frame {
             *rest = Span { offset: rest.offset + bytes, bytes: rest.bytes - bytes };
         }
     }
 
     /// Checks that the bytes of a complete frame are those that the peer sent.
-    fn compare(&self, Coming { span, imm, sum, .. }: Coming) -> Result<(), Broken> {
+    fn compare(&self, PartialFrame { span, imm, sum, .. }: PartialFrame) -> Result<(), Broken> {
         let (seen, Span { offset, bytes }) = (io::sum_of_arrival(&self.window, span), span);
         if seen == sum {
             return Ok(());

@@ -31,7 +31,7 @@ fn a_wrong_token_is_refused_with_the_hubs_words() {
             other => panic!("{other:?}"),
         }
     });
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
         let told = String::from_utf8(peer.receive()).unwrap();
         assert!(told.contains(expected), "the worker is told {told:?}");
     }
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_hello_with_the_wrong_number_of_descriptors_is_refused() {
         let told = String::from_utf8(peer.receive()).unwrap();
         assert!(told.contains("expected 2 descriptors"), "the worker is told {told:?}");
     }
-    hub.lives();
+    hub.assert_alive();
 }
 
 /// A thread that closes a lingering socket waits for an hour. The watchdog does not wait that long.
@@ -113,7 +113,7 @@ fn sockets_that_linger_hold_nobody_up() {
     let joined = hello.welcome(&hub.group, &hub.window, WINDOW, &PlannedLink::of_one_port(&[8])).unwrap();
     assert_eq!(peer.try_send(b"more", &[socket.as_fd()]), Err(rustix::io::Errno::PIPE));
     drop((joined, peer));
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_worker_that_is_silent_or_hangs_up_costs_a_time_out() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("sending the welcome"), "{error}");
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn descriptors_that_a_worker_must_not_offer_are_refused() {
         let told = String::from_utf8(peer.receive()).unwrap();
         assert!(told.contains(expected), "{what}: the worker is told {told:?}");
     }
-    hub.lives();
+    hub.assert_alive();
 }
 
 #[test]
@@ -242,7 +242,7 @@ impl Hub {
     }
 
     /// Checks that the hub still admits a good worker, whose post arrives.
-    fn lives(mut self) {
+    fn assert_alive(mut self) {
         let address = self.address();
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || {

@@ -35,7 +35,7 @@ impl StateQuery {
     /// Returns an error if the query has an unknown pair, or has a name twice.
     pub fn parse(query: &str) -> Result<Self, ParseError> {
         let mut parsed = StateQuery::default();
-        let is_known = |pair| parsed.takes(pair).is_some();
+        let is_known = |pair| parsed.parse_pair(pair).is_some();
         if query.is_empty() || query.split('&').all(is_known) && parsed.is_sound() {
             return Ok(parsed);
         }
@@ -54,7 +54,7 @@ impl StateQuery {
     }
 
     /// Parses one `name=value` pair of the query. Returns `None` if the pair is invalid.
-    fn takes(&mut self, pair: &str) -> Option<()> {
+    fn parse_pair(&mut self, pair: &str) -> Option<()> {
         match pair.split_once('=')? {
             ("only", word) if self.only.is_none() => {
                 self.only =

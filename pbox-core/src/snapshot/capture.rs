@@ -260,7 +260,7 @@ impl Capture {
     }
 
     fn memory(&mut self, selection: Selection) -> Result<Slab, String> {
-        let yielded = self.yields();
+        let yielded = self.yield_memory();
         if self.current.is_some() || self.is_being_written {
             return Err("the previous checkpoint is not written yet".into());
         }
@@ -273,7 +273,7 @@ impl Capture {
     }
 
     /// Gives up a snapshot of a future round if none of its chunks has been copied yet. Returns the snapshot's memory.
-    fn yields(&mut self) -> Option<Slab> {
+    fn yield_memory(&mut self) -> Option<Slab> {
         let all = self.chunks.len();
         let waits = |it: &mut Current| matches!(it.occasion, Occasion::Ahead(..)) && it.left == all;
         let Current { occasion, before, values, .. } = self.current.take_if(waits)?;

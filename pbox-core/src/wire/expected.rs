@@ -119,7 +119,7 @@ impl Expected {
     }
 
     /// Checks that `bytes` bytes may arrive with this immediate, at this offset if the offset is known.
-    fn takes(&mut self, offset: Option<usize>, bytes: usize, imm: Imm) -> Result<(), String> {
+    fn take(&mut self, offset: Option<usize>, bytes: usize, imm: Imm) -> Result<(), String> {
         let immediate = Immediate::decode(imm);
         if let Some(hub) = immediate.hub() {
             return self.takes_line(hub, immediate, offset, bytes);
@@ -240,11 +240,11 @@ impl FrameRule for Expected {
     }
 
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String> {
-        self.takes(Some(span.offset), span.bytes, imm)
+        self.take(Some(span.offset), span.bytes, imm)
     }
 
     fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String> {
-        self.takes(None, bytes, imm)
+        self.take(None, bytes, imm)
     }
 
     fn named(&self, imm: Imm) -> String {

@@ -57,7 +57,7 @@ impl Job {
         }
         let time = self.progress.note(look, now);
         let why = waits_for_ever(look, &self.members, &self.spec);
-        if let Some(why) = self.progress.waits_for_ever(why, time) {
+        if let Some(why) = self.progress.note_stall(why, time) {
             return vec![Effect::Fail(why, Blame::Job)];
         }
         let late = if time < limits.warning {

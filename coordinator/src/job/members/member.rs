@@ -32,10 +32,10 @@ use crate::tokens::Token;
 
 /// The time within which a living worker without links sends a heartbeat. The time begins at the hub's news, or at the end of
 /// the previous heartbeat.
-const LIVES_WITHIN: Duration = Duration::from_secs(2);
+const HEARTBEAT_WITHIN: Duration = Duration::from_secs(2);
 /// The longest time from the end of a dying worker's links to the end of its heartbeat request. The hub sends no news
 /// within this time, because news would answer the heartbeat.
-const DIES_WITHIN: Duration = Duration::from_millis(100);
+const HANG_UP_WITHIN: Duration = Duration::from_millis(100);
 
 /// A worker, or a hub below, that has joined.
 #[derive(Debug)]
@@ -157,7 +157,7 @@ impl Member {
     /// Whether the member died before it connected: a heartbeat ended without an answer, and the member has sent no heartbeat
     /// since. If the hub was suspended, the time counts from the end of the suspension.
     pub(crate) fn is_dead_before_links(&self, now: Instant) -> bool {
-        let is_due = |hung_up: Instant| now - hung_up.max(self.last_heartbeat) > LIVES_WITHIN;
+        let is_due = |hung_up: Instant| now - hung_up.max(self.last_heartbeat) > HEARTBEAT_WITHIN;
         self.has_not_connected() && self.hung_up.is_some_and(is_due)
     }
 }
@@ -328,7 +328,7 @@ impl Unlinked {
     /// Notes that the hub sends news now, which a living member answers. Returns false if the news is not due yet, or was
     /// sent before.
     pub(crate) fn notify_if_due(&mut self, now: Instant) -> bool {
-        let is_time = self.notified.is_none() && now - self.since > DIES_WITHIN;
+        let is_time = self.notified.is_none() && now - self.since > HANG_UP_WITHIN;
         self.notified = self.notified.or(is_time.then_some(now));
         is_time
     }
@@ -336,6 +336,6 @@ impl Unlinked {
     /// Whether a member without links is dead: it has sent no heartbeat since the hub sent news. `last_heartbeat` is the
     /// time of the member's last heartbeat.
     pub fn is_dead(&self, last_heartbeat: Instant, now: Instant) -> bool {
-        self.notified.is_some_and(|notified| last_heartbeat < notified && now - notified > LIVES_WITHIN)
+        self.notified.is_some_and(|notified| last_heartbeat < notified && now - notified > HEARTBEAT_WITHIN)
     }
 }

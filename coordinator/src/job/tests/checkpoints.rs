@@ -11,7 +11,7 @@ use crate::job::{AskedId, CutAt, NoState, NotBefore, Parts, Saving, Use, WantId}
 fn answers(job: &mut Job, core: usize, before: u32, through: Option<u32>) -> Vec<Effect> {
     let (before, refused) = (Round(before), through.map(|_| "passed".to_owned()));
     let (occasion, through) = (Occasion::Due(before), through.map(Round));
-    Saving { job, now: Instant::now() }.taken(TakenBy { core, occasion, before, through, refused })
+    Saving { job, now: Instant::now() }.note_taken(TakenBy { core, occasion, before, through, refused })
 }
 
 /// Returns the effects when all cores have answered for the due snapshots before a round.
@@ -21,7 +21,7 @@ fn over(before: u32, parts: Parts) -> Vec<Effect> {
 
 fn taken(job: &mut Job, occasion: Occasion, before: u32, refused: Option<&str>) -> Vec<Over> {
     let (before, refused) = (Round(before), refused.map(str::to_owned));
-    job.checkpoints.taken(TakenBy { core: 0, occasion, before, through: None, refused }, 1)
+    job.checkpoints.note_taken(TakenBy { core: 0, occasion, before, through: None, refused }, 1)
 }
 
 fn reply(before: u32, bytes: u64) -> CheckpointReply {

@@ -126,7 +126,7 @@ impl Drop for Notes {
     fn drop(&mut self) {
         let mut process = Process::new(&self.name, self.rank + 1, &self.clock, self.ring.lost());
         process.track(Who::Session as u32, if self.has_callers { "session's thread" } else { "session" });
-        process.knows(&self.clocks);
+        process.add_clocks(&self.clocks);
         if self.has_callers {
             process.track(Who::Callers as u32, "callers");
         }
