@@ -23,7 +23,7 @@
 //! | a job that fails at a hub fails at all hubs, closes all links, and leaves nothing on a core | [`Life::end`] |
 //! | the test has harmed each lost member in the way that the hub reports, and a job fails in the words of this loss | `blame` of the control |
 //! | an incomplete checkpoint names the hub whose disk has failed | [`disks::Disks`] |
-//! | a worker that only sends heartbeats is lost when all other workers wait for it, and no other worker is lost | [`Life::is_held_up`] |
+//! | a worker that only sends heartbeats is lost when all other workers wait for it, and no other worker is lost | [`Life::hold_up`] |
 //! | a hub that was suspended blames no member for its own silence | the control of a hub |
 //! | a new learning rate is used from its round on, also in a job that comes back and below other hubs | [`ledger::Together`] |
 //! | a job begins with the state that rank 0 brings | [`ledger`], [`Life::come_back`] |
