@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use super::{Peer, Seen};
 use crate::Posted;
 
-/// Writes a line for the test. The test reads it by [`Remote::told`].
+/// Writes a line for the test. The test reads it by [`Remote::read_reply`].
 pub(super) fn say(output: &mut impl Write, text: &str) -> std::io::Result<()> {
     writeln!(output, "@{text}")?;
     output.flush()
