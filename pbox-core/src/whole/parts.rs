@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(parts.of_hub(0).map(|part| part.round.0).collect::<Vec<_>>(), [7, 8]);
         assert_eq!(parts.take(0, part(9, 1.0)), Part::New);
         assert_eq!(parts.of_hub(0).map(|part| part.round.0).collect::<Vec<_>>(), [8, 9]);
-        assert_eq!(parts.take(0, told(11, 1.0)), Part::New, "round 10 has no part");
+        assert_eq!(parts.take(0, part(11, 1.0)), Part::New, "round 10 has no part");
         assert_eq!(parts.of_hub(0).map(|part| part.round.0).collect::<Vec<_>>(), [11]);
     }
 

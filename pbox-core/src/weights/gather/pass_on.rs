@@ -143,7 +143,10 @@ impl Gather for PassOn {
         if self.top_hubs[top].received[1] >= Some(round) {
             return Ok(()); // the hub sent it again, over new links
         }
-        self.top_hubs[top].received = [self.top_hubs[top].received[1], Some(round)];
+        // A round may have no part, because workers were lost in it. The former part's place in the window may then soon have
+        // another part, and nobody needs it any more.
+        let former = self.top_hubs[top].received[1].filter(|former| former.next() == round);
+        self.top_hubs[top].received = [former, Some(round)];
         self.unsent = Some((top, round));
         if let Some(shown) = &mut self.spec.shown {
             part.write(shown.elements_mut(place(shown, count, top, round)));
@@ -215,7 +218,14 @@ mod tests {
         assert_eq!(take(0, 6, 7), Err(Refused::NoPart), "the line of the next round");
         assert_eq!(take(1, 6, 6), Err(Refused::NotOfHub));
         assert_eq!(take(0, 6, 6), Ok(()));
-        let lines: Vec<Immediate> = pass_on.lines().into_iter().map(|(line, _)| line).collect();
-        assert_eq!(lines, [5, 6].map(|round| Immediate::line(0, Round(round))), "no other line was taken");
+        let lines = |pass_on: &PassOn| pass_on.lines().into_iter().map(|(line, _)| line).collect::<Vec<_>>();
+        let of_rounds = |rounds: &[u32]| -> Vec<Immediate> {
+            rounds.iter().map(|&round| Immediate::line(0, Round(round))).collect()
+        };
+        assert_eq!(lines(&pass_on), of_rounds(&[5, 6]), "no other line was taken");
+        let mut line = [0; NormSum::WORDS];
+        NormSum { round: Round(8), ..NormSum::default() }.write(&mut line);
+        assert_eq!(pass_on.take_line(Immediate::line(0, Round(8)), &line), Ok(()));
+        assert_eq!(lines(&pass_on), of_rounds(&[8]), "round 7 has no part, and nobody needs round 6's");
     }
 }

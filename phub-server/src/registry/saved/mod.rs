@@ -13,8 +13,10 @@
 //! | `reads` | counts the clients |
 //! | `for_readers` | counts the memory of copies and deltas |
 //! | `send` | sends a copy to a client |
-//! | `loans` | writes the values of a copy into memory that a client lends |
+//! | `loans` | the memory that clients lend |
+//! | `borrow` | writes the values of a copy into memory that a client lends |
 
+mod borrow;
 pub(super) mod bring;
 pub(super) mod checkpoint;
 mod clients;

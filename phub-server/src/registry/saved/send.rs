@@ -5,7 +5,7 @@
 //!                                     |__ the cores may take the next snapshot
 //! ```
 //!
-//! A client may lend memory ([`loans`](super::loans)). The values are then written there, and only the file's header is sent. A client that has an older state may get the differences ([`deltas`](super::deltas)).
+//! A client may lend memory ([`borrow`](super::borrow)). The values are then written there, and only the file's header is sent. A client that has an older state may get the differences ([`deltas`](super::deltas)).
 //!
 //! Clients may be slow, and a checkpoint must not wait for them. So the cores take the next snapshot in other memory.
 //! Each job has at most two files at a time. Clients that ask later share the next file ([`copies`](super::copies)).
