@@ -5,6 +5,7 @@
 //!   answer <-------------------- hub <--- memory
 //! ```
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::thread::{Builder, Scope, ScopedJoinHandle, scope};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use fabric::loan::{self, Lent, shm};
 use pbox_core::control::{MEMORY_HEADER, MEMORY_PORT_HEADER};
 
 use crate::data_path::loan_port;
+use crate::named::{LOOKUP_LIMIT, Named, look_up};
 
 /// A header of a request.
 pub(crate) type Header = (&'static str, String);
@@ -38,11 +40,12 @@ pub struct LoanNics {
 }
 
 impl LoanNics {
-    /// Opens this machine's NICs, by the environment's settings. `number` is the hub's number among a reader's hubs: the loans to
-    /// different hubs begin with different NICs. If this machine cannot use RDMA, no memory is lent by RDMA. Nor if requests use
-    /// TLS, because RDMA is not encrypted.
-    pub fn open(number: u32) -> Self {
+    /// Opens this machine's NICs for the hub at this address, by the environment's settings. `number` is the hub's number among
+    /// a reader's hubs: the loans to different hubs begin with different NICs. No memory is lent by RDMA if this machine cannot
+    /// use RDMA, if requests use TLS, because RDMA is not encrypted, or if the hub is here, and so shares memory.
+    pub fn open(hub: &str, number: u32) -> Self {
         let port = match Trust::find() {
+            Ok(None) if is_here(hub) => Err("the hub is on this machine".to_owned()),
             Ok(None) => loan_port(number),
             _ => Err("RDMA is not encrypted, and requests to the hub are".to_owned()),
         };
@@ -71,6 +74,20 @@ impl LoanNics {
             );
         }
     }
+}
+
+/// Whether a hub's address is an address of this machine, in this network namespace.
+fn is_here(hub: &str) -> bool {
+    // No packet is sent: the kernel only says from which of its addresses it would send.
+    let sender = |address: &SocketAddr| {
+        let any: IpAddr =
+            if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(address).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    let found = look_up(hub, &Named::Here, LOOKUP_LIMIT).unwrap_or_default();
+    found.iter().any(|address| address.ip().is_loopback() || sender(address) == Some(address.ip()))
 }
 
 /// Makes a request that offers at most `most` bytes of memory to the hub: through shared memory, and also by RDMA if there are
@@ -133,4 +150,24 @@ fn lent(thread: Lending) -> Result<Option<Lent>, String> {
         tracing::debug!(why, "the hub does not write into this process's memory, but sends the bytes")
     };
     thread.join().expect("a lender does not panic").inspect_err(say)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hub_of_this_machine_is_known_by_its_address() {
+        for here in ["127.0.0.1:7077", "localhost:7077", "127.9.9.9:1"] {
+            assert!(is_here(here), "{here}");
+        }
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        if socket.connect("192.0.2.1:1").is_ok() {
+            let own = SocketAddr::new(socket.local_addr().unwrap().ip(), 7077).to_string();
+            assert!(is_here(&own), "{own}");
+        }
+        for elsewhere in ["192.0.2.1:7077", "[2001:db8::1]:7077", "no-such-host.invalid:7077", "no address"] {
+            assert!(!is_here(elsewhere), "{elsewhere}");
+        }
+    }
 }

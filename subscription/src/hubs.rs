@@ -401,7 +401,7 @@ impl HubOf {
         let job = hub.job(&ask.job).cloned();
         self.runs = job.as_ref().is_some_and(|job| job.state == JobState::Running);
         if self.nics.is_none() && !ask.fetch_deltas && !hub.nics.is_empty() {
-            self.nics = Some(LoanNics::open(self.number));
+            self.nics = Some(LoanNics::open(&self.address, self.number));
         }
         Ok((hub.id, job))
     }
