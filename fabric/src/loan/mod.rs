@@ -75,8 +75,8 @@ impl Loan {
     /// Writes the next bytes.
     ///
     /// # Errors
-    /// Returns an error if there is no room for the bytes, if they cannot be written, or if the reader takes them too
-    /// slowly for `deadline`.
+    /// Returns an error if there is no room for the bytes, or if they cannot be written. Also returns an error if the reader
+    /// takes them too slowly for `deadline`.
     pub fn write(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
         let (more, room) = (bytes.len() as u64, self.room());
         if more > room {

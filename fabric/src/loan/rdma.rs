@@ -281,8 +281,8 @@ impl Loan {
     /// Connects to the reader at this address, and asks for memory of `bytes` bytes, which the reader allocates within `limit`.
     ///
     /// # Errors
-    /// Returns an error if no reader with this token listens there, if no NIC of this end reaches a NIC of the
-    /// reader, or if the reader has no memory.
+    /// Returns an error if no reader with this token listens there, or if the reader has no memory. Also returns an error
+    /// if no NIC of this end reaches a NIC of the reader.
     pub fn take(
         mut port: LoanPort,
         address: SocketAddr,

@@ -53,8 +53,8 @@ impl Registry {
     /// Writes the values of a file into the memory that a client lends. Returns the number of their bytes, and their transport.
     ///
     /// # Errors
-    /// Returns an error if there is no memory, if the memory has another length than the values, or if the client takes the
-    /// values too slowly.
+    /// Returns an error if there is no memory, or if it has another length than the values. Also returns an error if the
+    /// client takes the values too slowly.
     pub(super) async fn write_values(
         &self,
         file: Arc<StateFile>,
