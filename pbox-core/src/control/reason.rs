@@ -3,8 +3,9 @@
 //! The text comes from outside, and appears in errors, logs and pages of all other workers. This module must not depend
 //! on its meaning.
 
-/// The length limit of a [reason](reason), in bytes.
-pub const MAX_REASON_BYTES: usize = 1000;
+/// The length limit of a [reason](reason), in bytes. A handshake's refusal, which has at most 1024 bytes, holds the reason and
+/// the names of job and rank.
+pub const MAX_REASON_BYTES: usize = 600;
 
 /// The end of a text that is cut.
 const CUT: &str = " ...";
@@ -50,8 +51,8 @@ mod tests {
 
     #[test]
     fn words_are_cut_between_two_characters() {
-        assert_eq!(reason(&"x".repeat(1000)), "x".repeat(1000));
-        for (c, length, kept) in [("x", 1001, 996), ("é", 900, 498), ("€", 900, 332)] {
+        assert_eq!(reason(&"x".repeat(600)), "x".repeat(600));
+        for (c, length, kept) in [("x", 601, 596), ("é", 900, 298), ("€", 900, 198)] {
             assert_eq!(reason(&c.repeat(length)), format!("{} ...", c.repeat(kept)));
         }
     }

@@ -55,7 +55,7 @@ with phub.Session({hub!r}, 1, 2, {{job}}) as session:
     "script, told",
     [
         (IN_A_BLOCK, "rank 1 failed: KeyError: 'x'"),
-        (UNCAUGHT, r"rank 1 failed: RuntimeError:  \[31mno way x{970} \.\.\."),
+        (UNCAUGHT, r"rank 1 failed: RuntimeError:  \[31mno way x{570} \.\.\."),
         (EXIT.replace("{status}", "1"), r"rank 1 failed: exit\(1\)"),
     ],
     ids=["with", "uncaught", "exit"],
@@ -139,7 +139,7 @@ class Mute(Exception):
         (KeyError("x"), "KeyError: 'x'"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (Mute(), "Mute: its text cannot be read"),
-        (ValueError("a\u202eb\n\0" + "c" * 2000), "ValueError: a b  " + "c" * 984),
+        (ValueError("a\u202eb\n\0" + "c" * 2000), "ValueError: a b  " + "c" * 584),
     ],
 )
 def test_a_reason_is_a_line(error, reason):
