@@ -87,7 +87,8 @@ impl LoanPort {
         Self::new(&nics, GroupOptions { rails: RailMap::default(), ..group.options.clone() })
     }
 
-    /// Waits for the next immediate of the only link. Returns `None` once `stopped` is true.
+    /// Waits for the next immediate of the only link. Returns `None` once `stopped` is true. Without a deadline, only
+    /// `stopped` bounds the wait.
     fn next(
         &mut self,
         link: LinkId,

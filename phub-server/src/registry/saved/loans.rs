@@ -15,6 +15,7 @@ use super::for_readers::ForReaders;
 const MOST_BY_RDMA: usize = 64;
 /// The most ports that are kept for later loans. Opening the NICs takes longer than many a transfer.
 const MOST_PORTS: usize = 8;
+
 /// Memory that a reader offers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
